@@ -1,0 +1,1 @@
+"""From files to batches: examples, readers, the data doctor, windows, length buckets."""

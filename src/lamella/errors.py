@@ -1,0 +1,88 @@
+"""The errors a user can meet, each with the exit code of the command line.
+
+::
+
+    LamellaError                 1  the data or the run has problems
+    ├── UsageError               2  the call is wrong: a missing file, an option that does not exist
+    │   ├── ConfigError          2  a run file with problems, all of them listed
+    │   ├── UnknownNameError     2  a name that nothing is registered under, with the nearest ones
+    │   └── MissingExtraError    2  an optional library is absent; says the pip command that adds it
+    ├── UnreadableError          2  a file that cannot be parsed at all, with line and column
+    ├── DataError                1  a data set with faults that training or scoring must not ignore
+    ├── EncoderError             1  an encoder that cannot be found, or is not what its hash says
+    ├── ModelError               1  a saved model that is damaged or does not fit its encoder
+    └── RunError                 1  a run folder that is unfinished, occupied or incomplete
+
+A message is one line: where, what was expected, what was found, what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class LamellaError(Exception):
+    """Any mistake that is the user's to mend; the command line prints it without a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(LamellaError):
+    """The call itself is wrong."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A run file with problems; `problems` holds every one of them, a line each."""
+
+    def __init__(self, where: str, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        head = f"{where}: {len(self.problems)} problem{'s' if len(self.problems) != 1 else ''}"
+        super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems)]))
+
+
+class UnknownNameError(UsageError):
+    """A name that is not among the known ones."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"{what} {name!r} does not exist.{did_you_mean(name, known)}")
+
+
+class MissingExtraError(UsageError):
+    """An optional library is not installed."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(f"{feature} needs the extra {extra!r}, which is not installed: pip install 'lamella[{extra}]'")
+
+
+class UnreadableError(LamellaError):
+    """A file that cannot be parsed at all."""
+
+    exit_code = 2
+
+
+class DataError(LamellaError):
+    """A data set with faults that must not be passed over in silence."""
+
+
+class EncoderError(LamellaError):
+    """An encoder that cannot be found or verified."""
+
+
+class ModelError(LamellaError):
+    """A saved model that is damaged or does not fit its encoder."""
+
+
+class RunError(LamellaError):
+    """A run folder that cannot be used as asked."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The closing words of a message about an unknown name: the nearest known names, or all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    if near:
+        return f" Did you mean {' or '.join(repr(one) for one in near)}?"
+    return f" Known: {', '.join(known)}." if known else ""

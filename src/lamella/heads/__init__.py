@@ -1,0 +1,1 @@
+"""What is put on the hidden layers: mixers, tasks, losses."""
