@@ -1,0 +1,232 @@
+"""A run file: TOML with `--set` on top, checked as a whole, every problem said at once.
+
+Configuration goes one way: file -> checked options -> objects. The sections `data`, `windows`, `encoder` and `training`
+describe the pass over the data; `learner` describes what is trained in it.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from lamella import registry
+from lamella.errors import ConfigError, UnknownNameError, UnreadableError, UsageError
+
+DEFAULT_ENCODER = "all-MiniLM-L6-v2"
+SPECIAL_TOKENS = 4  # at most: RoBERTa's <s> question </s></s> context </s>
+
+
+def _one_part(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return dict(value)
+    raise ValueError('expected the name of a part, or a table with "name" and its options')
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+PartSpec = Annotated[dict[str, Any], BeforeValidator(_one_part)]
+PartList = Annotated[list[PartSpec], BeforeValidator(_listed), Field(min_length=1)]
+Paths = Annotated[list[str], BeforeValidator(_listed)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataOptions(Section):
+    """Which files, and what to do with their faults."""
+
+    train: Paths = Field(default=["demo:train"], description="data files to learn from; `demo:train` is bundled")
+    dev: Paths = Field(default=["demo:dev"], description="data files to score on; an empty list scores nothing")
+    on_bad_answer: Literal["refuse", "fix", "skip"] = Field(
+        default="refuse", description="a file with errors is refused, mended, or read without its faulty questions"
+    )
+    max_train_samples: int | None = Field(default=None, ge=1, description="take only the first so many questions")
+    max_eval_samples: int | None = Field(default=None, ge=1, description="score only the first so many questions")
+    negative_windows: Literal["keep", "drop", "subsample"] = Field(
+        default="keep",
+        description="training windows of an answerable question that miss its answer: all, none, or one a question",
+    )
+
+
+class WindowOptions(Section):
+    """How a question and its context become windows of tokens."""
+
+    max_seq_length: int = Field(default=384, ge=16, description="tokens of a window, special ones included")
+    doc_stride: int = Field(default=128, ge=0, description="tokens that neighbouring windows share (the *overlap*)")
+    stride_is: Literal["overlap", "step"] = Field(
+        default="overlap", description="`step` reads doc_stride as the original BERT code did: how far a window advances"
+    )
+    max_query_length: int = Field(default=64, ge=1, description="a longer question is cut to so many tokens")
+
+
+class EncoderOptions(Section):
+    """The pretrained encoder, and what of it is trained."""
+
+    name: str = Field(
+        default=DEFAULT_ENCODER, min_length=1, description="a folder, a saved model, a packaged encoder or a hub id"
+    )
+    tuning: PartSpec = Field(default={"name": "full"}, description="which weights of the encoder are trained")
+    dropout: Share | None = Field(default=None, description="hidden and attention dropout; unset keeps the encoder's own")
+
+
+class TrainingOptions(Section):
+    """The pass over the data."""
+
+    epochs: float = Field(default=2.0, ge=0, description="times through the data; a fraction is allowed")
+    max_steps: int | None = Field(default=None, ge=0, description="stop after so many optimiser steps")
+    batch_size: int = Field(default=16, ge=1, description="windows a batch")
+    accumulate: int = Field(default=1, ge=1, description="batches an optimiser step")
+    order_seed: int = Field(default=0, ge=0, description="fixes the order of the data")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto", description="`auto` is bf16 where the hardware computes it, else fp32"
+    )
+    evaluate_every: float = Field(default=1.0, gt=0, description="epochs between two evaluations on the dev files")
+    eval_batch_size: int = Field(default=32, ge=1, description="windows a batch when scoring")
+
+
+class LearnerOptions(Section):
+    """What is trained, and how."""
+
+    task: PartSpec = Field(default={"name": "span"}, description="what is asked of the reader")
+    mixer: PartList = Field(default=[{"name": "last"}], description="stages from hidden layers to the task's input")
+    loss: PartSpec = Field(default={"name": "cross_entropy"}, description="what training makes small")
+    learning_rate: float = Field(default=5e-5, gt=0, description="peak learning rate of the encoder")
+    head_learning_rate: float | None = Field(default=None, gt=0, description="that of the head; unset: the same")
+    weight_decay: float = Field(default=0.01, ge=0, description="AdamW's decay; biases and LayerNorms are spared")
+    schedule: PartSpec = Field(default={"name": "linear"}, description="the learning rate over the steps")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are clipped to this norm")
+    seed: int = Field(default=0, ge=0, description="fixes the head's initial weights and the dropout")
+
+
+class DecodingOptions(Section):
+    """From logits to an answer."""
+
+    n_best_size: int = Field(default=20, ge=1, description="candidates kept for a question")
+    max_answer_length: int = Field(default=30, ge=1, description="tokens of an answer")
+    null_score_diff_threshold: float = Field(
+        default=0.0, description='"no answer" wins when its score exceeds the best span\'s by more than this'
+    )
+
+
+class RunConfig(Section):
+    """All options of a run."""
+
+    data: DataOptions = DataOptions()
+    windows: WindowOptions = WindowOptions()
+    encoder: EncoderOptions = EncoderOptions()
+    learner: LearnerOptions = LearnerOptions()
+    training: TrainingOptions = TrainingOptions()
+    decoding: DecodingOptions = DecodingOptions()
+
+
+def load_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run file (`.toml`, or the `config.json` of a run folder), put `key=value` overrides on it, check all of it."""
+    table = {} if path is None else _read_table(path)
+    problems = [problem for override in overrides if (problem := _apply(table, override))]
+    return check_config(table, where=str(path or "configuration"), problems=problems)
+
+
+def check_config(table: Mapping[str, Any], *, where: str, problems: Sequence[str] = ()) -> RunConfig:
+    """Check a whole configuration: its keys and types, the options of the parts it names, the rules across them."""
+    found = list(problems)
+    config = None
+    try:
+        config = RunConfig.model_validate(dict(table))
+    except ValidationError as error:
+        found += registry.explain(error, "", RunConfig)
+    if config is not None:
+        found += _part_problems(config)
+        found += _rule_problems(config)
+    if found or config is None:
+        raise ConfigError(where, found)
+    return config
+
+
+def _part_problems(config: RunConfig) -> list[str]:
+    named = [
+        ("tuning", "encoder.tuning", config.encoder.tuning),
+        ("task", "learner.task", config.learner.task),
+        *(("mixer", f"learner.mixer[{place}]", stage) for place, stage in enumerate(config.learner.mixer)),
+        ("loss", "learner.loss", config.learner.loss),
+        ("schedule", "learner.schedule", config.learner.schedule),
+    ]
+    problems = []
+    for family, where, spec in named:
+        name, options = registry.split(spec)
+        try:
+            problems += registry.part(family, name).problems(options, where)
+        except UnknownNameError as error:
+            problems.append(f"{where}: {error}")
+    return problems
+
+
+def _rule_problems(config: RunConfig) -> list[str]:
+    """What no single option can say: the rules across options."""
+    problems = []
+    windows = config.windows
+    room = windows.max_seq_length - windows.max_query_length - SPECIAL_TOKENS
+    if room < 1:
+        problems.append(
+            f"windows.max_seq_length: expected room for a question of max_query_length {windows.max_query_length} "
+            f"tokens, {SPECIAL_TOKENS} special tokens and some context. Got {windows.max_seq_length}."
+        )
+    elif windows.stride_is == "overlap" and windows.doc_stride >= room:
+        problems.append(
+            f"windows.doc_stride: expected an overlap below {room}, the context tokens that fit beside the longest "
+            f"question. Got {windows.doc_stride}."
+        )
+    elif windows.stride_is == "step" and windows.doc_stride < 1:
+        problems.append(f"windows.doc_stride: expected a step of at least 1. Got {windows.doc_stride}.")
+    if config.training.max_steps is None and config.training.epochs == 0:
+        problems.append("training.epochs: is 0; to save an untrained model say max_steps = 0 as well.")
+    return problems
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such run file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableError(f"{path}: cannot be read as a run file ({error}).") from None
+    try:
+        table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except json.JSONDecodeError as error:
+        raise UnreadableError(f"{path}:{error.lineno}:{error.colno}: broken JSON: {error.msg}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UnreadableError(f"{path}: broken TOML: {error}.") from None
+    if not isinstance(table, dict):
+        raise UnreadableError(f"{path}: expected tables of options. Found {type(table).__name__}.")
+    return table
+
+
+def _apply(table: dict[str, Any], override: str) -> str | None:
+    """Put one `section.key=value` into the table; the value is TOML, or else taken as a string."""
+    key, equals, text = override.partition("=")
+    keys = key.strip().split(".")
+    if not equals or not all(keys):
+        return f"--set {override}: expected section.key=value."
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    for name in keys[:-1]:
+        inner = table.setdefault(name, {})
+        if isinstance(inner, str):  # `--set encoder.tuning.k=3` on `tuning = "top_k"`
+            inner = table[name] = {"name": inner}
+        if not isinstance(inner, dict):
+            return f"--set {override}: {name} is not a table."
+        table = inner
+    table[keys[-1]] = value
+    return None

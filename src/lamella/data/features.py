@@ -1,0 +1,289 @@
+"""Windows of tokens over a question and its context, with the way back to the characters.
+
+A context is tokenised once, however many questions ask about it, and without special tokens; windows are then cut from
+its tokens by arithmetic. The tokenizer is never asked to truncate, so no input can make it fail. All windows of a data
+set lie in a few flat arrays:
+
+    input_ids   [CLS] who built it ? [SEP] the tower was ... [SEP] [CLS] when was ...
+    rows        0                                                  31            ...
+
+`doc_stride` is the *overlap* of neighbouring windows, as in transformers; the original BERT code meant the step.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from lamella.config import WindowOptions
+from lamella.data.examples import Context, Example
+from lamella.errors import EncoderError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Integers = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class PairTemplate:
+    """What a tokenizer puts around a question and a context: `prefix` question `middle` context `suffix`."""
+
+    prefix: tuple[int, ...]
+    middle: tuple[int, ...]
+    suffix: tuple[int, ...]
+    cls: int  # position of the token whose logits mean "no answer"
+    pad_id: int
+    context_type: int  # token type of the context and what follows; the question's is 0
+
+    @property
+    def special_tokens(self) -> int:
+        return len(self.prefix) + len(self.middle) + len(self.suffix)
+
+
+@dataclass(frozen=True)
+class Features:
+    """All windows of some examples; arrays have one entry a window unless said otherwise."""
+
+    examples: Sequence[Example]
+    template: PairTemplate
+    input_ids: Integers  # all windows, one after the other
+    rows: NDArray[np.int64]  # window w is input_ids[rows[w]:rows[w + 1]]
+    example: Integers  # which example
+    context_begin: Integers  # first position of the context in the window
+    context_end: Integers  # one past its last position
+    first_token: Integers  # which token of the whole context stands at context_begin
+    start: Integers  # label: first and last position of the answer, or `template.cls` twice
+    end: Integers
+    max_context: NDArray[np.bool_]  # per token of input_ids: this window gives it more context than any other
+    offsets: Sequence[Integers]  # per example: [tokens, 2], character begin and end of each context token
+    lost_answers: int  # answers that lie on no token at all (say, on control characters alone)
+
+    def __len__(self) -> int:
+        return len(self.example)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.rows)
+
+    def characters(self, window: int, start: int, end: int) -> tuple[int, int]:
+        """Where the tokens `start` to `end` (inclusive) of a window lie in the context's text."""
+        shift = int(self.first_token[window]) - int(self.context_begin[window])
+        offsets = self.offsets[self.example[window]]
+        return int(offsets[start + shift, 0]), int(offsets[end + shift, 1])
+
+
+def featurise(
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerFast,
+    windows: WindowOptions,
+    *,
+    negative_windows: Literal["keep", "drop", "subsample"] = "keep",
+    seed: int = 0,
+) -> Features:
+    """Cut every example into windows.
+
+    An answerable question whose answer lies outside a window makes that window a negative: it is labelled "no answer",
+    and `negative_windows` keeps all of them, drops them, or keeps one a question (chosen by `seed` and the id).
+    """
+    plain = _without_truncation(tokenizer)
+    template = pair_template(tokenizer)
+    questions = _tokenise_questions(plain, [example.question for example in examples])
+    contexts = _tokenise_contexts(plain, [example.context for example in examples])
+
+    pieces: list[Integers] = []
+    columns: list[tuple[int, int, int, int, int, int]] = []
+    flags: list[NDArray[np.bool_]] = []
+    offsets = []
+    lost = 0
+    prefix, middle, suffix = (np.array(ids, np.int32) for ids in (template.prefix, template.middle, template.suffix))
+    for index, example in enumerate(examples):
+        ids, places = contexts[id(example.context)]
+        offsets.append(places)
+        question = questions[example.question][: _question_room(windows, template)]
+        room = windows.max_seq_length - template.special_tokens - len(question)
+        answer = _answer_tokens(example, places)
+        lost += answer is None and example.answerable
+        head = np.concatenate([prefix, question, middle])
+        spans = list(window_spans(len(ids), room, windows.doc_stride, windows.stride_is))
+        kept = _kept_windows(spans, example, answer, negative_windows, seed)
+        owners = _max_context_owner(spans, len(ids))
+        for number in kept:
+            first, last = spans[number]
+            inside = answer is not None and first <= answer[0] and answer[1] < last
+            shift = len(head) - first
+            start, end = (answer[0] + shift, answer[1] + shift) if inside and answer else (template.cls, template.cls)
+            pieces += [head, ids[first:last], suffix]
+            columns.append((index, len(head), len(head) + last - first, first, start, end))
+            flag = np.zeros(len(head) + last - first + len(suffix), np.bool_)
+            flag[len(head) : len(head) + last - first] = owners[first:last] == number
+            flags.append(flag)
+
+    table = np.array(columns, np.int32).reshape(-1, 6).T
+    rows = np.zeros(len(columns) + 1, np.int64)
+    np.cumsum([len(flag) for flag in flags], out=rows[1:])
+    return Features(
+        examples=examples,
+        template=template,
+        input_ids=np.concatenate([np.empty(0, np.int32), *pieces]),
+        rows=rows,
+        example=table[0],
+        context_begin=table[1],
+        context_end=table[2],
+        first_token=table[3],
+        start=table[4],
+        end=table[5],
+        max_context=np.concatenate([np.empty(0, np.bool_), *flags]),
+        offsets=offsets,
+        lost_answers=lost,
+    )
+
+
+def window_spans(
+    tokens: int, room: int, stride: int, stride_is: Literal["overlap", "step"] = "overlap"
+) -> list[tuple[int, int]]:
+    """Cut `tokens` context tokens into spans of at most `room`.
+
+    10 tokens, room 6, overlap 2: (0, 6) (4, 10). A long question may leave less room than the overlap asks for; the
+    overlap then shrinks to half the room, for that question only. A context without a token still has one (empty) span.
+    """
+    if stride_is == "overlap":
+        step = room - stride if stride < room else max(1, room - room // 2)
+    else:
+        step = min(stride, room)
+    spans = [(0, min(room, tokens))]
+    while spans[-1][1] < tokens:
+        begin = spans[-1][0] + step
+        spans.append((begin, min(begin + room, tokens)))
+    return spans
+
+
+def pair_template(tokenizer: PreTrainedTokenizerFast) -> PairTemplate:
+    """Learn from the tokenizer itself how it joins two texts, instead of keeping a table of families."""
+    pair = _without_truncation(tokenizer).encode("a", "b")
+    ids, belongs = pair.ids, pair.sequence_ids
+    if 0 not in belongs or 1 not in belongs or tokenizer.cls_token_id not in ids:
+        raise EncoderError(
+            f"{tokenizer.name_or_path}: expected a tokenizer that joins two texts with a [CLS] token before or between "
+            f"them. Got {pair.tokens} for the texts 'a' and 'b'."
+        )
+    question = [place for place, text in enumerate(belongs) if text == 0]
+    context = [place for place, text in enumerate(belongs) if text == 1]
+    return PairTemplate(
+        prefix=tuple(ids[: question[0]]),
+        middle=tuple(ids[question[-1] + 1 : context[0]]),
+        suffix=tuple(ids[context[-1] + 1 :]),
+        cls=ids.index(tokenizer.cls_token_id),
+        pad_id=tokenizer.pad_token_id or 0,
+        context_type=pair.type_ids[context[0]],
+    )
+
+
+def _without_truncation(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """A copy of the tokenizer proper; some encoders ship with truncation and padding switched on."""
+    plain: Any = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    plain.no_truncation()
+    plain.no_padding()
+    return plain
+
+
+def _question_room(windows: WindowOptions, template: PairTemplate) -> int:
+    """How long a question may be: as asked, but never so long that no token of the context fits."""
+    return min(windows.max_query_length, windows.max_seq_length - template.special_tokens - 1)
+
+
+def _tokenise_questions(plain: Tokenizer, questions: Sequence[str]) -> dict[str, Integers]:
+    distinct = list(dict.fromkeys(questions))
+    encodings = plain.encode_batch_fast([_encodable(text) for text in distinct], add_special_tokens=False)
+    return {text: np.array(encoding.ids, np.int32) for text, encoding in zip(distinct, encodings, strict=True)}
+
+
+def _tokenise_contexts(plain: Tokenizer, contexts: Sequence[Context]) -> dict[int, tuple[Integers, Integers]]:
+    """Token ids and character offsets of each distinct Context object, by its `id()`."""
+    distinct = list({id(context): context for context in contexts}.values())
+    encodings = plain.encode_batch([_encodable(context.text) for context in distinct], add_special_tokens=False)
+    tokenised = {}
+    for context, encoding in zip(distinct, encodings, strict=True):
+        offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+        tokenised[id(context)] = np.array(encoding.ids, np.int32), _exact_offsets(offsets, context.text)
+    return tokenised
+
+
+def _encodable(text: str) -> str:
+    """Lone surrogates have no UTF-8 form and the tokenizer refuses them: one replacement character each."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _exact_offsets(offsets: Integers, text: str) -> Integers:
+    """Offsets that cut out exactly what a person would call the token.
+
+    Sentence-piece and byte-level tokenizers count the space before a word into it: it is taken off. BERT drops
+    combining marks and joiners before it splits, so that "é" written as two characters would lose its accent: the
+    marks after a token that no token claims are given to it.
+    """
+    spaces = np.fromiter((character.isspace() for character in text), np.bool_, len(text))
+    if spaces.any() and len(offsets):
+        after = np.append(np.flatnonzero(~spaces), len(text))  # the positions of what is no space
+        begin = after[np.searchsorted(after, offsets[:, 0])]
+        last = np.searchsorted(after, offsets[:, 1]) - 1  # the last non-space before the end
+        end = np.where(last >= 0, after[np.maximum(last, 0)] + 1, 0)
+        begin = np.minimum(begin, offsets[:, 1])
+        offsets = np.stack([begin, np.maximum(end, begin)], axis=1).astype(np.int32)
+    if not text.isascii() and len(offsets):
+        nexts = np.append(offsets[1:, 0], len(text))
+        for token in np.flatnonzero(offsets[:, 1] < nexts):
+            end = offsets[token, 1]
+            while end < nexts[token] and unicodedata.category(text[end])[0] == "M" or _joins(text, end, nexts[token]):
+                end += 1
+            offsets[token, 1] = end
+    return offsets
+
+
+def _joins(text: str, place: int, limit: int) -> bool:
+    return place < limit and text[place] in "\u200d\ufe0e\ufe0f"  # zero-width joiner, variation selectors
+
+
+def _answer_tokens(example: Example, offsets: Integers) -> tuple[int, int] | None:
+    """The first and last context token that the (first) answer touches."""
+    if not example.answers:
+        return None
+    answer = example.answers[0]
+    first = int(np.searchsorted(offsets[:, 1], answer.begin_char, side="right"))
+    last = int(np.searchsorted(offsets[:, 0], answer.end_char, side="left")) - 1
+    return (first, last) if first <= last else None
+
+
+def _kept_windows(
+    spans: Sequence[tuple[int, int]], example: Example, answer: tuple[int, int] | None, negatives: str, seed: int
+) -> list[int]:
+    everything = list(range(len(spans)))
+    if negatives == "keep" or not example.answerable:
+        return everything
+    positive = [n for n in everything if answer and spans[n][0] <= answer[0] and answer[1] < spans[n][1]]
+    negative = [n for n in everything if n not in set(positive)]
+    if negatives == "subsample" and negative:
+        # Keyed by the id, so that the choice does not depend on which other examples are in the set.
+        key = [seed, *example.id.encode("utf-8", "surrogatepass")]
+        positive.append(negative[int(np.random.default_rng(key).integers(len(negative)))])
+    return sorted(positive)
+
+
+def _max_context_owner(spans: Sequence[tuple[int, int]], tokens: int) -> Integers:
+    """For each context token the window that shows the most text on both of its sides (the earlier one of equals)."""
+    owner = np.zeros(tokens, np.int32)
+    if len(spans) == 1:
+        return owner
+    best = np.full(tokens, -1.0)
+    for number, (first, last) in enumerate(spans):
+        places = np.arange(last - first)
+        score = np.minimum(places, places[::-1]) + 0.01 * (last - first)
+        better = score > best[first:last]
+        best[first:last][better] = score[better]
+        owner[first:last][better] = number
+    return owner

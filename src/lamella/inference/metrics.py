@@ -1,0 +1,313 @@
+"""How good predicted answers are: the official SQuAD 2.0 scores, and KorQuAD 1.0's for Korean.
+
+The definitions are those of SQuAD's `evaluate-v2.0.py` and the numbers agree with it, also where it is odd (see
+`best_thresholds`). A *na score* is a number per question, the higher the likelier "no answer" is: null odds (neutral at
+0) or a probability (neutral at 0.5).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import string
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lamella.data.examples import Example
+from lamella.errors import DataError, UnknownNameError, UsageError
+
+Language = Literal["en", "ko"]
+Missing = Literal["error", "empty"]
+
+
+def score(
+    examples: Sequence[Example],
+    predictions: Mapping[str, str],
+    *,
+    null_odds: Mapping[str, float] | None = None,
+    na_prob: Mapping[str, float] | None = None,
+    language: Language = "en",
+    missing: Missing = "error",
+    threshold: float | None = None,
+) -> dict[str, float | int]:
+    """The scores of `predictions` (question id to text, "" for no answer), in percent, under the official keys.
+
+    Always: `exact f1 total`, then `HasAns_*` and `NoAns_*` of the questions with and without answers; a group without
+    questions has no keys. With na scores also:
+
+    - `best_exact best_exact_thresh best_f1 best_f1_thresh`: see `best_thresholds`.
+    - `pr_exact_ap pr_f1_ap pr_oracle_ap`: average precision when questions are answered from the lowest na score up, an
+      answer counting by its exact match, by its F1, or as right. Absent when no question has an answer.
+    - `answerability_accuracy answerability_f1 answerability_ap`: how well the na score tells which questions have no
+      answer. The positive class is "no answer", as in BERTVision; the last two are absent when no question is of it.
+
+    `null_odds` drives `best_*`, `pr_*` and `threshold`, `na_prob` drives `answerability_*`; either alone drives all.
+
+    `threshold`: a question whose na score is above it counts as not answered, whatever was predicted; `best_*` and
+    `pr_*` keep to the predictions as they are. Without it nothing is withheld, whereas the official script always
+    applies one to its `--na-prob-file` (1.0 unless told otherwise): pass `threshold=1.0` for the same. Answerability is
+    decided at `threshold` where that belongs to the same na scores, else at their neutral point.
+
+    `missing="empty"` counts an absent prediction as "". Predictions for other questions are ignored.
+    """
+    questions = score_questions(examples, predictions, language=language, missing=missing)
+    driving, deciding = (null_odds, na_prob) if null_odds is not None else (na_prob, None)
+    if driving is None:
+        if threshold is not None:
+            raise UsageError(f"threshold {threshold} has nothing to apply to: give null_odds or na_prob with it.")
+        return _summary(questions)
+    if threshold is not None and math.isnan(threshold):
+        raise UsageError("threshold must be a number. Got nan.")
+
+    na = _aligned(questions.ids, driving, "null odds" if null_odds is not None else "no-answer probability")
+    result = _summary(questions if threshold is None else questions.withheld(na > threshold))
+    result |= best_thresholds(questions, driving)
+    result |= _precision_recall(questions, na)
+    if deciding is not None:
+        return result | _answerability(questions, _aligned(questions.ids, deciding, "no-answer probability"), 0.5)
+    neutral = 0.0 if null_odds is not None else 0.5
+    return result | _answerability(questions, na, neutral if threshold is None else threshold)
+
+
+@dataclass(frozen=True, eq=False)
+class QuestionScores:
+    """One entry a question, in the order of the examples: what paired significance tests compare."""
+
+    ids: tuple[str, ...]
+    answerable: NDArray[np.bool_]  # the data has an answer
+    answered: NDArray[np.bool_]  # the prediction is not ""
+    exact: NDArray[np.float64]  # 0 or 1
+    f1: NDArray[np.float64]  # 0 to 1
+
+    def withheld(self, where: NDArray[np.bool_]) -> QuestionScores:
+        """The scores if the questions at `where` were not answered: 1 for an unanswerable one, 0 for another."""
+        silent = (~self.answerable).astype(np.float64)
+        return replace(
+            self,
+            answered=self.answered & ~where,
+            exact=np.where(where, silent, self.exact),
+            f1=np.where(where, silent, self.f1),
+        )
+
+
+def score_questions(
+    examples: Sequence[Example],
+    predictions: Mapping[str, str],
+    *,
+    language: Language = "en",
+    missing: Missing = "error",
+) -> QuestionScores:
+    """Exact match and F1 of every question by itself: the best over its answers.
+
+    Answers that normalise to nothing ("the", "!") do not count; a question left with none wants "".
+    """
+    rule = _rule(language)
+    ids = _distinct_ids(examples)
+    texts = _predicted_texts(ids, predictions, missing)
+    normalised = functools.cache(rule.normalise)  # annotators repeat each other: a dev set has 4 answers, 2 texts
+    exact, f1 = np.zeros(len(ids)), np.zeros(len(ids))
+    for row, (example, text) in enumerate(zip(examples, texts, strict=True)):
+        predicted = normalised(text)
+        golds = {normalised(answer.text) for answer in example.answers} - {""} or {""}
+        if predicted in golds:
+            exact[row] = f1[row] = 1.0
+        else:
+            f1[row] = max(_overlap_f1(rule.units(gold), rule.units(predicted)) for gold in golds)
+    return QuestionScores(
+        ids=tuple(ids),
+        answerable=np.array([bool(example.answers) for example in examples]),
+        answered=np.array([text != "" for text in texts]),
+        exact=exact,
+        f1=f1,
+    )
+
+
+def best_thresholds(questions: QuestionScores, na_scores: Mapping[str, float]) -> dict[str, float]:
+    """The highest exact match and F1 that a threshold on the na scores gives, each with that threshold.
+
+    Questions are answered one after the other, lowest na score first, from none (every unanswerable one is right) to
+    all; the threshold is the na score of the last one answered. Three official oddities are kept, so that the numbers
+    agree. Equal na scores come in the order of `na_scores` and may be cut apart, though no threshold can do that. When
+    answering nothing is best the threshold is 0.0, even if na scores lie below it. Answering an unanswerable question
+    costs 1 even with a text that normalises to nothing.
+    """
+    na = _aligned(questions.ids, na_scores, "no-answer score")
+    row_of = {id_: row for row, id_ in enumerate(questions.ids)}
+    rows = np.array([row_of[id_] for id_ in na_scores if id_ in row_of])
+    rows = rows[np.argsort(na[rows], kind="stable")]
+    result: dict[str, float] = {}
+    for name, raw in (("exact", questions.exact), ("f1", questions.f1)):
+        gain = np.where(questions.answerable, raw, -questions.answered.astype(np.float64))[rows]
+        # cumsum adds from left to right, as the official loop does: its ">" then sees the very same numbers.
+        totals = np.cumsum(np.concatenate([[float((~questions.answerable).sum())], gain]))
+        best = int(np.argmax(totals))  # the first of equals
+        result[f"best_{name}"] = 100.0 * float(totals[best]) / len(rows)
+        result[f"best_{name}_thresh"] = float(na[rows[best - 1]]) if best else 0.0
+    return result
+
+
+def exact_match(gold: str, predicted: str, *, language: Language = "en") -> int:
+    """1 if the two texts are the same once normalised, else 0."""
+    rule = _rule(language)
+    return int(rule.normalise(gold) == rule.normalise(predicted))
+
+
+def f1(gold: str, predicted: str, *, language: Language = "en") -> float:
+    """The harmonic mean of precision and recall over shared words (English) or characters (Korean), counted with
+    repetition; 1 if both texts normalise to nothing, 0 if only one does.
+
+    (KorQuAD's own script gives 0 to two such texts; it has no unanswerable questions, and its dev set no such answer.)
+    """
+    rule = _rule(language)
+    return _overlap_f1(rule.units(rule.normalise(gold)), rule.units(rule.normalise(predicted)))
+
+
+def normalise(text: str) -> str:
+    """SQuAD's form of an answer: lower case, no ASCII punctuation, no articles, single spaces.
+
+    >>> normalise("The  Rock'n'Roll era, an age")
+    'rocknroll era age'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def normalise_korean(text: str) -> str:
+    """KorQuAD's form of an answer: quotes and brackets to spaces, lower case, no ASCII punctuation, single spaces.
+
+    >>> normalise_korean("《햄릿》(Hamlet), 3.5막")
+    '햄릿 hamlet 35막'
+    """
+    return " ".join(text.translate(_KOREAN_QUOTES).lower().translate(_NO_PUNCTUATION).split())
+
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_NO_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
+_KOREAN_QUOTES = dict.fromkeys(map(ord, "'\"《》<>〈〉()‘’"), " ")
+
+
+class _Rule(NamedTuple):
+    normalise: Callable[[str], str]
+    units: Callable[[str], Sequence[str]]  # what F1 counts, of a normalised text
+
+
+_RULES: dict[str, _Rule] = {
+    "en": _Rule(normalise, str.split),
+    "ko": _Rule(normalise_korean, lambda text: text.replace(" ", "")),  # a string is a sequence of characters
+}
+
+
+def _rule(language: str) -> _Rule:
+    if language not in _RULES:
+        raise UnknownNameError("language", language, _RULES)
+    return _RULES[language]
+
+
+def _overlap_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
+    if not gold or not predicted:
+        return float(not gold and not predicted)
+    shared = set(gold).intersection(predicted)
+    same = sum(min(gold.count(unit), predicted.count(unit)) for unit in shared)
+    if same == 0:
+        return 0.0
+    # Not 2 * same / (len + len): the last digit would differ from the official one, and with it a best threshold.
+    precision, recall = same / len(predicted), same / len(gold)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _summary(questions: QuestionScores) -> dict[str, float | int]:
+    groups = {"": np.ones_like(questions.answerable), "HasAns_": questions.answerable, "NoAns_": ~questions.answerable}
+    result: dict[str, float | int] = {}
+    for prefix, chosen in groups.items():
+        if total := int(chosen.sum()):
+            result[f"{prefix}exact"] = 100.0 * float(questions.exact[chosen].sum()) / total
+            result[f"{prefix}f1"] = 100.0 * float(questions.f1[chosen].sum()) / total
+            result[f"{prefix}total"] = total
+    return result
+
+
+def _precision_recall(questions: QuestionScores, na: NDArray[np.float64]) -> dict[str, float]:
+    if not questions.answerable.any():
+        return {}
+    right = {"exact": questions.exact, "f1": questions.f1, "oracle": np.ones_like(questions.exact)}
+    total = int(questions.answerable.sum())
+    return {f"pr_{name}_ap": _average_precision(one * questions.answerable, na, total) for name, one in right.items()}
+
+
+def _answerability(questions: QuestionScores, na: NDArray[np.float64], cut: float) -> dict[str, float]:
+    unanswerable, silent = ~questions.answerable, na > cut
+    result = {"answerability_accuracy": 100.0 * float((silent == unanswerable).mean())}
+    if total := int(unanswerable.sum()):
+        found = int((silent & unanswerable).sum())
+        result["answerability_f1"] = 100.0 * 2 * found / (int(silent.sum()) + total)
+        result["answerability_ap"] = _average_precision(unanswerable.astype(np.float64), -na, total)
+    return result
+
+
+def _average_precision(gain: NDArray[np.float64], key: NDArray[np.float64], total: int) -> float:
+    """Precision summed over the steps of recall, in percent, when questions are taken by ascending `key`.
+
+    `gain` is what each adds to the `total` to be found. Equal keys are one step: no threshold lies between them.
+    """
+    order = np.argsort(key, kind="stable")
+    key, found = key[order], np.cumsum(gain[order])
+    ends = np.append(np.flatnonzero(key[1:] != key[:-1]), len(key) - 1)
+    precision, recall = found[ends] / (ends + 1), found[ends] / total
+    return 100.0 * float((precision * np.diff(recall, prepend=0.0)).sum())
+
+
+def _distinct_ids(examples: Sequence[Example]) -> list[str]:
+    if not examples:
+        raise DataError("The data has no questions: there is nothing to score.")
+    ids = [example.id for example in examples]
+    repeated = [id_ for id_, times in Counter(ids).items() if times > 1]
+    if repeated:
+        raise DataError(
+            f"Question ids must differ. The data uses {len(repeated)} of them more than once: {_listed(repeated)}. "
+            "Give every question its own."
+        )
+    return ids
+
+
+def _predicted_texts(ids: Sequence[str], predictions: Mapping[str, str], missing: str) -> list[str]:
+    if missing not in ("error", "empty"):
+        raise UnknownNameError("missing", missing, ("error", "empty"))
+    absent = [id_ for id_ in ids if id_ not in predictions]
+    if absent and missing == "error":
+        raise DataError(
+            f"The predictions lack {len(absent)} of {len(ids)} questions: {_listed(absent)}. "
+            "Predict them too, or count them as not answered with --missing empty."
+        )
+    texts = [predictions.get(id_, "") for id_ in ids]
+    for id_, text in zip(ids, texts, strict=True):
+        if not isinstance(text, str):
+            raise DataError(f'The prediction of question {id_} must be a text, "" for no answer. Got {text!r}.')
+    return texts
+
+
+def _aligned(ids: Sequence[str], na_scores: Mapping[str, float], what: str) -> NDArray[np.float64]:
+    """The na scores in the order of `ids`, once every one is known to be there and finite."""
+    absent = [id_ for id_ in ids if id_ not in na_scores]
+    if absent:
+        raise DataError(
+            f"The {what} is missing for {len(absent)} of {len(ids)} questions: {_listed(absent)}. "
+            "Give one for every question, or leave them all out to score the answers alone."
+        )
+    values = [na_scores[id_] for id_ in ids]
+    for id_, value in zip(ids, values, strict=True):
+        # The comparison is false for nan and infinities, and true only for integers that a float can hold.
+        if not isinstance(value, Real) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
+            raise DataError(f"The {what} of question {id_} must be a finite number. Got {value!r}.")
+    return np.array(values, dtype=np.float64)
+
+
+def _listed(ids: Sequence[str], limit: int = 10) -> str:
+    more = f" and {len(ids) - limit} more" if len(ids) > limit else ""
+    return ", ".join(ids[:limit]) + more
