@@ -17,7 +17,7 @@ import importlib
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -129,6 +129,21 @@ def part(family: str, name: str) -> Part:
     if name not in parts:
         raise UnknownNameError(family, name, parts)
     return parts[name]
+
+
+def describe(family: str | None = None) -> list[dict[str, Any]]:
+    """All families (or one) with their parts and options, as plain data."""
+    return [
+        {
+            "family": one.name,
+            "summary": one.summary,
+            "parts": [
+                {"name": name, "summary": found.summary, "options": [asdict(option) for option in found.options]}
+                for name, found in sorted(one.parts.items())
+            ],
+        }
+        for one in map(_loaded, FAMILIES if family is None else [family])
+    ]
 
 
 def build(family: str, spec: str | Mapping[str, Any], *facts: Any) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+
 from lamella.data.examples import Answer, Context, Example
 from lamella.errors import DataError, UnknownNameError, UsageError
 from lamella.inference.metrics import (
@@ -28,7 +29,6 @@ from lamella.inference.metrics import (
     score,
     score_questions,
 )
-
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
 
@@ -172,10 +172,12 @@ def texts(pieces=tuple(PIECES)):
     return st.tuples(words, st.sampled_from([" ", "  ", ""])).map(lambda drawn: drawn[1].join(drawn[0]))
 
 
+ANY_TEXT = st.one_of(texts(), texts(), st.text(max_size=6))
+
+
 @st.composite
-def data_sets(draw, text=None):
+def data_sets(draw, text=ANY_TEXT):
     """(examples, predictions, na scores); the na scores tie often, come in their own order, and may name strangers."""
-    text = text or st.one_of(texts(), texts(), st.text(max_size=6))
     kinds = draw(st.sampled_from([(True,), (False,), (True, False), (True, False)]))
     examples, predictions = [], {}
     for number in range(draw(st.integers(1, 9))):
@@ -202,14 +204,14 @@ def assert_same(ours, expected):
 # ---------------------------------------------------------------- agreement
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data_sets(), st.sampled_from(["en", "ko"]))
 def test_answers_alone_score_as_defined(data, language):
     examples, predictions, _ = data
     assert_same(score(examples, predictions, language=language), plain_score(examples, predictions, language=language))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     data_sets(), st.sampled_from(["en", "ko"]), st.one_of(st.none(), st.sampled_from([-1.5, -1.0, 0.0, 1.0, math.inf]))
 )
@@ -237,7 +239,7 @@ def test_null_odds_drive_the_search_and_probabilities_the_answerability(data, ch
     assert_same(ours, expected | plain_answerability(examples, probability, 0.5))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.one_of(texts(), st.text()), st.one_of(texts(), st.text()))
 def test_a_single_pair_scores_as_defined(gold, predicted):
     assert normalise(gold) == plain_normalise(gold, "en")
@@ -267,13 +269,15 @@ def test_the_official_half_dev_set_scores_as_defined():
     ]
     chance = random.Random(7)
     predictions = {one.id: guess(one, chance) for one in examples}
-    odds = {id_: round(chance.gauss(0, 3), 2) for id_ in predictions}  # rounded: hundreds of ties
+    odds = {one.id: round(chance.gauss(-2 if one.answers else 2, 2), 2) for one in examples}  # rounded: many ties
     ours = score(examples, predictions, null_odds=odds, threshold=1.5)
     assert_same(
         ours, plain_score(examples, predictions, odds, threshold=1.5) | plain_answerability(examples, odds, 1.5)
     )
     assert (ours["total"], ours["HasAns_total"], ours["NoAns_total"]) == (6078, 2910, 3168)
-    assert 20 < ours["HasAns_exact"] < ours["HasAns_f1"] < 80  # the guesses are neither all right nor all wrong
+    # The guesses are neither all right nor all wrong, and the search did not end where it began.
+    assert 15 < ours["HasAns_exact"] < ours["HasAns_f1"] < 80
+    assert ours["best_exact_thresh"] != 0.0 != ours["best_f1_thresh"]
 
 
 def guess(one, chance):
@@ -511,7 +515,7 @@ def test_options_are_checked():
         score(TOWER, SAID, null_odds=ODDS, threshold=math.nan)
     with pytest.raises(UnknownNameError, match="language 'kr' does not exist"):
         score(TOWER, SAID, language="kr")
-    with pytest.raises(UnknownNameError, match="missing 'emtpy' does not exist. Did you mean 'empty'"):
+    with pytest.raises(UnknownNameError, match=r"missing 'emtpy' does not exist\. Did you mean 'empty'"):
         score(TOWER, SAID, missing="emtpy")
 
 

@@ -11,7 +11,7 @@ import importlib.util
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -87,6 +87,21 @@ def load_encoder(name: str, *, dropout: float | None = None) -> LoadedEncoder:
     if source.kind == "model":
         return _load_tuned(source, sha256, dropout)
     return LoadedEncoder(_load_pretrained(source, dropout), load_tokenizer(source), source.name, sha256)
+
+
+def load_base(folder: Path, saved: Mapping[str, Any], *, dropout: float | None = None) -> LoadedEncoder:
+    """The encoder that a saved model was trained on, and no other: its hash must be the one that was written down."""
+    try:
+        name, sha256 = saved["base"]["name"], saved["base"]["sha256"]
+    except (KeyError, TypeError):
+        raise ModelError(f"{folder / MODEL_CONFIG}: expected base.name and base.sha256; it is damaged.") from None
+    base = load_encoder(name, dropout=dropout)
+    if base.sha256 != sha256:
+        raise ModelError(
+            f"{folder}: was trained on {name!r} with sha256 {sha256[:12]}…; the one found here has {base.sha256[:12]}…. "
+            "Use the encoder it was trained on."
+        )
+    return base
 
 
 def find_encoder(name: str) -> Source:
@@ -210,18 +225,8 @@ def _load_pretrained(source: Source, dropout: float | None) -> Encoder:
 def _load_tuned(source: Source, sha256: str, dropout: float | None) -> LoadedEncoder:
     """A saved model's encoder: its base, edited as its tuning says, with the tuned tensors put in."""
     saved = read_json(source.folder / MODEL_CONFIG)
-    try:
-        base, tuning = saved["base"], saved["tuning"]
-        base_name, base_sha256 = base["name"], base["sha256"]
-    except (KeyError, TypeError):
-        raise ModelError(f"{source.folder / MODEL_CONFIG}: expected the keys base and tuning; it is damaged.") from None
-    loaded = load_encoder(base_name, dropout=dropout)
-    if loaded.sha256 != base_sha256:
-        raise ModelError(
-            f"{source.folder}: was trained on {base_name!r} with sha256 {base_sha256[:12]}…; the one found here has "
-            f"{loaded.sha256[:12]}…. Use the encoder it was trained on."
-        )
-    registry.build("tuning", tuning, loaded.encoder)
+    loaded = load_base(source.folder, saved, dropout=dropout)
+    registry.build("tuning", saved["tuning"], loaded.encoder)
     tensors = read_tensors(source.folder / MODEL_WEIGHTS)
     prefix = "encoder."
     put_tensors(

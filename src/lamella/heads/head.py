@@ -43,7 +43,7 @@ class Head(nn.Module):
 
     def forward(self, hidden: HiddenStates) -> Tensor:
         """The task's logits, one row for each of its outputs."""
-        x = torch.stack(hidden.layers)[None]  # [1, C, B, T, W]
+        x = torch.stack([layer.float() for layer in hidden.layers])[None]  # [1, C, B, T, W]
         for stage in self.stages:
             x = stage(x, hidden, self.task.q)  # [S, C, B, T, W]
         x = x.permute(0, 2, 3, 1, 4).flatten(3)  # [S, B, T, C·W]

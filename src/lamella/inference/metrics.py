@@ -11,7 +11,6 @@ import functools
 import math
 import re
 import string
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -302,10 +301,16 @@ def _aligned(ids: Sequence[str], na_scores: Mapping[str, float], what: str) -> N
         )
     values = [na_scores[id_] for id_ in ids]
     for id_, value in zip(ids, values, strict=True):
-        # The comparison is false for nan and infinities, and true only for integers that a float can hold.
-        if not isinstance(value, Real) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
+        if not _finite(value):
             raise DataError(f"The {what} of question {id_} must be a finite number. Got {value!r}.")
     return np.array(values, dtype=np.float64)
+
+
+def _finite(value: object) -> bool:
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 def _listed(ids: Sequence[str], limit: int = 10) -> str:

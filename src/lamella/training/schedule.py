@@ -42,12 +42,13 @@ def cosine_with_restarts(
     )
 
 
-def _after_warmup(total_steps: int, warmup: float, decay: Schedule | Callable[[float], float]) -> Schedule:
+def _after_warmup(total_steps: int, warmup: float, decay: Callable[[float], float]) -> Schedule:
+    """Rise in a straight line over the first share of the steps, then follow `decay` of the share of the rest."""
     rising = round(warmup * total_steps)
 
     def factor(step: int) -> float:
         if step < rising:
-            return (step + 1) / (rising + 1)
-        return decay(min(1.0, (step - rising) / max(1, total_steps - rising)))  # type: ignore[arg-type]
+            return step / rising
+        return decay(min(1.0, (step - rising) / max(1, total_steps - rising)))
 
     return factor

@@ -1,0 +1,104 @@
+"""How long scoring a SQuAD-sized dev set takes, beside the same definitions written as plain loops.
+
+    python benchmarks/metric.py [--quick] [--out metric.json]
+
+The peer is the loop-by-loop form of the official definitions that `tests/numbers/test_metrics.py` checks the metric
+against. Both score the same made-up set: half the questions unanswerable, about four answers to each of the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lamella.data.examples import Answer, Context, Example
+from lamella.inference.metrics import score
+from lamella.version import __version__
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--quick", action="store_true", help="1,200 questions, 3 repeats")
+    arguments.add_argument("--out", type=Path, help="write the numbers to this json file")
+    options = arguments.parse_args()
+    count, repeats = (1200, 3) if options.quick else (12000, 7)
+
+    examples, predictions, odds = made_up_set(count)
+    plain = plain_definitions()
+    agree(score(examples, predictions, null_odds=odds), plain.plain_score(examples, predictions, odds))
+    pairs = [
+        (
+            seconds(lambda: score(examples, predictions, null_odds=odds)),
+            seconds(lambda: plain.plain_score(examples, predictions, odds)),
+        )
+        for _ in range(repeats)  # in turn, so that a busy moment touches both
+    ]
+    ratios = [peer / ours for ours, peer in pairs]
+    result = {
+        "questions": count,
+        "repeats": repeats,
+        "ratio": statistics.median(ratios),
+        "spread": [min(ratios), max(ratios)],
+        "ours": statistics.median(ours for ours, _ in pairs),
+        "peer": statistics.median(peer for _, peer in pairs),
+        "versions": {"lamella": __version__, "numpy": np.__version__, "python": platform.python_version()},
+    }
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(f"{count} questions, {repeats} repeats: {result['ours']:.3f} s ours, {result['peer']:.3f} s plain loops")
+    print(f"metric: {result['ratio']:.1f} x as fast ({min(ratios):.1f} to {max(ratios):.1f})")
+
+
+def made_up_set(count: int) -> tuple[list[Example], dict[str, str], dict[str, float]]:
+    """Questions whose annotators agree about as often as SQuAD's: four answers, two different texts."""
+    chance = random.Random(0)
+    vocabulary = ["the", "a", "of", "in"] * 20 + [f"Word{number}" for number in range(3000)]
+    examples, predictions, odds = [], {}, {}
+    for number in range(count):
+        words = chance.choices(vocabulary, k=120)
+        begin = chance.randrange(110)
+        wide, narrow = " ".join(words[begin : begin + chance.randint(2, 6)]), words[begin]
+        golds = [wide, wide, wide + ",", narrow][: chance.randint(3, 4)] if number % 2 else []
+        examples.append(Example(f"q{number}", "?", Context(" ".join(words)), tuple(Answer(gold, 0) for gold in golds)))
+        near = " ".join(words[max(begin - 1, 0) : begin + 3])
+        predictions[f"q{number}"] = chance.choice(["", wide, near, near, narrow])
+        odds[f"q{number}"] = chance.gauss(-1.0 if golds else 1.0, 2.0)
+    return examples, predictions, odds
+
+
+def plain_definitions() -> Any:
+    """The test module that holds the plain loops; tests are no package, so it is loaded by its path."""
+    path = Path(__file__).resolve().parents[1] / "tests" / "numbers" / "test_metrics.py"
+    spec = importlib.util.spec_from_file_location("plain_definitions", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def agree(ours: dict[str, float], peer: dict[str, float]) -> None:
+    """A faster wrong answer is no result."""
+    for key, value in peer.items():
+        if abs(ours[key] - value) > 1e-9:
+            raise SystemExit(f"{key} differs: {ours[key]} ours, {value} plain loops")
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+if __name__ == "__main__":
+    main()

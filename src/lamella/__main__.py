@@ -1,0 +1,35 @@
+"""`lamella` and `python -m lamella`: runs the command line and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    """Run a command; `--debug` anywhere shows the traceback of an error."""
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+
+    from lamella.cli import app
+    from lamella.errors import LamellaError
+
+    try:
+        app(args=arguments, prog_name="lamella")
+    except LamellaError as error:
+        if debug:
+            raise
+        print(f"lamella: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        print("lamella: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has gone (`lamella parts | head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

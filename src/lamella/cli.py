@@ -1,0 +1,245 @@
+"""The command line: one thin function a command. Heavy imports stay inside, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional
+
+import typer
+
+from lamella.version import __version__
+
+app = typer.Typer(
+    name="lamella",
+    help="Extractive question answering: train, score and ask thin readers on a pretrained encoder.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that --out holds.")]
+ModelPath = Annotated[Path, typer.Option("--model", "-m", help="A model folder, or a run folder that holds one.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Windows a batch.")]
+OnBadAnswer = Annotated[
+    Optional[Literal["refuse", "fix", "skip"]],  # noqa: UP007, UP045 - typer reads it at run time
+    typer.Option("--on-bad-answer", help="What to do with a data file that has errors."),
+]
+Precision = Annotated[
+    Literal["auto", "fp32", "bf16", "fp16"], typer.Option("--precision", help="Number format of the encoder.")
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from lamella.runs import library_versions
+
+        typer.echo(f"lamella {__version__} on Python {sys.version.split()[0]}")
+        for name, version in library_versions().items():
+            typer.echo(f"  {name} {version}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Versions of lamella and its libraries.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Extractive question answering: train, score and ask thin readers on a pretrained encoder."""
+
+
+@app.command()
+def check(
+    files: Annotated[list[str], typer.Argument(help="Data files; demo:train and demo:dev are bundled.")],
+    fix: Annotated[
+        Optional[Path],  # noqa: UP007, UP045
+        typer.Option("--fix", help="Write what can be mended to this file (a folder, for several files)."),
+    ] = None,
+    encoder: Annotated[
+        Optional[str],  # noqa: UP007, UP045
+        typer.Option("--encoder", help="Count tokens as this encoder does; default: the bundled one, if installed."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find everything that is wrong with data files. Exit code: 0 clean, 1 problems, 2 unreadable."""
+    from lamella.data.doctor import examine
+
+    raise typer.Exit(examine(files, fix=fix, encoder=encoder, as_json=as_json, echo=typer.echo))
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="IN", help="A data file in any known format.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; .jsonl is flat, .json is SQuAD 2.0.")],
+    to: Annotated[
+        Optional[str],  # noqa: UP007, UP045
+        typer.Option("--to", help="The format to write (see `lamella parts writer`)."),
+    ] = None,
+    on_bad_answer: OnBadAnswer = "refuse",
+) -> None:
+    """Rewrite a data file in another format."""
+    from lamella.data.checks import load_examples
+    from lamella.data.writers import write
+
+    loaded = load_examples([source], on_bad_answer=on_bad_answer or "refuse")
+    write(loaded.examples, target, format=to)
+    typer.echo(f"{target}: {len(loaded.examples)} questions ({loaded.mended} mended, {loaded.skipped} skipped)")
+
+
+@app.command()
+def parts(
+    family: Annotated[Optional[str], typer.Argument(help="Only this family.")] = None,  # noqa: UP007, UP045
+    as_json: AsJson = False,
+) -> None:
+    """List the parts a run file can name, with their options."""
+    from lamella import registry
+
+    listing = registry.describe(family)
+    if as_json:
+        typer.echo(json.dumps(listing, indent=2, ensure_ascii=False))
+        return
+    for one in listing:
+        typer.echo(f"{one['family']}: {one['summary']}")
+        for part in one["parts"]:
+            typer.echo(f"  {part['name']:<22} {part['summary']}")
+            for option in part["options"]:
+                value = "required" if option["required"] else f"= {option['default']}"
+                typer.echo(f"  {'':<22}   {option['name']}: {option['type']} {value}")
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="The run file (TOML), or the config.json of an earlier run.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to write.")],
+    settings: Annotated[
+        Optional[list[str]],  # noqa: UP007, UP045
+        typer.Option("--set", help="Change an option: --set training.epochs=3. Repeatable."),
+    ] = None,
+    on_bad_answer: OnBadAnswer = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Train a reader as a run file describes."""
+    from lamella.config import load_config
+    from lamella.runs import new_run
+
+    overrides = list(settings or [])
+    if on_bad_answer:
+        overrides.append(f"data.on_bad_answer={on_bad_answer}")
+    checked = load_config(config, overrides)
+    with new_run(out, "train", overwrite=overwrite) as folder:
+        from lamella.training.run import train as train_run
+
+        best = train_run(checked, folder, say=typer.echo)
+    if best:
+        typer.echo(f"{out}: best at epoch {best['epoch']:g}: EM {best['exact']:.2f}  F1 {best['f1']:.2f}")
+    else:
+        typer.echo(f"{out}: finished")
+
+
+@app.command()
+def predict(
+    data: Annotated[str, typer.Argument(help="The data file with the questions.")],
+    model: ModelPath,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to write.")],
+    batch_size: BatchSize = 32,
+    precision: Precision = "fp32",
+    on_bad_answer: OnBadAnswer = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Answer the questions of a data file; writes predictions.json and what belongs to it."""
+    from lamella.inference.evaluate import predict_file
+    from lamella.runs import new_run
+
+    with new_run(out, "predict", overwrite=overwrite) as folder:
+        count = predict_file(data, model, folder, batch_size, precision, on_bad_answer or "refuse")
+    typer.echo(f"{out}: {count} questions answered")
+
+
+@app.command()
+def evaluate(
+    data: Annotated[str, typer.Argument(help="The data file with the true answers.")],
+    predictions: Annotated[
+        Optional[Path],  # noqa: UP007, UP045
+        typer.Argument(help="Predictions in the official format: {id: text}."),
+    ] = None,
+    model: Annotated[
+        Optional[Path],  # noqa: UP007, UP045
+        typer.Option("--model", "-m", help="Predict with this model first (needs --out)."),
+    ] = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP007, UP045
+        typer.Option("--out", "-o", help="The run folder to write."),
+    ] = None,
+    null_odds: Annotated[
+        Optional[Path],  # noqa: UP007, UP045
+        typer.Option("--null-odds", help="{id: score of no answer minus score of the answer}."),
+    ] = None,
+    na_prob: Annotated[
+        Optional[Path],  # noqa: UP007, UP045
+        typer.Option("--na-prob", help="{id: probability of no answer}."),
+    ] = None,
+    missing: Annotated[
+        Literal["error", "empty"], typer.Option("--missing", help="A question without a prediction: an error, or empty.")
+    ] = "error",
+    language: Annotated[
+        Optional[Literal["en", "ko"]],  # noqa: UP007, UP045
+        typer.Option("--language", help="Whose normalisation and F1; default: as the data says."),
+    ] = None,
+    batch_size: BatchSize = 32,
+    precision: Precision = "fp32",
+    on_bad_answer: OnBadAnswer = None,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Score predictions as the official SQuAD 2.0 script does, or those of a model."""
+    from lamella.errors import UsageError
+    from lamella.inference.evaluate import evaluate_file, evaluate_model
+    from lamella.runs import new_run
+
+    if (predictions is None) == (model is None):
+        raise UsageError("evaluate: expected either a predictions file or --model, one of the two.")
+    if model is None and predictions is not None:
+        results = evaluate_file(data, predictions, null_odds, na_prob, missing, language)
+    elif model is not None:
+        if out is None:
+            raise UsageError("evaluate --model: expected --out, the run folder to write.")
+        with new_run(out, "evaluate", overwrite=overwrite) as folder:
+            results = evaluate_model(data, model, folder, batch_size, precision, on_bad_answer or "refuse", language)
+    _print_results(results, as_json)
+
+
+@app.command()
+def ask(
+    question: Annotated[str, typer.Argument(help="The question.")],
+    model: ModelPath,
+    context: Annotated[str, typer.Option("--context", "-c", help="The text to read: a file, or - for standard input.")],
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many answers to give.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a question of a text."""
+    from lamella.inference.evaluate import read_context
+    from lamella.inference.reader import Reader
+
+    text = read_context(context)
+    answers = Reader.load(model).ask(question, text, top_k=top_k)
+    if as_json:
+        typer.echo(json.dumps(answers, ensure_ascii=False))
+        return
+    for answer in answers:
+        place = f"characters {answer['start']}-{answer['end']}" if answer["answer"] else "the text does not say"
+        typer.echo(f"{answer['answer'] or '(no answer)'}  [{answer['score']:.2f}, {place}]")
+
+
+def _print_results(results: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(results, indent=2))
+        return
+    width = max(len(key) for key in results)
+    for key, value in results.items():
+        typer.echo(f"{key:<{width}}  {value:.4f}" if isinstance(value, float) else f"{key:<{width}}  {value}")

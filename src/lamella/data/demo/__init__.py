@@ -1,0 +1,19 @@
+"""The bundled data set: twelve short articles written for this project, with questions in SQuAD 2.0 format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lamella.errors import UnknownNameError
+
+SPLITS = ("train", "dev")
+
+
+def data_path(name: str) -> Path:
+    """The file that a name means: `demo:train` and `demo:dev` are bundled, anything else is a path."""
+    if not name.startswith("demo:"):
+        return Path(name).expanduser()
+    split = name.removeprefix("demo:")
+    if split not in SPLITS:
+        raise UnknownNameError("bundled data", name, [f"demo:{one}" for one in SPLITS])
+    return Path(__file__).with_name(f"{split}.json")

@@ -1,0 +1,31 @@
+"""On which device, and in which number format, the encoder computes."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+
+def choose_device() -> torch.device:
+    """The accelerator of this machine, or its CPU."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator or torch.device("cpu")
+
+
+def choose_precision(wanted: str, device: torch.device) -> str:
+    """`auto` is bf16 where the hardware computes it (emulated, it is slower than fp32)."""
+    if wanted != "auto":
+        return wanted
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    has_bf16 = device.type == "cpu" and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    return "bf16" if has_bf16 else "fp32"
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Run what is inside in half precision, where that was chosen."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)

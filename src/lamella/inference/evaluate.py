@@ -1,0 +1,95 @@
+"""Scoring: of a predictions file, or of a model's own predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lamella import runs
+from lamella.data.checks import Loaded, load_examples
+from lamella.errors import UnreadableError
+from lamella.inference.metrics import score
+
+if TYPE_CHECKING:
+    from lamella.inference.model import ReaderModel
+
+Language = Literal["en", "ko"]
+OnBadAnswer = Literal["refuse", "fix", "skip"]
+
+
+def evaluate_file(
+    data: str,
+    predictions: Path,
+    null_odds: Path | None = None,
+    na_prob: Path | None = None,
+    missing: Literal["error", "empty"] = "error",
+    language: Language | None = None,
+) -> dict[str, Any]:
+    """Score a file in the official format. The gold texts are taken as they stand, wherever their offsets point."""
+    loaded = load_examples([data], on_bad_answer="ignore")
+    return score(
+        loaded.examples,
+        _read_scores(predictions),
+        null_odds=_read_scores(null_odds) if null_odds else None,
+        na_prob=_read_scores(na_prob) if na_prob else None,
+        missing=missing,
+        language=language or language_of(loaded),
+    )
+
+
+def evaluate_model(
+    data: str,
+    model: Path,
+    folder: Path,
+    batch_size: int = 32,
+    precision: str = "fp32",
+    on_bad_answer: OnBadAnswer = "refuse",
+    language: Language | None = None,
+) -> dict[str, Any]:
+    """Predict, score, and write both into an open run folder."""
+    from lamella.inference.predict import predict, score_predictions, write_predictions
+
+    loaded = load_examples([data], on_bad_answer=on_bad_answer)
+    reader = load_model(model, precision)
+    threshold = reader.decoding.null_score_diff_threshold
+    predictions = predict(reader, loaded.examples, batch_size=batch_size)
+    results = score_predictions(loaded.examples, predictions, threshold, language=language or language_of(loaded))
+    write_predictions(folder, predictions, threshold)
+    runs.write_json(folder / runs.RESULTS, results)
+    return results
+
+
+def predict_file(
+    data: str, model: Path, folder: Path, batch_size: int, precision: str, on_bad_answer: OnBadAnswer
+) -> int:
+    """Predict and write the predictions into an open run folder; how many questions there were."""
+    from lamella.inference.predict import predict, write_predictions
+
+    examples = load_examples([data], on_bad_answer=on_bad_answer).examples
+    reader = load_model(model, precision)
+    predictions = predict(reader, examples, batch_size=batch_size)
+    write_predictions(folder, predictions, reader.decoding.null_score_diff_threshold)
+    return len(predictions)
+
+
+def load_model(path: Path, precision: str) -> ReaderModel:
+    """A saved model on this machine's device, in the asked number format."""
+    from lamella.encoder.precision import choose_device, choose_precision
+    from lamella.inference.model import ReaderModel
+
+    device = choose_device()
+    model = ReaderModel.load(path).to(device)
+    model.precision = choose_precision(precision, device)
+    return model
+
+
+def language_of(loaded: Loaded) -> Language:
+    """KorQuAD files are scored by KorQuAD's metric, all others by SQuAD's."""
+    return "ko" if any(file.format == "korquad" for file in loaded.files) else "en"
+
+
+def _read_scores(path: Path) -> dict[str, Any]:
+    scores = runs.read_json(path)
+    if not isinstance(scores, dict):
+        raise UnreadableError(f"{path}: expected one JSON object {{question id: value}}. Found {type(scores).__name__}.")
+    return scores

@@ -1,0 +1,102 @@
+"""A training run from its configuration to a finished run folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+
+from lamella import runs
+from lamella.config import RunConfig
+from lamella.data.batches import BucketOrder
+from lamella.data.checks import load_examples
+from lamella.data.examples import Example
+from lamella.data.features import Features, featurise
+from lamella.encoder.precision import choose_precision
+from lamella.encoder.sources import load_encoder
+from lamella.encoder.tuning import trainable_line
+from lamella.errors import DataError
+from lamella.inference.model import ReaderModel
+from lamella.inference.predict import predict_features, score_predictions, write_predictions
+from lamella.training.learner import make_learner
+from lamella.training.loop import fit, total_steps
+
+
+def train(config: RunConfig, folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
+    """Train what `config` describes into an open run folder; the best dev scores, or {} without dev data."""
+    runs.write_json(folder / runs.CONFIG, config.model_dump(mode="json"))
+    train_examples = read_data(config.data.train, config, config.data.max_train_samples, say)
+    dev_examples = read_data(config.data.dev, config, config.data.max_eval_samples, say)
+    if not train_examples:
+        raise DataError(f"data.train: expected at least one question. Found none in {', '.join(config.data.train)}.")
+
+    precision = config.training.precision
+    accelerator = Accelerator(mixed_precision="fp16" if precision == "fp16" else "no")  # fp16 needs its gradient scaler
+    set_seed(config.learner.seed)
+    model = ReaderModel(load_encoder(config.encoder.name, dropout=config.encoder.dropout), config).to(accelerator.device)
+    model.precision = choose_precision(precision, accelerator.device)
+    say(trainable_line(model))
+
+    options = config.training
+    train_features = featurise(
+        train_examples,
+        model.tokenizer,
+        config.windows,
+        negative_windows=config.data.negative_windows,
+        seed=options.order_seed,
+    )
+    dev_features = featurise(dev_examples, model.tokenizer, config.windows)
+    if train_features.lost_answers:
+        say(f"{train_features.lost_answers} answers lie on no token and are taught as no answer")
+    steps = total_steps(options, len(BucketOrder(train_features.lengths, options.batch_size)))
+    learner = make_learner(model, config.learner, steps)
+    keeper = _BestModel(model, dev_features, config, folder, say)
+    say(
+        f"training on {len(train_examples)} questions in {len(train_features)} windows: {steps} steps, "
+        f"{model.precision} on {accelerator.device.type}"
+    )
+    began = time.perf_counter()
+    fit(learner, train_features, options, accelerator, log=_logger(folder), evaluate=keeper.evaluate)
+    say(f"trained in {time.perf_counter() - began:.0f} s")
+    return keeper.best
+
+
+def read_data(paths: Sequence[str], config: RunConfig, limit: int | None, say: Callable[[str], None]) -> list[Example]:
+    """The examples of some files, checked; says what was mended or skipped."""
+    loaded = load_examples(paths, on_bad_answer=config.data.on_bad_answer)
+    if loaded.mended or loaded.skipped:
+        say(f"{', '.join(paths)}: {loaded.mended} questions mended, {loaded.skipped} skipped")
+    return list(loaded.examples[:limit])
+
+
+class _BestModel:
+    """Scores the model on the dev windows and keeps the best one by F1 (the last one, where there is nothing to score)."""
+
+    def __init__(
+        self, model: ReaderModel, dev: Features, config: RunConfig, folder: Path, say: Callable[[str], None]
+    ) -> None:
+        self.model, self.dev, self.config, self.folder, self.say = model, dev, config, folder, say
+        self.best: dict[str, Any] = {}
+
+    def evaluate(self, step: int, epoch: float) -> None:
+        if not len(self.dev):
+            self.model.save(self.folder / runs.MODEL)
+            return
+        predictions = predict_features(self.model, self.dev, batch_size=self.config.training.eval_batch_size)
+        threshold = self.config.decoding.null_score_diff_threshold
+        results = score_predictions(self.dev.examples, predictions, threshold)
+        runs.append_json_line(self.folder / runs.HISTORY, {"step": step, "epoch": round(epoch, 6), **results})
+        self.say(f"epoch {epoch:.2f}: EM {results['exact']:.2f}  F1 {results['f1']:.2f}  best F1 {results['best_f1']:.2f}")
+        if not self.best or results["f1"] > self.best["f1"]:
+            self.best = {"step": step, "epoch": round(epoch, 6), **results}
+            self.model.save(self.folder / runs.MODEL)
+            write_predictions(self.folder, predictions, threshold)
+            runs.write_json(self.folder / runs.RESULTS, self.best)
+
+
+def _logger(folder: Path) -> Callable[[dict[str, Any]], None]:
+    return lambda record: runs.append_json_line(folder / runs.HISTORY, record)
