@@ -19,12 +19,12 @@ def main() -> None:
     except LamellaError as error:
         if debug:
             raise
-        print(f"lamella: {error}", file=sys.stderr)
+        sys.stderr.write(f"lamella: {error}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         if debug:
             raise
-        print("lamella: interrupted", file=sys.stderr)
+        sys.stderr.write("lamella: interrupted\n")
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has gone (`lamella parts | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -26,7 +26,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run th
 ModelPath = Annotated[Path, typer.Option("--model", "-m", help="A model folder, or a run folder that holds one.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Windows a batch.")]
 OnBadAnswer = Annotated[
-    Optional[Literal["refuse", "fix", "skip"]],  # noqa: UP007, UP045 - typer reads it at run time
+    Literal["refuse", "fix", "skip"] | None,
     typer.Option("--on-bad-answer", help="What to do with a data file that has errors."),
 ]
 Precision = Annotated[
@@ -58,11 +58,11 @@ def _options(
 def check(
     files: Annotated[list[str], typer.Argument(help="Data files; demo:train and demo:dev are bundled.")],
     fix: Annotated[
-        Optional[Path],  # noqa: UP007, UP045
+        Path | None,
         typer.Option("--fix", help="Write what can be mended to this file (a folder, for several files)."),
     ] = None,
     encoder: Annotated[
-        Optional[str],  # noqa: UP007, UP045
+        str | None,
         typer.Option("--encoder", help="Count tokens as this encoder does; default: the bundled one, if installed."),
     ] = None,
     as_json: AsJson = False,
@@ -76,9 +76,11 @@ def check(
 @app.command()
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="A data file in any known format.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; .jsonl is flat, .json is SQuAD 2.0.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="OUT", help="The file to write; .jsonl is flat, .json is SQuAD 2.0.")
+    ],
     to: Annotated[
-        Optional[str],  # noqa: UP007, UP045
+        str | None,
         typer.Option("--to", help="The format to write (see `lamella parts writer`)."),
     ] = None,
     on_bad_answer: OnBadAnswer = "refuse",
@@ -94,7 +96,7 @@ def convert(
 
 @app.command()
 def parts(
-    family: Annotated[Optional[str], typer.Argument(help="Only this family.")] = None,  # noqa: UP007, UP045
+    family: Annotated[str | None, typer.Argument(help="Only this family.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the parts a run file can name, with their options."""
@@ -118,7 +120,7 @@ def train(
     config: Annotated[Path, typer.Argument(help="The run file (TOML), or the config.json of an earlier run.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to write.")],
     settings: Annotated[
-        Optional[list[str]],  # noqa: UP007, UP045
+        list[str] | None,
         typer.Option("--set", help="Change an option: --set training.epochs=3. Repeatable."),
     ] = None,
     on_bad_answer: OnBadAnswer = None,
@@ -165,30 +167,31 @@ def predict(
 def evaluate(
     data: Annotated[str, typer.Argument(help="The data file with the true answers.")],
     predictions: Annotated[
-        Optional[Path],  # noqa: UP007, UP045
+        Path | None,
         typer.Argument(help="Predictions in the official format: {id: text}."),
     ] = None,
     model: Annotated[
-        Optional[Path],  # noqa: UP007, UP045
+        Path | None,
         typer.Option("--model", "-m", help="Predict with this model first (needs --out)."),
     ] = None,
     out: Annotated[
-        Optional[Path],  # noqa: UP007, UP045
+        Path | None,
         typer.Option("--out", "-o", help="The run folder to write."),
     ] = None,
     null_odds: Annotated[
-        Optional[Path],  # noqa: UP007, UP045
+        Path | None,
         typer.Option("--null-odds", help="{id: score of no answer minus score of the answer}."),
     ] = None,
     na_prob: Annotated[
-        Optional[Path],  # noqa: UP007, UP045
+        Path | None,
         typer.Option("--na-prob", help="{id: probability of no answer}."),
     ] = None,
     missing: Annotated[
-        Literal["error", "empty"], typer.Option("--missing", help="A question without a prediction: an error, or empty.")
+        Literal["error", "empty"],
+        typer.Option("--missing", help="A question without a prediction: an error, or empty."),
     ] = "error",
     language: Annotated[
-        Optional[Literal["en", "ko"]],  # noqa: UP007, UP045
+        Literal["en", "ko"] | None,
         typer.Option("--language", help="Whose normalisation and F1; default: as the data says."),
     ] = None,
     batch_size: BatchSize = 32,
@@ -223,10 +226,10 @@ def ask(
     as_json: AsJson = False,
 ) -> None:
     """Ask a question of a text."""
-    from lamella.inference.evaluate import read_context
+    text = _read_text(context)
+
     from lamella.inference.reader import Reader
 
-    text = read_context(context)
     answers = Reader.load(model).ask(question, text, top_k=top_k)
     if as_json:
         typer.echo(json.dumps(answers, ensure_ascii=False))
@@ -234,6 +237,18 @@ def ask(
     for answer in answers:
         place = f"characters {answer['start']}-{answer['end']}" if answer["answer"] else "the text does not say"
         typer.echo(f"{answer['answer'] or '(no answer)'}  [{answer['score']:.2f}, {place}]")
+
+
+def _read_text(source: str) -> str:
+    from lamella.errors import UnreadableError
+
+    try:
+        data = sys.stdin.buffer.read() if source == "-" else Path(source).expanduser().read_bytes()
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UnreadableError(f"{source}: expected UTF-8 text; byte {error.start} is not.") from None
+    except OSError as error:
+        raise UnreadableError(f"{source}: cannot be read ({error.strerror}).") from None
 
 
 def _print_results(results: dict[str, Any], as_json: bool) -> None:

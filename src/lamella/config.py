@@ -65,7 +65,8 @@ class WindowOptions(Section):
     max_seq_length: int = Field(default=384, ge=16, description="tokens of a window, special ones included")
     doc_stride: int = Field(default=128, ge=0, description="tokens that neighbouring windows share (the *overlap*)")
     stride_is: Literal["overlap", "step"] = Field(
-        default="overlap", description="`step` reads doc_stride as the original BERT code did: how far a window advances"
+        default="overlap",
+        description="`step` reads doc_stride as the original BERT code did: how far a window advances",
     )
     max_query_length: int = Field(default=64, ge=1, description="a longer question is cut to so many tokens")
 
@@ -77,7 +78,9 @@ class EncoderOptions(Section):
         default=DEFAULT_ENCODER, min_length=1, description="a folder, a saved model, a packaged encoder or a hub id"
     )
     tuning: PartSpec = Field(default={"name": "full"}, description="which weights of the encoder are trained")
-    dropout: Share | None = Field(default=None, description="hidden and attention dropout; unset keeps the encoder's own")
+    dropout: Share | None = Field(
+        default=None, description="hidden and attention dropout; unset keeps the encoder's own"
+    )
 
 
 class TrainingOptions(Section):

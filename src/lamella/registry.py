@@ -24,7 +24,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from lamella.errors import ConfigError, UnknownNameError, did_you_mean
 
-
 T = TypeVar("T", bound=Callable[..., Any])
 
 
@@ -187,7 +186,7 @@ def _loaded(family: str) -> Family:
 
 
 def _keyword_only(make: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
-    function = make.__init__ if isinstance(make, type) else make
+    function = getattr(make, "__init__") if isinstance(make, type) else make  # noqa: B009 - mypy distrusts `.__init__`
     hints = typing.get_type_hints(function, include_extras=True)
     return {
         name: (hints.get(name, Any), ... if parameter.default is parameter.empty else parameter.default)

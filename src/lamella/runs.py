@@ -34,7 +34,17 @@ NA_PROB = "na_prob.json"
 RESULTS = "eval_results.json"
 FILES = (RUN, CONFIG, ENVIRONMENT, HISTORY, PREDICTIONS, NBEST, NULL_ODDS, NA_PROB, RESULTS)
 
-LIBRARIES = ("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy", "pydantic", "peft", "onnxruntime")
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pydantic",
+    "peft",
+    "onnxruntime",
+)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ the middle of an epoch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -55,7 +56,7 @@ class BucketOrder:
 
     def __len__(self) -> int:
         """Batches an epoch."""
-        return -(-len(self.lengths) // self.batch_size)
+        return math.ceil(len(self.lengths) / self.batch_size)
 
     def epoch(self, epoch: int, *, skip: int = 0) -> Iterator[Indices]:
         """The batches of one epoch, without the first `skip` of them."""
@@ -72,7 +73,7 @@ class BucketOrder:
 
 
 def longest_first(lengths: Indices, batch_size: int) -> Iterator[Indices]:
-    """Every window once, longest batch first: what does not fit into memory shows at once, and time left is not promised."""
+    """Every window once, the longest batch first: what does not fit into memory shows at once."""
     order = np.argsort(-lengths, kind="stable")
     for begin in range(0, len(order), batch_size):
         yield order[begin : begin + batch_size]
@@ -82,7 +83,7 @@ def collate(features: Features, windows: Indices) -> Batch:
     """Make a padded batch of some windows."""
     lengths = features.lengths[windows]
     longest = int(lengths.max())
-    width = -(-longest // PAD_TO_MULTIPLE_OF) * PAD_TO_MULTIPLE_OF
+    width = math.ceil(longest / PAD_TO_MULTIPLE_OF) * PAD_TO_MULTIPLE_OF
     places = np.arange(width)
     mask = places < lengths[:, None]  # [B, T]
     begin, end = features.context_begin[windows, None], features.context_end[windows, None]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,7 +187,7 @@ def pair_template(tokenizer: PreTrainedTokenizerFast) -> PairTemplate:
 
 def _without_truncation(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
     """A copy of the tokenizer proper; some encoders ship with truncation and padding switched on."""
-    plain: Any = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    plain = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     plain.no_truncation()
     plain.no_padding()
     return plain
@@ -239,14 +239,15 @@ def _exact_offsets(offsets: Integers, text: str) -> Integers:
         nexts = np.append(offsets[1:, 0], len(text))
         for token in np.flatnonzero(offsets[:, 1] < nexts):
             end = offsets[token, 1]
-            while end < nexts[token] and unicodedata.category(text[end])[0] == "M" or _joins(text, end, nexts[token]):
+            while end < nexts[token] and _clings(text[end]):
                 end += 1
             offsets[token, 1] = end
     return offsets
 
 
-def _joins(text: str, place: int, limit: int) -> bool:
-    return place < limit and text[place] in "\u200d\ufe0e\ufe0f"  # zero-width joiner, variation selectors
+def _clings(character: str) -> bool:
+    """Combining marks, zero-width joiners and variation selectors belong to the character before them."""
+    return unicodedata.category(character)[0] == "M" or character in "\u200c\u200d\ufe0e\ufe0f"
 
 
 def _answer_tokens(example: Example, offsets: Integers) -> tuple[int, int] | None:

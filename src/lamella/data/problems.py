@@ -52,7 +52,7 @@ KINDS: dict[str, Kind] = {
     "wrong_type_answer_text": Kind("error", None, "The `text` of an answer is not text."),
     "wrong_type_answer_start": Kind(
         "error",
-        "A whole number in disguise (`\"12\"`, `12.0`) is taken, else the first occurrence of the text.",
+        'A whole number in disguise (`"12"`, `12.0`) is taken, else the first occurrence of the text.',
         "`answer_start` is not a whole number.",
     ),
     "wrong_type_is_impossible": Kind("error", "The answers decide.", "`is_impossible` is neither true nor false."),
@@ -186,10 +186,9 @@ class Problem:
         return f"{place}: {self.severity} {self.kind}: {self.reason}{mending}"
 
 
-def quote(value: object, longest: int = 48) -> str:
-    """A value from a file as a message shows it: on one line, escaped where it must be, not too long."""
-    shown = repr(value)
-    return shown if len(shown) <= longest else f"{shown[: longest - 4]}...{shown[-1]}"
+def quote(text: str, longest: int = 40) -> str:
+    """A text from a file as a message shows it: on one line, escaped where it must be, not too long."""
+    return repr(text if len(text) <= longest else f"{text[: longest - 3]}...")
 
 
 def _one_line(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +59,7 @@ class Encoder(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.family = family_of(model.config.model_type, model.name_or_path)
+        self.family = family_of(model.config.model_type, str(model.name_or_path))
         self.model = model
 
     @property
@@ -95,4 +95,4 @@ class Encoder(nn.Module):
 
     def train(self, mode: bool = True) -> Encoder:
         """A frozen encoder stays in evaluation mode: its dropout would only add noise to what the head reads."""
-        return cast(Encoder, super().train(mode and self.trainable))
+        return super().train(mode and self.trainable)

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from lamella import registry
-from lamella.encoder.encoder import FAMILIES, Encoder, family_of
+from lamella.encoder.encoder import Encoder, family_of
 from lamella.errors import EncoderError, ModelError, did_you_mean
 from lamella.runs import MODEL, read_json
 
@@ -179,13 +179,13 @@ def quiet() -> Iterator[None]:
 
     level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         transformers_logging.set_verbosity(level)
         if bars:
-            transformers_logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _load_pretrained(source: Source, dropout: float | None) -> Encoder:
@@ -258,7 +258,9 @@ def _in_folder(name: str, folder: Path) -> Source:
     folder = model_folder(folder)
     if not (folder / MODEL_CONFIG).is_file():
         found = ", ".join(sorted(file.name for file in folder.iterdir())[:6]) or "nothing"
-        raise EncoderError(f"{folder}: expected an encoder or a saved model (a folder with config.json). Found {found}.")
+        raise EncoderError(
+            f"{folder}: expected an encoder or a saved model (a folder with config.json). Found {found}."
+        )
     source = Source(name, folder, "model" if is_saved_model(folder) else "folder")
     return _with_safe_weights(source)
 
@@ -288,11 +290,9 @@ def _in_cache(name: str) -> Source | None:
 
 
 def _from_hub(name: str) -> Source:
-    import httpx
     from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
-    known = [*PACKAGED, *FAMILIES]
     nowhere = f"encoder {name!r}: is no folder, no packaged encoder ({', '.join(PACKAGED)}) and not in the local cache"
     if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE") == "1":
         raise EncoderError(f"{nowhere}, and the hub is switched off (HF_HUB_OFFLINE).{_nearest(name)}")
@@ -300,15 +300,22 @@ def _from_hub(name: str) -> Source:
         # One short question first: it answers at once where there is no network, instead of a retry for every file.
         files = HfApi().model_info(name, timeout=5).siblings or []
         if not any(file.rfilename.endswith(".safetensors") for file in files):
-            raise EncoderError(f"encoder {name!r}: the hub has it without safetensors weights; pickles are never loaded.")
+            raise EncoderError(
+                f"encoder {name!r}: the hub has it without safetensors weights; pickles are never loaded."
+            )
         patterns = ["*.json", "*.txt", "*.model", "*.safetensors"]
         return Source(name, Path(snapshot_download(name, allow_patterns=patterns)), "hub")
     except HFValidationError:
-        raise EncoderError(f"{nowhere}, and it is no hub id either.{did_you_mean(name, known)}") from None
+        raise EncoderError(f"{nowhere}, and it is no hub id either.{_nearest(name)}") from None
     except RepositoryNotFoundError:
         raise EncoderError(f"{nowhere}, and the hub knows no such model.{_nearest(name)}") from None
-    except (OfflineModeIsEnabled, HfHubHTTPError, httpx.HTTPError, OSError) as error:
-        raise EncoderError(f"{nowhere}, and the hub cannot be reached ({type(error).__name__}).{_nearest(name)}") from None
+    except EncoderError:
+        raise
+    except Exception as error:  # the hub's client changed its HTTP library, and so its errors, from version to version
+        reason = type(error).__name__
+        raise EncoderError(
+            f"{nowhere}, and the hub cannot be reached ({reason}); is there a network?{_nearest(name)}"
+        ) from None
 
 
 def _nearest(name: str) -> str:

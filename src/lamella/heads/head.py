@@ -29,7 +29,9 @@ class StageShape:
 class Head(nn.Module):
     """Mixer stages and a task, built from their specifications."""
 
-    def __init__(self, depth: int, hidden_size: int, *, mixer: Sequence[Mapping[str, Any]], task: Mapping[str, Any]) -> None:
+    def __init__(
+        self, depth: int, hidden_size: int, *, mixer: Sequence[Mapping[str, Any]], task: Mapping[str, Any]
+    ) -> None:
         super().__init__()
         first = registry.part("mixer", registry.split(mixer[0])[0]).make
         self.layers: tuple[int, ...] = first.layers(depth)  # type: ignore[attr-defined]

@@ -100,7 +100,9 @@ def best_spans(logits: Tensor, batch: Batch, cls: int, options: DecodingOptions)
     )
 
 
-def merge_windows(features: Features, windows: Iterable[WindowSpans], options: DecodingOptions) -> dict[str, Prediction]:
+def merge_windows(
+    features: Features, windows: Iterable[WindowSpans], options: DecodingOptions
+) -> dict[str, Prediction]:
     """The prediction of every question: its windows' spans together, one entry for a text, "no answer" among them."""
     spans: Mapping[int, dict[tuple[int, int], float]] = defaultdict(dict)
     nulls: dict[int, float] = {}

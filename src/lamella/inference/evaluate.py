@@ -91,5 +91,7 @@ def language_of(loaded: Loaded) -> Language:
 def _read_scores(path: Path) -> dict[str, Any]:
     scores = runs.read_json(path)
     if not isinstance(scores, dict):
-        raise UnreadableError(f"{path}: expected one JSON object {{question id: value}}. Found {type(scores).__name__}.")
+        raise UnreadableError(
+            f"{path}: expected one JSON object {{question id: value}}. Found {type(scores).__name__}."
+        )
     return scores

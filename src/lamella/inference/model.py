@@ -55,7 +55,7 @@ class ReaderModel(nn.Module):
         self.base_name, self.base_sha256 = base.name, base.sha256
         self.tokenizer: PreTrainedTokenizerFast = base.tokenizer
         self.tuning: dict[str, Any] = config.encoder.tuning
-        self.head_spec = {"mixer": config.learner.mixer, "task": config.learner.task}
+        self.head_spec: dict[str, Any] = {"mixer": config.learner.mixer, "task": config.learner.task}
         self.precision = "fp32"
         self.windows: WindowOptions = config.windows
         self.decoding: DecodingOptions = config.decoding
@@ -83,7 +83,9 @@ class ReaderModel(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write the model folder; a reader sees the old one, the new one, or none, never a mixture."""
-        trained = {name: value.detach().cpu().contiguous() for name, value in self.named_parameters() if value.requires_grad}
+        trained = {
+            name: value.detach().cpu().contiguous() for name, value in self.named_parameters() if value.requires_grad
+        }
         folder.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
@@ -103,7 +105,9 @@ class ReaderModel(nn.Module):
         folder = model_folder(path)
         if not is_saved_model(folder):
             state = run_state(path) if path.is_dir() else None
-            found = f"a run that is {state} and has no model yet" if state else "none there" if path.exists() else "nothing"
+            found = (
+                f"a run that is {state} and has no model yet" if state else "none there" if path.exists() else "nothing"
+            )
             raise UsageError(f"{path}: expected a model folder, or a run folder with one. Found {found}.")
         saved = read_json(folder / MODEL_CONFIG)
         version = saved.get(MODEL_FORMAT)
@@ -137,7 +141,7 @@ class ReaderModel(nn.Module):
 
 
 def _exchange(fresh: Path, folder: Path) -> None:
-    """Put a finished folder in the place of an old one. A folder cannot be replaced in one step: the old one steps aside."""
+    """Put a finished folder in the place of an old one, which steps aside: no system call replaces a full folder."""
     if folder.exists():
         aside = folder.parent / f".{folder.name}.old"
         shutil.rmtree(aside, ignore_errors=True)

@@ -59,5 +59,6 @@ def write_predictions(folder: Path, predictions: Mapping[str, Prediction], thres
     runs.write_json(folder / runs.NULL_ODDS, {id: one.null_odds for id, one in predictions.items()})
     runs.write_json(folder / runs.NA_PROB, {id: one.na_prob for id, one in predictions.items()})
     runs.write_json(
-        folder / runs.NBEST, {id: [candidate.to_json() for candidate in one.candidates] for id, one in predictions.items()}
+        folder / runs.NBEST,
+        {id: [candidate.to_json() for candidate in one.candidates] for id, one in predictions.items()},
     )

@@ -49,7 +49,8 @@ def make_learner(model: ReaderModel, options: LearnerOptions, total_steps: int) 
 def parameter_groups(module: nn.Module, learning_rate: float, weight_decay: float) -> list[dict[str, Any]]:
     """The trained parameters in two groups: biases and LayerNorms are not decayed."""
     spared = {id(parameter) for one in _layer_norms(module) for parameter in one.parameters()}
-    decayed, undecayed = [], []
+    decayed: list[nn.Parameter] = []
+    undecayed: list[nn.Parameter] = []
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             is_bias = parameter.ndim == 1 and name.rpartition(".")[2] in ("bias", "b")

@@ -51,7 +51,7 @@ def fit(
                     terms[name] = terms.get(name, 0.0) + value.detach() / len(group)
                 windows += len(indices)
             accelerator.clip_grad_norm_(model.parameters(), learner.max_grad_norm)
-            rate = learner.schedule.get_last_lr()[0]
+            rate = float(learner.schedule.get_last_lr()[0])
             optimiser.step()
             learner.schedule.step()
             optimiser.zero_grad()

@@ -37,7 +37,9 @@ def train(config: RunConfig, folder: Path, *, say: Callable[[str], None]) -> dic
     precision = config.training.precision
     accelerator = Accelerator(mixed_precision="fp16" if precision == "fp16" else "no")  # fp16 needs its gradient scaler
     set_seed(config.learner.seed)
-    model = ReaderModel(load_encoder(config.encoder.name, dropout=config.encoder.dropout), config).to(accelerator.device)
+    model = ReaderModel(load_encoder(config.encoder.name, dropout=config.encoder.dropout), config).to(
+        accelerator.device
+    )
     model.precision = choose_precision(precision, accelerator.device)
     say(trainable_line(model))
 
@@ -74,7 +76,7 @@ def read_data(paths: Sequence[str], config: RunConfig, limit: int | None, say: C
 
 
 class _BestModel:
-    """Scores the model on the dev windows and keeps the best one by F1 (the last one, where there is nothing to score)."""
+    """Scores the model on the dev windows and keeps the best by F1 (the last, where there is nothing to score)."""
 
     def __init__(
         self, model: ReaderModel, dev: Features, config: RunConfig, folder: Path, say: Callable[[str], None]
@@ -90,7 +92,9 @@ class _BestModel:
         threshold = self.config.decoding.null_score_diff_threshold
         results = score_predictions(self.dev.examples, predictions, threshold)
         runs.append_json_line(self.folder / runs.HISTORY, {"step": step, "epoch": round(epoch, 6), **results})
-        self.say(f"epoch {epoch:.2f}: EM {results['exact']:.2f}  F1 {results['f1']:.2f}  best F1 {results['best_f1']:.2f}")
+        self.say(
+            f"epoch {epoch:.2f}: EM {results['exact']:.2f}  F1 {results['f1']:.2f}  best F1 {results['best_f1']:.2f}"
+        )
         if not self.best or results["f1"] > self.best["f1"]:
             self.best = {"step": step, "epoch": round(epoch, 6), **results}
             self.model.save(self.folder / runs.MODEL)

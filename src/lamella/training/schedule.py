@@ -33,12 +33,12 @@ def cosine(total_steps: int, *, warmup: Share = 0.1) -> Schedule:
 
 
 @register("schedule", "cosine_with_restarts")
-def cosine_with_restarts(
-    total_steps: int, *, warmup: Share = 0.1, cycles: Annotated[int, Field(ge=1)] = 2
-) -> Schedule:
+def cosine_with_restarts(total_steps: int, *, warmup: Share = 0.1, cycles: Annotated[int, Field(ge=1)] = 2) -> Schedule:
     """Several half cosines after the warm-up, each from the peak down to 0."""
     return _after_warmup(
-        total_steps, warmup, lambda share: 0.5 * (1 + math.cos(math.pi * ((cycles * share) % 1.0))) if share < 1 else 0.0
+        total_steps,
+        warmup,
+        lambda share: 0.5 * (1 + math.cos(math.pi * ((cycles * share) % 1.0))) if share < 1 else 0.0,
     )
 
 

@@ -1,0 +1,296 @@
+"""Mending: what is really the matter with a misplaced answer, and a file's examples made sound.
+
+The structural faults of a file are mended by reading it (see readers.py); what remains is done here. The rule: nothing is
+guessed where the file leaves a doubt about *what* the answer is. An answer that cannot be found in its context is left
+out, and its question with it when no other answer remains.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import unicodedata
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import NamedTuple
+
+from lamella.data.examples import Answer, Example
+from lamella.data.problems import Problem, quote
+from lamella.data.readers import DataFile
+
+
+class Mended(NamedTuple):
+    """What is left of a file: sound examples, how many problems were mended, which ones cost an answer or a question."""
+
+    examples: tuple[Example, ...]
+    mended: int
+    dropped: list[Problem]
+
+
+class Diagnosis(NamedTuple):
+    """What is wrong with an answer; `answer` is the mended one, None where it cannot be mended."""
+
+    kind: str
+    reason: str
+    answer: Answer | None
+
+
+def mend(file: DataFile, problems: Iterable[Problem]) -> Mended:
+    """Mend the examples of a file, given the problems that `check` found (those of other files are passed over)."""
+    problems = [problem for problem in problems if problem.file == file.path]
+    kinds_of = _kinds_by_example(problems)
+    first_question: dict[str | None, str] = {}
+    examples: dict[str, Example] = {}
+    lost: set[int] = set()
+    for index, example in enumerate(file.examples):
+        kinds = kinds_of.get(index, frozenset())
+        if kinds & {"duplicate_question", "question_in_two_files"}:
+            continue  # its twin stays
+        mended = None if _is_beyond_mending(example, kinds) else _mend_answers(example)
+        if mended is None:
+            lost.add(index)
+            continue
+        question = first_question.setdefault(example.group, example.question)
+        if kinds & {"duplicate_id", "id_in_two_files"}:
+            mended = _rename(mended, with_group="id_in_two_files" in kinds or question != example.question)
+        examples.setdefault(mended.id, mended)  # two that differed only in a fault have become one
+    done = sum(problem.fixable and problem.example not in lost for problem in problems)
+    dropped = [problem for problem in problems if problem.severity == "error" and not problem.fixable]
+    return Mended(tuple(examples.values()), done, dropped)
+
+
+def leave_out(file: DataFile, problems: Iterable[Problem]) -> tuple[Example, ...]:
+    """The examples of a file without those that an error names, mendable or not."""
+    errors = [problem for problem in problems if problem.file == file.path and problem.severity == "error"]
+    named = {problem.id for problem in errors if problem.example is None and problem.id is not None}
+    faulty = {problem.example for problem in errors}
+    return tuple(
+        example
+        for index, example in enumerate(file.examples)
+        if index not in faulty and example.id not in named and example.context.text.strip()
+    )
+
+
+def diagnose(answer: Answer, context: str) -> Diagnosis | None:
+    """Why an answer is not at its offset, the most telling cause first; None when it is there."""
+    if not answer.text.strip():
+        return Diagnosis("empty_answer", f"the answer text {quote(answer.text)} is empty", None)
+    if _is_at(answer.text, answer.begin_char, context):
+        return None
+    for explain in (_other_units, _stripped_space, _other_spelling_here, _elsewhere, _other_spelling_elsewhere):
+        diagnosis = explain(answer, context)
+        if diagnosis is not None:
+            return diagnosis
+    return Diagnosis("answer_not_in_context", f"answer {quote(answer.text)} is nowhere in the context", None)
+
+
+def _is_at(text: str, begin: int, context: str) -> bool:
+    return begin >= 0 and context.startswith(text, begin)
+
+
+def _other_units(answer: Answer, context: str) -> Diagnosis | None:
+    """Offsets that do not count characters: `😀 Rome` has Rome at 2, at 3 in UTF-16 units, at 5 in UTF-8 bytes."""
+    if context.isascii() or answer.begin_char < 0:
+        return None
+    for kind, encoding, width, unit in (
+        ("offset_in_utf16", "utf-16-le", 2, "UTF-16 units"),
+        ("offset_in_utf8_bytes", "utf-8", 1, "UTF-8 bytes"),
+    ):
+        before = context.encode(encoding, "surrogatepass")[: width * answer.begin_char]
+        begin = len(before.decode(encoding, "ignore"))
+        if begin != answer.begin_char and _is_at(answer.text, begin, context):
+            reason = f"answer {quote(answer.text)} is at {begin}; {answer.begin_char} counts {unit}, not characters"
+            return Diagnosis(kind, reason, Answer(answer.text, begin))
+    return None
+
+
+def _stripped_space(answer: Answer, context: str) -> Diagnosis | None:
+    """Offsets and texts that part company over white space at an edge."""
+    text, begin = answer.text, answer.begin_char
+    shown, bare = quote(text), text.strip()
+    leading = len(context) - len(context.lstrip())
+    if leading and begin >= 0 and _is_at(text, begin + leading, context):
+        reason = (
+            f"answer {shown} is at {begin + leading}; {begin} leaves out the {leading} leading spaces of the context"
+        )
+        return Diagnosis("offset_without_leading_space", reason, Answer(text, begin + leading))
+    for place in (begin, begin + len(text) - len(text.lstrip())):
+        if bare != text and _is_at(bare, place, context):
+            reason = f"answer {shown} has white space at its edge that the context does not have at {begin}"
+            return Diagnosis("answer_edge_space", reason, Answer(bare, place))
+    behind = begin + len(context[begin:]) - len(context[begin:].lstrip()) if begin >= 0 else begin
+    if behind != begin and _is_at(text, behind, context):
+        reason = f"answer {shown} is at {behind}; at {begin} is the white space in front of it"
+        return Diagnosis("offset_before_space", reason, Answer(text, behind))
+    return None
+
+
+def _elsewhere(answer: Answer, context: str) -> Diagnosis | None:
+    text, begin = answer.text, answer.begin_char
+    places = list(_occurrences(text, context))
+    if not places:
+        return None
+    nearest = _nearest(places, begin)
+    times = "found once" if len(places) == 1 else f"found {len(places)} times, this is the nearest"
+    if not 0 <= begin < len(context):
+        reason = f"answer_start {begin} is outside the context of {len(context)} characters; "
+        reason += f"answer {quote(text)} is at {nearest} ({times})"
+        return Diagnosis("answer_start_out_of_range", reason, Answer(text, nearest))
+    reason = f"answer {quote(text)} is at {nearest}, not at {begin}: shifted by {begin - nearest:+d} ({times})"
+    return Diagnosis("answer_shifted", reason, Answer(text, nearest))
+
+
+def _other_spelling_here(answer: Answer, context: str) -> Diagnosis | None:
+    if answer.begin_char < 0:
+        return None
+    # Enough of the context for the answer decomposed (a Korean syllable is up to three letters) or widely spaced.
+    piece = context[answer.begin_char : answer.begin_char + 3 * len(answer.text) + 16]
+    if dict(_LOOSEST.find(answer.text, piece)).get(0) is None:
+        return None
+    for spelling in (*_SPELLINGS, _LOOSEST):
+        end = dict(spelling.find(answer.text, piece)).get(0)
+        if end is not None:
+            return _respelt(spelling, answer, answer.begin_char, answer.begin_char + end, context)
+    return None
+
+
+def _other_spelling_elsewhere(answer: Answer, context: str) -> Diagnosis | None:
+    for spelling in (*_SPELLINGS, _LOOSEST):
+        places = dict(spelling.find(answer.text, context))
+        if places:
+            begin = _nearest(places, answer.begin_char)
+            return _respelt(spelling, answer, begin, places[begin], context)
+    return None
+
+
+def _respelt(spelling: _Spelling, answer: Answer, begin: int, end: int, context: str) -> Diagnosis:
+    text = context[begin:end]
+    reason = f"answer {quote(answer.text)} differs in {spelling.what} from {quote(text)} at {begin}"
+    if spelling.kind == "answer_unicode":
+        reason = f"answer {quote(answer.text)} is {_form(answer.text)}, the context has it as {_form(text)} at {begin}"
+    if begin != answer.begin_char:
+        reason += f" (not at {answer.begin_char})"
+    return Diagnosis(spelling.kind, reason, Answer(text, begin))
+
+
+def _form(text: str) -> str:
+    forms = [form for form in ("NFC", "NFD", "NFKC", "NFKD") if unicodedata.is_normalized(form, text)]
+    return "/".join(forms) or "in no Unicode normal form"
+
+
+class _Spelling(NamedTuple):
+    """A way in which texts that mean the same may differ, as what becomes of each character when it is put aside."""
+
+    kind: str
+    what: str
+    fold: Callable[[str], str]
+    collapse: bool  # whether runs of space count as one
+
+    def find(self, text: str, context: str) -> Iterator[tuple[int, int]]:
+        """Where a text is in a context when the difference does not count: begin and end in the context."""
+        wanted = "".join(character for character, _ in self._folded(text)).strip()
+        folded = list(self._folded(context))
+        haystack = "".join(character for character, _ in folded)
+        owners = [owner for _, owner in folded]
+        for place in _occurrences(wanted, haystack):
+            last = place + len(wanted) - 1
+            # A match must not begin or end inside a character: `a` is not in `ä`, though `a` + U+0308 begins with it.
+            if place > 0 and owners[place - 1] == owners[place]:
+                continue
+            if last + 1 < len(owners) and (owners[last + 1] == owners[last] or _joins_back(haystack[last + 1])):
+                continue
+            yield owners[place], owners[last] + 1
+
+    def _folded(self, text: str) -> Iterator[tuple[str, int]]:
+        """The folded characters, each with the index of the character it came from."""
+        previous = ""
+        for index, character in enumerate(text):
+            for piece in self.fold(character):
+                if not (self.collapse and piece == previous == " "):
+                    yield piece, index
+                previous = piece
+
+
+_INVISIBLE = frozenset("\u00ad\u200b\u200c\u200d\u2060\ufeff")
+
+
+def _plain_space(character: str) -> str:
+    return " " if character.isspace() else "" if character in _INVISIBLE else character
+
+
+def _decomposed(character: str) -> str:
+    return unicodedata.normalize("NFKD", character)
+
+
+def _bare(character: str) -> str:
+    return "".join(_plain_space(piece) for piece in _decomposed(_plain_space(character)).casefold())
+
+
+_SPELLINGS = (
+    _Spelling("answer_case", "case", str.casefold, collapse=False),
+    _Spelling("answer_whitespace", "white space", _plain_space, collapse=True),
+    _Spelling("answer_unicode", "Unicode form", _decomposed, collapse=False),
+)
+_LOOSEST = _Spelling("answer_spelling", "case, white space and Unicode form", _bare, collapse=True)
+
+
+def _joins_back(character: str) -> bool:
+    """Whether a character belongs to the one before: a combining mark, a vowel or final of a Korean syllable."""
+    return unicodedata.combining(character) > 0 or "\u1160" <= character <= "\u11ff"
+
+
+def _occurrences(text: str, context: str) -> Iterator[int]:
+    place = context.find(text) if text else -1
+    while place >= 0:
+        yield place
+        place = context.find(text, place + 1)
+
+
+def _nearest(places: Iterable[int], begin: int) -> int:
+    return min(places, key=lambda place: (abs(place - begin), place))
+
+
+def _kinds_by_example(problems: Iterable[Problem]) -> dict[int, set[str]]:
+    kinds: dict[int, set[str]] = defaultdict(set)
+    for problem in problems:
+        if problem.example is not None:
+            kinds[problem.example].add(problem.kind)
+    return kinds
+
+
+def _is_beyond_mending(example: Example, kinds: Collection[str]) -> bool:
+    """Whether a question has to go, whatever its answers are."""
+    return "answerable_without_answers" in kinds or not example.question.strip() or not example.context.text.strip()
+
+
+def _mend_answers(example: Example) -> Example | None:
+    """The example with each answer where and as it is in the context; None when it loses its last answer."""
+    text = example.context.text
+    answers = tuple(_mend_each(example.answers, text))
+    plausible = tuple(_mend_each(example.plausible_answers, text))
+    if example.answers and not answers:
+        return None
+    if answers == example.answers and plausible == example.plausible_answers:
+        return example
+    return dataclasses.replace(example, answers=answers, plausible_answers=plausible)
+
+
+def _mend_each(answers: tuple[Answer, ...], context: str) -> Iterator[Answer]:
+    for answer in answers:
+        diagnosis = diagnose(answer, context)
+        mended = answer if diagnosis is None else diagnosis.answer
+        if mended is not None:
+            yield mended
+
+
+def _rename(example: Example, *, with_group: bool) -> Example:
+    """Another id for a question whose id is taken; made from its text, so that mending twice gives the same."""
+    answers = "\0".join(f"{answer.begin_char} {answer.text}" for answer in example.answers)
+    id = f"{example.id}-{_digest(example.question, example.context.text, answers)}"
+    if example.group is None or not with_group:
+        return dataclasses.replace(example, id=id)
+    return dataclasses.replace(example, id=id, group=f"{example.group}-{_digest(example.question)}")
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha1("\0".join(texts).encode("utf-8", "replace")).hexdigest()[:8]

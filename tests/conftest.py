@@ -1,0 +1,21 @@
+"""What every test shares: no network, no colours, one place for real data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "true"
+
+REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder with the real data sets; a test that needs it is skipped where it is absent."""
+    if not (REAL_DATA / "cs224n-dev.json.gz").is_file():
+        pytest.skip("real data sets are not beside the checkout (../shared/data)")
+    return REAL_DATA
