@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from lamella.config import RunConfig, check_config
+from lamella.data.batches import Batch, collate
 from lamella.data.demo import data_path
 from lamella.data.examples import Answer, Context, Example
+from lamella.data.features import featurise
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.sources import LoadedEncoder
 from lamella.inference.model import ReaderModel
@@ -114,6 +117,13 @@ def tiny_run_config(**sections: Any) -> RunConfig:
 def tiny_model(family: str = "bert", *, seed: int = 0, **sections: Any) -> ReaderModel:
     """A random reader."""
     return ReaderModel(tiny_encoder(family, seed=seed), tiny_run_config(**sections)).eval()
+
+
+def tiny_batch(family: str = "bert", count: int = 4) -> Batch:
+    """Windows of unlike length over the bundled contexts, so that most of them are padded."""
+    texts = [context[: 60 * (number + 1)] for number, context in enumerate(corpus()[:count])]
+    features = featurise(examples_about(texts), tiny_tokenizer(family), tiny_run_config().windows)
+    return collate(features, np.arange(len(features)))
 
 
 def example(context: str, answer: str | None = None, question: str = "What is it?", id: str = "q1") -> Example:

@@ -6,7 +6,6 @@ describe the pass over the data; `learner` describes what is trained in it.
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from lamella import registry
-from lamella.errors import ConfigError, UnknownNameError, UnreadableError, UsageError
+from lamella.errors import ConfigError, UnknownNameError, UnreadableError
+from lamella.runs import read_json, read_text
 
 DEFAULT_ENCODER = "all-MiniLM-L6-v2"
 SPECIAL_TOKENS = 4  # at most: RoBERTa's <s> question </s></s> context </s>
@@ -26,11 +26,11 @@ def _one_part(value: Any) -> Any:
         return {"name": value}
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return dict(value)
-    raise ValueError('expected the name of a part, or a table with "name" and its options')
+    raise ValueError('the name of a part, or a table with "name" and its options')
 
 
 def _listed(value: Any) -> Any:
-    return value if isinstance(value, list | tuple) else [value]
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 PartSpec = Annotated[dict[str, Any], BeforeValidator(_one_part)]
@@ -40,7 +40,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    """A table of the run file."""
+
+    model_config = ConfigDict(**registry.STRICT, frozen=True)
 
 
 class DataOptions(Section):
@@ -109,7 +111,7 @@ class LearnerOptions(Section):
     weight_decay: float = Field(default=0.01, ge=0, description="AdamW's decay; biases and LayerNorms are spared")
     schedule: PartSpec = Field(default={"name": "linear"}, description="the learning rate over the steps")
     max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are clipped to this norm")
-    seed: int = Field(default=0, ge=0, description="fixes the head's initial weights and the dropout")
+    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="fixes the head's initial weights and the dropout")
 
 
 class DecodingOptions(Section):
@@ -134,7 +136,7 @@ class RunConfig(Section):
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a run file (`.toml`, or the `config.json` of a run folder), put `key=value` overrides on it, check all of it."""
+    """Read a run file (TOML, or the `config.json` of a run), put `key=value` overrides on it, check all of it."""
     table = {} if path is None else _read_table(path)
     problems = [problem for override in overrides if (problem := _apply(table, override))]
     return check_config(table, where=str(path or "configuration"), problems=problems)
@@ -143,17 +145,30 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
 def check_config(table: Mapping[str, Any], *, where: str, problems: Sequence[str] = ()) -> RunConfig:
     """Check a whole configuration: its keys and types, the options of the parts it names, the rules across them."""
     found = list(problems)
-    config = None
+    faulty: set[str] = set()
     try:
         config = RunConfig.model_validate(dict(table))
     except ValidationError as error:
-        found += registry.explain(error, "", RunConfig)
-    if config is not None:
-        found += _part_problems(config)
-        found += _rule_problems(config)
-    if found or config is None:
+        found += registry.explain(error, table, RunConfig)
+        faulty = {str(finding["loc"][0]) for finding in error.errors()}
+        config = _sound_part(table, error)
+    found += _part_problems(config)
+    found += [problem for problem in _rule_problems(config) if problem.partition(".")[0] not in faulty]
+    if found:
         raise ConfigError(where, found)
     return config
+
+
+def _sound_part(table: Mapping[str, Any], error: ValidationError) -> RunConfig:
+    """The configuration without its faulty options, so that what else is wrong is found in the same breath."""
+    sound = {name: dict(section) if isinstance(section, Mapping) else section for name, section in table.items()}
+    for finding in error.errors():
+        section, *keys = finding["loc"]
+        if keys and isinstance(sound.get(str(section)), dict):
+            sound[str(section)].pop(keys[0], None)
+        else:
+            sound.pop(str(section), None)
+    return RunConfig.model_validate(sound)
 
 
 def _part_problems(config: RunConfig) -> list[str]:
@@ -197,32 +212,30 @@ def _rule_problems(config: RunConfig) -> list[str]:
 
 
 def _read_table(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such run file.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableError(f"{path}: cannot be read as a run file ({error}).") from None
-    try:
-        table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except json.JSONDecodeError as error:
-        raise UnreadableError(f"{path}:{error.lineno}:{error.colno}: broken JSON: {error.msg}.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UnreadableError(f"{path}: broken TOML: {error}.") from None
+    if path.suffix == ".json":
+        table = read_json(path)
+    else:
+        try:
+            table = tomllib.loads(read_text(path))
+        except tomllib.TOMLDecodeError as error:
+            raise UnreadableError(f"{path}: broken TOML: {error}.") from None
     if not isinstance(table, dict):
-        raise UnreadableError(f"{path}: expected tables of options. Found {type(table).__name__}.")
+        raise UnreadableError(f"{path}: expected tables of options. Found {registry.shorten(table)}.")
     return table
 
 
 def _apply(table: dict[str, Any], override: str) -> str | None:
-    """Put one `section.key=value` into the table; the value is TOML, or else taken as a string."""
+    """Put one `section.key=value` into the table; the value is TOML, or a text whose quotes were left out."""
     key, equals, text = override.partition("=")
-    keys = key.strip().split(".")
+    keys = [name.strip() for name in key.split(".")]
+    text = text.strip()
     if not equals or not all(keys):
         return f"--set {override}: expected section.key=value."
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
+        if text[:1] in ("[", "{", '"', "'"):
+            return f'--set {override}: expected a value as TOML writes it, say ["a", "b"] or {{name = "a", k = 3}}.'
         value = text
     for name in keys[:-1]:
         inner = table.setdefault(name, {})

@@ -8,6 +8,9 @@ against it, `lamella parts` prints it, the reference page is made from it.
     def linear(total_steps: int, *, warmup: Share = 0.1) -> Schedule: ...
 
     build("schedule", {"name": "linear", "warmup": 0.06}, 1000)
+
+Options have the types that TOML has, and none is turned into another: `true` is no number, `"3"` neither. An option
+that lists things is annotated as a `list` or a `Sequence`.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
@@ -25,6 +29,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from lamella.errors import ConfigError, UnknownNameError, did_you_mean
 
 T = TypeVar("T", bound=Callable[..., Any])
+
+# Nothing unknown, nothing converted in silence, no number that a JSON file could not hold.
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
@@ -71,14 +78,14 @@ class Part:
     @functools.cached_property
     def _schema(self) -> type[BaseModel]:
         fields: dict[str, Any] = _keyword_only(self.make)
-        return create_model(f"{self.family}.{self.name}", __config__=ConfigDict(extra="forbid"), **fields)
+        return create_model(f"{self.family}.{self.name}", __config__=STRICT, **fields)
 
     def problems(self, options: Mapping[str, Any], where: str) -> list[str]:
         """Every fault of `options`, one line each; an empty list when they fit."""
         try:
             self._schema.model_validate(dict(options))
         except ValidationError as error:
-            return explain(error, where, self._schema)
+            return explain(error, options, self._schema, where)
         return []
 
     def resolved(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,7 +93,7 @@ class Part:
         try:
             checked = self._schema.model_validate(dict(options))
         except ValidationError as error:
-            raise ConfigError(f"{self.family} {self.name!r}", explain(error, "", self._schema)) from None
+            raise ConfigError(f"{self.family} {self.name!r}", explain(error, options, self._schema)) from None
         return {name: getattr(checked, name) for name in type(checked).model_fields}
 
 
@@ -109,8 +116,10 @@ def register(family: str, name: str) -> Callable[[T], T]:
 
     def add(make: T) -> T:
         parts = FAMILIES[family].parts
-        if name in parts and parts[name].make.__qualname__ != make.__qualname__:
-            raise ValueError(f"{family} {name!r} is registered twice: {parts[name].make} and {make}")
+        if name in parts and _place(parts[name].make) != _place(make):  # the same place again is a module reloaded
+            raise ValueError(
+                f"{family} {name!r} is registered twice: by {_place(parts[name].make)} and by {_place(make)}"
+            )
         parts[name] = Part(family, name, make)
         return make
 
@@ -160,21 +169,32 @@ def split(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return options.pop("name"), options
 
 
-def explain(error: ValidationError, where: str, schema: type[BaseModel]) -> list[str]:
-    """pydantic's findings in our words: key path, what was expected, what was found, the nearest known key."""
-    lines = []
+def explain(error: ValidationError, given: Mapping[str, Any], schema: type[BaseModel], where: str = "") -> list[str]:
+    """pydantic's findings about `given` in our words: key path, what was expected, what was found, the nearest key."""
+    lines: list[str] = []
+    wrong: dict[
+        str, tuple[list[str], Any]
+    ] = {}  # path -> what it may be (a line for each member of a union), its value
     for finding in error.errors():
-        keys = [str(key) for key in finding["loc"] if not _is_union_member(key)]
-        path = ".".join(key for key in [where, *keys] if key)
+        keys = _real_keys(finding["loc"], given, missing=finding["type"] == "missing")
+        path = _spell_path(where, keys)
         if finding["type"] == "extra_forbidden":
-            known = _fields_at(schema, finding["loc"][:-1])
-            lines.append(f"{path}: no such option.{did_you_mean(keys[-1], known)}")
+            lines.append(f"{path}: {_unknown_key(keys, schema)}")
         elif finding["type"] == "missing":
             lines.append(f"{path}: is required and was not given.")
         else:
-            message = finding["msg"].removeprefix("Value error, ")
-            lines.append(f"{path}: {message[:1].lower()}{message[1:]}. Got {finding['input']!r}.")
-    return list(dict.fromkeys(lines))
+            wrong.setdefault(path, ([], finding["input"]))[0].append(_expectation(finding))
+    lines += [
+        f"{path}: expected {' or '.join(dict.fromkeys(expected))}. Got {shorten(value)}."
+        for path, (expected, value) in wrong.items()
+    ]
+    return lines
+
+
+def shorten(value: Any, limit: int = 80) -> str:
+    """A value as a message shows it."""
+    shown = repr(value)
+    return shown if len(shown) <= limit else f"{shown[:limit]}…"
 
 
 def _loaded(family: str) -> Family:
@@ -195,30 +215,109 @@ def _keyword_only(make: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     }
 
 
+def _place(make: Callable[..., Any]) -> str:
+    return f"{make.__module__}.{make.__qualname__}"
+
+
+_BOUNDS = {
+    "ge": ">=",
+    "gt": ">",
+    "le": "<=",
+    "lt": "<",
+    "multiple_of": "a multiple of",
+    "min_length": "length >=",
+    "max_length": "length <=",
+}
+
+
 def _spell(annotation: Any) -> str:
     """A type as a reader of the docs wants it: `Literal['a', 'b']` becomes `a | b`."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        bounds = [str(bound) for extra in arguments[1:] for bound in getattr(extra, "metadata", [])]
+        limits = [limit for extra in arguments[1:] for limit in getattr(extra, "metadata", [extra])]
+        bounds = [f"{sign} {getattr(one, key)}" for one in limits for key, sign in _BOUNDS.items() if hasattr(one, key)]
         return _spell(arguments[0]) + (f" ({', '.join(bounds)})" if bounds else "")
     if origin is typing.Literal:
         return " | ".join(str(choice) for choice in arguments)
-    if origin is typing.Union or str(origin) == "<class 'types.UnionType'>":
+    if origin in (typing.Union, types.UnionType):
         return " | ".join(_spell(one) for one in arguments)
+    if origin in (list, Sequence):
+        return f"list of {_spell(arguments[0])}"
     return "none" if annotation is type(None) else getattr(annotation, "__name__", str(annotation))
 
 
-def _is_union_member(key: str | int) -> bool:
-    """pydantic adds the tried branch of a union to the path (`function-before[...]`, `list[str]`): no key of ours."""
-    return isinstance(key, str) and not key.replace("_", "").isalnum()
+_EXPECTATIONS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a text in quotes",
+    "list_type": "a list",
+    "sequence_str": "a list",
+    "dict_type": "a table",
+    "model_type": "a table of options",
+    "literal_error": "{expected}",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "multiple_of": "a multiple of {multiple_of}",
+    "string_too_short": "a text of at least {min_length} character(s)",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+    "value_error": "{error}",
+}
 
 
-def _fields_at(schema: type[BaseModel], path: tuple[str | int, ...]) -> list[str]:
-    """The keys that exist where an unknown one was found."""
-    for key in path:
-        if not isinstance(key, str) or key not in schema.model_fields:
+def _expectation(finding: Mapping[str, Any]) -> str:
+    words = _EXPECTATIONS.get(finding["type"])
+    if words is None:  # a kind that no option of ours can have yet: pydantic's own sentence, without its opening
+        return str(finding["msg"]).removeprefix("Input should be ")
+    return words.format(**finding.get("ctx", {}))
+
+
+def _real_keys(path: Sequence[str | int], given: Any, *, missing: bool) -> list[str | int]:
+    """pydantic puts the tried member of a union, and the place in a list it made itself, into a path: not keys of ours.
+
+    `("k", "list[int]", 0)` is `k[0]` where the user gave a list, and `k` where one value was given in place of a list.
+    """
+    keys: list[str | int] = []
+    for place, key in enumerate(path):
+        is_place = isinstance(given, list) and isinstance(key, int)
+        if is_place or (isinstance(given, Mapping) and key in given):
+            given = given[key]
+        elif not (missing and place == len(path) - 1):
             continue
-        annotation = schema.model_fields[key].annotation
-        candidates = [annotation, *typing.get_args(annotation)]
-        schema = next((one for one in candidates if isinstance(one, type) and issubclass(one, BaseModel)), schema)
-    return list(schema.model_fields)
+        keys.append(key)
+    return keys
+
+
+def _spell_path(where: str, keys: Sequence[str | int]) -> str:
+    path = where
+    for key in keys:
+        path += f"[{key}]" if isinstance(key, int) else f".{key}" if path else key
+    return path
+
+
+def _unknown_key(keys: Sequence[str | int], schema: type[BaseModel]) -> str:
+    """What to say of a key that does not exist; best of all, in which section it does."""
+    key, sections = str(keys[-1]), _sections(schema)
+    homes = [f"{name}.{key}" for name, section in sections.items() if key in section.model_fields]
+    if homes:
+        return f"no such option here. Did you mean {' or '.join(homes)}?"
+    inside = sections.get(str(keys[0]), schema)
+    if not inside.model_fields:
+        return "no such option; it takes none."
+    return (
+        f"no such {'section' if inside is schema and sections else 'option'}.{did_you_mean(key, inside.model_fields)}"
+    )
+
+
+def _sections(schema: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """The fields of a schema that are tables with options of their own."""
+    return {
+        name: field.annotation
+        for name, field in schema.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import platform
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,8 @@ NA_PROB = "na_prob.json"
 RESULTS = "eval_results.json"
 FILES = (RUN, CONFIG, ENVIRONMENT, HISTORY, PREDICTIONS, NBEST, NULL_ODDS, NA_PROB, RESULTS)
 
+TEMPORARY = ".lamella-part"  # ends the name of what is being written; a kill may leave it behind
+
 LIBRARIES = (
     "torch",
     "transformers",
@@ -51,20 +54,21 @@ LIBRARIES = (
 def new_run(folder: Path, command: str, *, overwrite: bool = False) -> Iterator[Path]:
     """Open a run folder for writing; marks it finished, failed or interrupted when the block ends.
 
-    A folder that holds anything is refused, unless it holds an earlier run and `overwrite` is given; then only the files
-    of a run are removed from it.
+    A folder that holds anything is refused, unless it holds an earlier run and `overwrite` is given; then only the
+    files of a run and its model folder are removed from it.
     """
-    _make_room(folder, overwrite)
+    _check_room(folder, overwrite)
     record: dict[str, Any] = {"state": "unfinished", "command": command, "lamella": __version__, "started": _now()}
-    write_json(folder / RUN, record)
+    write_json(folder / RUN, record)  # first of all: a kill while the earlier run is removed must not leave `finished`
+    _remove_earlier(folder)
     write_json(folder / ENVIRONMENT, environment())
     try:
         yield folder
-    except KeyboardInterrupt:
-        write_json(folder / RUN, {**record, "state": "interrupted", "ended": _now()})
-        raise
     except BaseException as error:
-        write_json(folder / RUN, {**record, "state": "failed", "error": str(error), "ended": _now()})
+        stopped = isinstance(error, KeyboardInterrupt)
+        outcome = {"state": "interrupted"} if stopped else {"state": "failed", "error": str(error)}
+        with contextlib.suppress(RunError):  # on a full disk the state stays `unfinished`, and the first error is told
+            write_json(folder / RUN, {**record, **outcome, "ended": _now()})
         raise
     write_json(folder / RUN, {**record, "state": "finished", "ended": _now()})
 
@@ -72,7 +76,12 @@ def new_run(folder: Path, command: str, *, overwrite: bool = False) -> Iterator[
 def run_state(folder: Path) -> str | None:
     """`finished`, `unfinished`, `failed` or `interrupted`; None where the folder is no run."""
     path = folder / RUN
-    return str(read_json(path).get("state")) if path.is_file() else None
+    if not path.is_file():
+        return None
+    record = read_json(path)
+    if not isinstance(record, dict) or not isinstance(record.get("state"), str):
+        raise UnreadableError(f"{path}: expected the record of a run, with its state; it is damaged.")
+    return str(record["state"])
 
 
 def environment() -> dict[str, Any]:
@@ -99,19 +108,22 @@ def library_versions() -> dict[str, str]:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old one or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp makes a private file; results are there to be shared
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o666 & ~_umask())  # mkstemp makes a private file; results are there to be shared
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+            raise
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -121,43 +133,62 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Mapping[str, Any] | list[Any]) -> None:
     """Write a JSON file atomically, readable by people."""
-    write_text(path, json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
+    text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+    # Half a surrogate pair has no UTF-8 form; the backslash that replaces it is JSON's own way to write it.
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def read_json(path: Path) -> Any:
     """Read a JSON file; what is wrong with it is said with line and column."""
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
+        return json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise UnreadableError(f"{path}:{error.lineno}:{error.colno}: broken JSON: {error.msg}.") from None
+
+
+def read_text(path: Path) -> str:
+    """Read a text file in UTF-8, with a byte order mark or without."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UnreadableError(f"{path}: no such file.") from None
     except OSError as error:
         raise UnreadableError(f"{path}: cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError as error:
         raise UnreadableError(f"{path}: expected UTF-8 text; byte {error.start} is not.") from None
-    except json.JSONDecodeError as error:
-        raise UnreadableError(f"{path}:{error.lineno}:{error.colno}: broken JSON: {error.msg}.") from None
 
 
 def append_json_line(path: Path, value: Mapping[str, Any]) -> None:
     """Add one record to a file of JSON lines, in one write."""
-    with path.open("a", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _make_room(folder: Path, overwrite: bool) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder}: expected a folder to write the run into; it is a file.")
-    if folder.is_dir() and any(folder.iterdir()):
-        state = run_state(folder)
-        if state is None:
-            raise RunError(f"{folder}: is not empty and holds no run of Lamella; choose another --out.")
-        if not overwrite:
-            raise RunError(f"{folder}: holds a run already ({state}); choose another --out, or pass --overwrite.")
-        for name in FILES:
-            (folder / name).unlink(missing_ok=True)
-        for file in sorted((folder / MODEL).glob("*")):
-            file.unlink()
-    folder.mkdir(parents=True, exist_ok=True)
+def _check_room(folder: Path, overwrite: bool) -> None:
+    """Refuse a folder that is not ours to write into; touches nothing."""
+    try:
+        holds = {path.name for path in folder.iterdir() if not path.name.endswith(TEMPORARY)}
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunError(f"{folder}: expected a folder to write the run into ({error.strerror}).") from None
+    if not holds:
+        return
+    state = run_state(folder)
+    if state is None:
+        raise RunError(f"{folder}: is not empty and holds no run of Lamella; choose another --out.")
+    if not overwrite:
+        raise RunError(f"{folder}: holds a run already ({state}); choose another --out, or pass --overwrite.")
+
+
+def _remove_earlier(folder: Path) -> None:
+    """Remove what an earlier run left, except the record of the new one; any other file stays."""
+    ours = [folder / name for name in (*FILES, MODEL) if name != RUN]
+    for path in [*ours, *folder.glob(f".*{TEMPORARY}")]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _now() -> str:

@@ -1,8 +1,8 @@
 """Which windows go together, and how they become tensors.
 
 Windows of like length share a batch, so little of it is padding: SQuAD windows average 170 tokens, and padding them all
-to 384 wastes more than half of every step. The order depends on the seed and the epoch alone, so that a run can go on in
-the middle of an epoch.
+to 384 wastes more than half of every step. The order depends on the seed and the epoch alone, so that a run can go on
+in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def longest_first(lengths: Indices, batch_size: int) -> Iterator[Indices]:
 def collate(features: Features, windows: Indices) -> Batch:
     """Make a padded batch of some windows."""
     lengths = features.lengths[windows]
-    longest = int(lengths.max())
-    width = math.ceil(longest / PAD_TO_MULTIPLE_OF) * PAD_TO_MULTIPLE_OF
+    width = math.ceil(int(lengths.max()) / PAD_TO_MULTIPLE_OF) * PAD_TO_MULTIPLE_OF
+    width = min(width, features.max_seq_length)  # an encoder may have no positions beyond it
     places = np.arange(width)
     mask = places < lengths[:, None]  # [B, T]
     begin, end = features.context_begin[windows, None], features.context_end[windows, None]

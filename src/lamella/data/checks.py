@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,13 +23,6 @@ from lamella.data.readers import DataFile, read
 from lamella.errors import DataError
 
 UNKNOWN_RATE = 0.05  # of a script's tokens; above it, an encoder does not know the language
-
-
-class Encoding(Protocol):
-    """The part of `tokenizers.Encoding` that is used here."""
-
-    @property
-    def ids(self) -> list[int]: ...
 
 
 class Tokenizer(Protocol):
@@ -59,10 +53,7 @@ class ScriptTokens:
 
     tokens: int
     unknown: int
-
-    @property
-    def unknown_rate(self) -> float:
-        return self.unknown / self.tokens if self.tokens else 0.0
+    unknown_rate: float
 
 
 @dataclass(frozen=True)
@@ -155,9 +146,13 @@ def check(
     return Report(tuple(problems), tuple(statistics))
 
 
-def load_examples(paths: Iterable[str | Path], *, on_bad_answer: Literal["refuse", "fix", "skip"] = "refuse") -> Loaded:
-    """Read the examples of files for training; errors are refused, mended, or left out with their questions."""
-    files = tuple(read(path) for path in paths)
+def load_examples(
+    paths: Iterable[str | Path], *, on_bad_answer: Literal["refuse", "fix", "skip", "ignore"] = "refuse"
+) -> Loaded:
+    """Read the examples of files; their errors are refused, mended, left out with their questions, or ignored."""
+    files = tuple(read(path) for path in dict.fromkeys(map(str, paths)))
+    if on_bad_answer == "ignore":
+        return Loaded(tuple(itertools.chain(*(file.examples for file in files))), files, 0, _unread(files))
     report = check(files)
     if report.errors and on_bad_answer == "refuse":
         raise DataError(_refusal(report.errors))
@@ -170,11 +165,15 @@ def load_examples(paths: Iterable[str | Path], *, on_bad_answer: Literal["refuse
         else:
             kept = leave_out(file, report.errors)
         examples += kept
-        skipped += len(file.examples) - len(kept) + file.unread
+        skipped += len(file.examples) - len(kept)
     if not examples:
         names = ", ".join(file.path for file in files)
         raise DataError(f"{names}: no question is left to use; see what is wrong with: lamella check {names}")
-    return Loaded(tuple(examples), files, mended, skipped)
+    return Loaded(tuple(examples), files, mended, skipped + _unread(files))
+
+
+def _unread(files: Iterable[DataFile]) -> int:
+    return sum(file.unread for file in files)
 
 
 def _refusal(errors: Sequence[Problem]) -> str:
@@ -203,82 +202,105 @@ def _check_contexts(file: DataFile) -> Iterator[Problem]:
 
 
 def _check_examples(file: DataFile) -> Iterator[Problem]:
-    """What can be said of a question by itself."""
-    for index, example in enumerate(file.examples):
-
-        def problem(kind: str, reason: str, example: Example = example, index: int = index) -> Problem:
-            return Problem(kind, file.path, reason, example.context.title or None, example.id, example=index)
-
+    """What can be said of a question and its answers by themselves."""
+    for index in _asked_first(file):
+        example = file.examples[index]
         if not example.question.strip():
-            yield problem("empty_question", f"question {quote(example.question)} is empty")
+            yield _about(file, index, "empty_question", f"question {quote(example.question)} is empty")
         for kind, reason in _odd_characters(example.question):
-            yield problem(kind, f"question {quote(example.question)}: {reason}")
+            yield _about(file, index, kind, f"question {quote(example.question)}: {reason}")
+    for index, example in enumerate(file.examples):
         if not example.context.text.strip():
             continue  # said once, of the context
         for answer in dict.fromkeys(example.answers):
             diagnosis = diagnose(answer, example.context.text)
             if diagnosis is not None:
-                yield problem(diagnosis.kind, diagnosis.reason)
+                yield _about(file, index, diagnosis.kind, diagnosis.reason)
         for answer in dict.fromkeys(example.plausible_answers):
             diagnosis = diagnose(answer, example.context.text)
             if diagnosis is not None:
-                yield problem("plausible_answer_misplaced", f"plausible {diagnosis.reason}")
+                yield _about(file, index, "plausible_answer_misplaced", f"plausible {diagnosis.reason}")
 
 
 def _check_repetitions(file: DataFile) -> Iterator[Problem]:
     """Questions that are there twice within a file."""
     seen_ids: dict[str, set[tuple[object, ...]]] = defaultdict(set)
-    seen_groups: dict[str, str] = {}
+    seen_groups: dict[str | None, str] = {}
     seen_questions: dict[tuple[Context, str], tuple[str, frozenset[str]]] = {}
     for index, example in enumerate(file.examples):
-        place = (example.context.title or None, example.id)
         content, earlier = _content(example), seen_ids[example.id]
-        other = example.group is not None and seen_groups.setdefault(example.group, example.question)
+        first_of_group = seen_groups.setdefault(example.group, example.question)
         if content in earlier:
             reason = "the same question, with the same id, is there before"
-            yield Problem("duplicate_question", file.path, reason, *place, example=index)
+            yield _about(file, index, "duplicate_question", reason)
             continue
-        if earlier or (other and other != example.question):
+        if earlier or (example.group is not None and first_of_group != example.question):
             reason = f"the id is taken by another question than {quote(example.question)}"
-            yield Problem("duplicate_id", file.path, reason, *place, example=index)
+            yield _about(file, index, "duplicate_id", reason)
         earlier.add(content)
         texts = frozenset(_alike(answer.text).casefold() for answer in example.answers)
         asked = (example.context, _alike(example.question).casefold())
         first_id, first_texts = seen_questions.setdefault(asked, (example.id, texts))
-        if first_texts != texts and not first_texts & texts:
+        if not _agree(first_texts, texts):
             reason = f"{quote(example.question)} is also asked as {quote(first_id)}, "
             reason += f"with {_listed(first_texts)} instead of {_listed(texts)}"
-            yield Problem("conflicting_answers", file.path, reason, *place, example=index)
+            yield _about(file, index, "conflicting_answers", reason)
 
 
 def _check_between(files: Sequence[DataFile]) -> Iterator[Problem]:
     """Ids and contexts that a later file shares with an earlier one."""
-    ids: dict[str, tuple[str, set[tuple[object, ...]]]] = {}
+    owners: dict[str, str] = {}  # the first file with an id
+    homes: dict[tuple[object, ...], str] = {}  # the first file with an id and content
     contexts: dict[str, tuple[str, str]] = {}
     for file in files if len(files) > 1 else ():
         for index, example in enumerate(file.examples):
             # A question asked of several contexts is one: should its id be taken, all its examples need another.
-            path, contents = ids.setdefault(example.group or example.id, (file.path, set()))
-            if path == file.path:
-                contents.add(_content(example))
-                continue
-            place = (example.context.title or None, example.id)
-            if _content(example) in contents:
-                reason = f"the same question, with the same id, is in {path}"
-                yield Problem("question_in_two_files", file.path, reason, *place, example=index)
-            else:
-                reason = f"the id is taken by another question in {path}"
-                yield Problem("id_in_two_files", file.path, reason, *place, example=index)
-        here = {_alike(context.text): context for context in _contexts(file) if context.text.strip()}
-        for text, context in here.items():
+            id = example.group or example.id
+            owner = owners.setdefault(id, file.path)
+            home = homes.setdefault((id, *_content(example)), file.path)
+            if home != file.path:
+                reason = f"the same question, with the same id, is in {home}"
+                yield _about(file, index, "question_in_two_files", reason)
+            elif owner != file.path:
+                reason = f"the id is taken by another question in {owner}"
+                yield _about(file, index, "id_in_two_files", reason)
+        for text, context in _telling_contexts(file).items():
             path, title = contexts.setdefault(text, (file.path, context.title))
             if path != file.path:
                 reason = f"context {quote(context.text)} is also in {path}" + (f", {quote(title)}" if title else "")
                 yield Problem("context_in_two_files", file.path, reason, context.title or None)
 
 
+def _about(file: DataFile, index: int, kind: str, reason: str) -> Problem:
+    """A problem of one example."""
+    example = file.examples[index]
+    return Problem(kind, file.path, reason, example.context.title or None, example.id, example=index)
+
+
+def _asked_first(file: DataFile) -> list[int]:
+    """The examples to speak of a question at: one each, also where it is asked of several contexts."""
+    groups: set[str] = set()
+    firsts = []
+    for index, example in enumerate(file.examples):
+        if example.group is None or example.group not in groups:
+            firsts.append(index)
+        if example.group is not None:
+            groups.add(example.group)
+    return firsts
+
+
 def _contexts(file: DataFile) -> list[Context]:
     return list(dict.fromkeys(example.context for example in file.examples))
+
+
+def _telling_contexts(file: DataFile) -> dict[str, Context]:
+    """The contexts that give something away when seen in another file.
+
+    Of those a question is asked of by the dozen, only the ones with an answer: the others are drawn from a pool that
+    files share as a matter of course.
+    """
+    contexts = (example.context for example in file.examples if example.group is None or example.answers)
+    return {_alike(context.text): context for context in dict.fromkeys(contexts) if context.text.strip()}
 
 
 def _content(example: Example) -> tuple[object, ...]:
@@ -290,13 +312,23 @@ def _alike(text: str) -> str:
     return " ".join(text.split())
 
 
+def _agree(some: frozenset[str], others: frozenset[str]) -> bool:
+    """Whether two sets of answers have one in common, be it as a part: `guildhall`, `the guildhall in london`."""
+    return some == others or any(one in other or other in one for one in some for other in others)
+
+
 def _listed(texts: frozenset[str]) -> str:
     return " / ".join(quote(text) for text in sorted(texts)) or "no answer"
 
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-# A byte that begins a UTF-8 character and those that continue it, as Windows-1252 shows them: `é` becomes `Ã©`.
-_MOJIBAKE = re.compile("[Â-ô][\x80-¿€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]+")
+# UTF-8 read as Windows-1252, where `é` becomes `Ã©` and `’` becomes `â€™`. The first byte of a character is followed by
+# those that continue it; where letters of real texts would do (`CAFÉ »`), a mark or space does not count as one.
+_NEXT = "[\x80-¿€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"
+_NEXT_NOT_MARK = "[\x80-\x9f¡-ª¬-º¼-¿€‚ƒ„†‡ˆ‰ŠŒŽ•˜™šœžŸ]"
+_MOJIBAKE = re.compile(
+    f"[ÂÃ]{_NEXT}|[ÄÅ]{_NEXT_NOT_MARK}|(?:[ÐÑ]{_NEXT}){{2}}|[âãïìëê]{_NEXT_NOT_MARK}{_NEXT}|ð{_NEXT_NOT_MARK}{_NEXT}{{2}}|ï»¿"
+)
 
 
 def _odd_characters(text: str) -> Iterator[tuple[str, str]]:
@@ -319,12 +351,13 @@ def _code_points(characters: Iterable[str]) -> str:
 
 
 def _undo_wrong_decoding(text: str) -> str | None:
-    for encoding in ("cp1252", "latin-1"):
-        try:
-            return text.encode(encoding).decode("utf-8")
-        except UnicodeError:
-            continue
-    return None
+    """The text that UTF-8 bytes read as Windows-1252 once were; bytes that it lacks were read as C1 controls."""
+    try:
+        return b"".join(character.encode("latin-1" if character <= "\xff" else "cp1252") for character in text).decode(
+            "utf-8"
+        )
+    except UnicodeError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -368,20 +401,23 @@ def _count_tokens(file: DataFile, tokenizer: Tokenizer) -> _Counted:
     return _Counted(
         [contexts[context.text] for context in _contexts(file)],
         [questions[example.question] for example in file.examples],
-        {script: ScriptTokens(tokens[script], unknowns[script]) for script in sorted(tokens)},
+        {
+            script: ScriptTokens(number, unknowns[script], unknowns[script] / max(number, 1))
+            for script, number in sorted(tokens.items())
+        },
         tokenizer.num_special_tokens_to_add(True),
     )
 
 
 def _check_tokens(file: DataFile, counted: _Counted, max_query_length: int, max_seq_length: int) -> Iterator[Problem]:
-    for index, (example, length) in enumerate(zip(file.examples, counted.questions, strict=True)):
-        place = (example.context.title or None, example.id)
+    for index in _asked_first(file):
+        length = counted.questions[index]
         if length + counted.special_tokens >= max_seq_length:
             reason = f"the question has {length} tokens, a window {max_seq_length}: no room for the context"
-            yield Problem("question_longer_than_window", file.path, reason, *place, example=index)
+            yield _about(file, index, "question_longer_than_window", reason)
         elif length > max_query_length:
             reason = f"the question has {length} tokens and will be cut after {max_query_length}"
-            yield Problem("question_cut", file.path, reason, *place, example=index)
+            yield _about(file, index, "question_cut", reason)
     for script, counts in counted.scripts.items():
         if counts.unknown_rate > UNKNOWN_RATE:
             reason = f"{script}: {counts.unknown_rate:.1%} of {counts.tokens:,} tokens are unknown to the encoder"

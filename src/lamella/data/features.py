@@ -16,6 +16,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Integers = NDArray[np.int32]
+IS_SPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # no white space comes after U+3000
+JOINERS = "\u200c\u200d"
+_PLAIN: WeakKeyDictionary[PreTrainedTokenizerFast, Tokenizer] = WeakKeyDictionary()  # see _without_truncation
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class Features:
     end: Integers
     max_context: NDArray[np.bool_]  # per token of input_ids: this window gives it more context than any other
     offsets: Sequence[Integers]  # per example: [tokens, 2], character begin and end of each context token
+    max_seq_length: int  # no window is longer, and no batch of them is padded beyond it
     lost_answers: int  # answers that lie on no token at all (say, on control characters alone)
 
     def __len__(self) -> int:
@@ -73,7 +78,10 @@ class Features:
         return np.diff(self.rows)
 
     def characters(self, window: int, start: int, end: int) -> tuple[int, int]:
-        """Where the tokens `start` to `end` (inclusive) of a window lie in the context's text."""
+        """Where the tokens `start` to `end` (inclusive) of a window lie in the context's text.
+
+        Tokens that are nothing but blanks have an end before their begin: as a slice of the text, the empty string.
+        """
         shift = int(self.first_token[window]) - int(self.context_begin[window])
         offsets = self.offsets[self.example[window]]
         return int(offsets[start + shift, 0]), int(offsets[end + shift, 1])
@@ -96,6 +104,8 @@ def featurise(
     template = pair_template(tokenizer)
     questions = _tokenise_questions(plain, [example.question for example in examples])
     contexts = _tokenise_contexts(plain, [example.context for example in examples])
+    window_room = windows.max_seq_length - template.special_tokens
+    question_room = min(windows.max_query_length, window_room - 1)  # some context must fit, however long the question
 
     pieces: list[Integers] = []
     columns: list[tuple[int, int, int, int, int, int]] = []
@@ -104,14 +114,13 @@ def featurise(
     lost = 0
     prefix, middle, suffix = (np.array(ids, np.int32) for ids in (template.prefix, template.middle, template.suffix))
     for index, example in enumerate(examples):
-        ids, places = contexts[id(example.context)]
+        ids, places = contexts[example.context.text]
         offsets.append(places)
-        question = questions[example.question][: _question_room(windows, template)]
-        room = windows.max_seq_length - template.special_tokens - len(question)
+        question = questions[example.question][:question_room]
         answer = _answer_tokens(example, places)
         lost += answer is None and example.answerable
         head = np.concatenate([prefix, question, middle])
-        spans = list(window_spans(len(ids), room, windows.doc_stride, windows.stride_is))
+        spans = window_spans(len(ids), window_room - len(question), windows.doc_stride, windows.stride_is)
         kept = _kept_windows(spans, example, answer, negative_windows, seed)
         owners = _max_context_owner(spans, len(ids))
         for number in kept:
@@ -141,6 +150,7 @@ def featurise(
         end=table[5],
         max_context=np.concatenate([np.empty(0, np.bool_), *flags]),
         offsets=offsets,
+        max_seq_length=windows.max_seq_length,
         lost_answers=lost,
     )
 
@@ -156,7 +166,7 @@ def window_spans(
     if stride_is == "overlap":
         step = room - stride if stride < room else max(1, room - room // 2)
     else:
-        step = min(stride, room)
+        step = max(1, min(stride, room))
     spans = [(0, min(room, tokens))]
     while spans[-1][1] < tokens:
         begin = spans[-1][0] + step
@@ -186,16 +196,18 @@ def pair_template(tokenizer: PreTrainedTokenizerFast) -> PairTemplate:
 
 
 def _without_truncation(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """A copy of the tokenizer proper; some encoders ship with truncation and padding switched on."""
-    plain = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    plain.no_truncation()
-    plain.no_padding()
+    """A copy of the tokenizer proper; some encoders ship with truncation and padding switched on.
+
+    A copy takes longer than answering a question does, so it is kept until tokens are added to the original.
+    """
+    original = tokenizer.backend_tokenizer
+    plain = _PLAIN.get(tokenizer)
+    if plain is None or plain.get_vocab_size() != original.get_vocab_size():
+        plain = Tokenizer.from_str(original.to_str())
+        plain.no_truncation()
+        plain.no_padding()
+        _PLAIN[tokenizer] = plain
     return plain
-
-
-def _question_room(windows: WindowOptions, template: PairTemplate) -> int:
-    """How long a question may be: as asked, but never so long that no token of the context fits."""
-    return min(windows.max_query_length, windows.max_seq_length - template.special_tokens - 1)
 
 
 def _tokenise_questions(plain: Tokenizer, questions: Sequence[str]) -> dict[str, Integers]:
@@ -204,50 +216,64 @@ def _tokenise_questions(plain: Tokenizer, questions: Sequence[str]) -> dict[str,
     return {text: np.array(encoding.ids, np.int32) for text, encoding in zip(distinct, encodings, strict=True)}
 
 
-def _tokenise_contexts(plain: Tokenizer, contexts: Sequence[Context]) -> dict[int, tuple[Integers, Integers]]:
-    """Token ids and character offsets of each distinct Context object, by its `id()`."""
-    distinct = list({id(context): context for context in contexts}.values())
-    encodings = plain.encode_batch([_encodable(context.text) for context in distinct], add_special_tokens=False)
+def _tokenise_contexts(plain: Tokenizer, contexts: Sequence[Context]) -> dict[str, tuple[Integers, Integers]]:
+    """Token ids and character offsets of each distinct text."""
+    distinct = list(dict.fromkeys(context.text for context in contexts))
+    encodings = plain.encode_batch([_encodable(text) for text in distinct], add_special_tokens=False)
     tokenised = {}
-    for context, encoding in zip(distinct, encodings, strict=True):
+    for text, encoding in zip(distinct, encodings, strict=True):
         offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-        tokenised[id(context)] = np.array(encoding.ids, np.int32), _exact_offsets(offsets, context.text)
+        tokenised[text] = np.array(encoding.ids, np.int32), _exact_offsets(offsets, text)
     return tokenised
 
 
 def _encodable(text: str) -> str:
-    """Lone surrogates have no UTF-8 form and the tokenizer refuses them: one replacement character each."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    """Lone surrogates have no UTF-8 form and the tokenizer refuses them: one question mark each keeps the places."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _exact_offsets(offsets: Integers, text: str) -> Integers:
     """Offsets that cut out exactly what a person would call the token.
 
-    Sentence-piece and byte-level tokenizers count the space before a word into it: it is taken off. BERT drops
-    combining marks and joiners before it splits, so that "é" written as two characters would lose its accent: the
-    marks after a token that no token claims are given to it.
+    Sentence-piece and byte-level tokenizers count the space before a word into it: it is taken off. A token that is
+    nothing but spaces ends up with its begin after its end, so that it adds nothing to a span on either side of it:
+
+        "a   b"   a (0, 1)   Ġ (1, 3)   Ġb (3, 5)     become     (0, 1)   (4, 1)   (4, 5)
+
+    BERT drops combining marks and joiners before it splits, so that "é" written as two characters would lose its
+    accent; ALBERT loses one of the two characters that it reads as a quotation mark. What no token claims is given to
+    the token before it, or else to the one after it, if it touches that.
     """
-    spaces = np.fromiter((character.isspace() for character in text), np.bool_, len(text))
-    if spaces.any() and len(offsets):
-        after = np.append(np.flatnonzero(~spaces), len(text))  # the positions of what is no space
-        begin = after[np.searchsorted(after, offsets[:, 0])]
-        last = np.searchsorted(after, offsets[:, 1]) - 1  # the last non-space before the end
-        end = np.where(last >= 0, after[np.maximum(last, 0)] + 1, 0)
-        begin = np.minimum(begin, offsets[:, 1])
-        offsets = np.stack([begin, np.maximum(end, begin)], axis=1).astype(np.int32)
-    if not text.isascii() and len(offsets):
-        nexts = np.append(offsets[1:, 0], len(text))
-        for token in np.flatnonzero(offsets[:, 1] < nexts):
-            end = offsets[token, 1]
-            while end < nexts[token] and _clings(text[end]):
-                end += 1
-            offsets[token, 1] = end
-    return offsets
+    if not len(offsets):
+        return offsets
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    spaces = IS_SPACE[np.minimum(codes, len(IS_SPACE) - 1)]
+    solid = np.flatnonzero(~spaces)
+    begin = np.append(solid, len(text))[np.searchsorted(solid, offsets[:, 0])]  # the first that is no space
+    end = np.append(0, solid + 1)[np.searchsorted(solid, offsets[:, 1])]  # one past the last that is no space
+    spaces = np.append(spaces, True)  # so that what lies past the end may be asked for: nothing to claim there
+
+    following = np.append(begin[1:], len(text))
+    for token in np.flatnonzero((end < following) & ~spaces[end]):
+        while end[token] < following[token] and _clings(text[end[token]]):
+            end[token] += 1
+    previous = np.append(0, end[:-1])
+    for token in np.flatnonzero((previous < begin) & ~spaces[begin - 1]):
+        while previous[token] < begin[token] and _clings(text[begin[token] - 1]):
+            begin[token] -= 1
+    return np.stack([begin, end], axis=1).astype(np.int32)
 
 
 def _clings(character: str) -> bool:
-    """Combining marks, zero-width joiners and variation selectors belong to the character before them."""
-    return unicodedata.category(character)[0] == "M" or character in "\u200c\u200d\ufe0e\ufe0f"
+    """Whether an unclaimed character is part of the word that it touches.
+
+    Marks and joiners are, and what else one would see, but not a direction mark or a zero-width space at a word's edge:
+    annotators do not mark these. The tag characters, which spell the flag of Scotland or Wales, are not seen but meant.
+    """
+    if character.isspace():
+        return False
+    unseen = unicodedata.category(character) in ("Cc", "Cf")
+    return not unseen or character in JOINERS or "\U000e0020" <= character <= "\U000e007f"
 
 
 def _answer_tokens(example: Example, offsets: Integers) -> tuple[int, int] | None:
@@ -267,7 +293,7 @@ def _kept_windows(
     if negatives == "keep" or not example.answerable:
         return everything
     positive = [n for n in everything if answer and spans[n][0] <= answer[0] and answer[1] < spans[n][1]]
-    negative = [n for n in everything if n not in set(positive)]
+    negative = sorted(set(everything).difference(positive))
     if negatives == "subsample" and negative:
         # Keyed by the id, so that the choice does not depend on which other examples are in the set.
         key = [seed, *example.id.encode("utf-8", "surrogatepass")]

@@ -1,8 +1,8 @@
 """Mending: what is really the matter with a misplaced answer, and a file's examples made sound.
 
-The structural faults of a file are mended by reading it (see readers.py); what remains is done here. The rule: nothing is
-guessed where the file leaves a doubt about *what* the answer is. An answer that cannot be found in its context is left
-out, and its question with it when no other answer remains.
+The structural faults of a file are mended by reading it (see readers.py); what remains is done here. The rule: an
+answer may be moved or respelt, never replaced by another. One that cannot be found in its context is left out, and its
+question with it when no other answer remains.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lamella.data.readers import DataFile
 
 
 class Mended(NamedTuple):
-    """What is left of a file: sound examples, how many problems were mended, which ones cost an answer or a question."""
+    """Sound examples, how many problems were mended, and those that cost an answer or a question."""
 
     examples: tuple[Example, ...]
     mended: int
@@ -43,7 +43,7 @@ def mend(file: DataFile, problems: Iterable[Problem]) -> Mended:
     examples: dict[str, Example] = {}
     lost: set[int] = set()
     for index, example in enumerate(file.examples):
-        kinds = kinds_of.get(index, frozenset())
+        kinds = kinds_of[index]
         if kinds & {"duplicate_question", "question_in_two_files"}:
             continue  # its twin stays
         mended = None if _is_beyond_mending(example, kinds) else _mend_answers(example)
@@ -60,14 +60,16 @@ def mend(file: DataFile, problems: Iterable[Problem]) -> Mended:
 
 
 def leave_out(file: DataFile, problems: Iterable[Problem]) -> tuple[Example, ...]:
-    """The examples of a file without those that an error names, mendable or not."""
+    """The examples of a file without the questions that an error names, mendable or not."""
     errors = [problem for problem in problems if problem.file == file.path and problem.severity == "error"]
-    named = {problem.id for problem in errors if problem.example is None and problem.id is not None}
     faulty = {problem.example for problem in errors}
+    named = {problem.id for problem in errors if problem.example is None}
+    named |= {file.examples[index].group for index in faulty if index is not None}
+    named.discard(None)
     return tuple(
         example
         for index, example in enumerate(file.examples)
-        if index not in faulty and example.id not in named and example.context.text.strip()
+        if not (index in faulty or example.id in named or example.group in named or _is_beyond_mending(example, ()))
     )
 
 
@@ -227,9 +229,9 @@ def _bare(character: str) -> str:
 
 
 _SPELLINGS = (
-    _Spelling("answer_case", "case", str.casefold, collapse=False),
     _Spelling("answer_whitespace", "white space", _plain_space, collapse=True),
     _Spelling("answer_unicode", "Unicode form", _decomposed, collapse=False),
+    _Spelling("answer_case", "case", str.casefold, collapse=False),
 )
 _LOOSEST = _Spelling("answer_spelling", "case, white space and Unicode form", _bare, collapse=True)
 
@@ -250,8 +252,8 @@ def _nearest(places: Iterable[int], begin: int) -> int:
     return min(places, key=lambda place: (abs(place - begin), place))
 
 
-def _kinds_by_example(problems: Iterable[Problem]) -> dict[int, set[str]]:
-    kinds: dict[int, set[str]] = defaultdict(set)
+def _kinds_by_example(problems: Iterable[Problem]) -> defaultdict[int, set[str]]:
+    kinds: defaultdict[int, set[str]] = defaultdict(set)
     for problem in problems:
         if problem.example is not None:
             kinds[problem.example].add(problem.kind)

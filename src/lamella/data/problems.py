@@ -71,7 +71,7 @@ KINDS: dict[str, Kind] = {
     "impossible_with_answers": Kind("error", "The answers are kept.", "Marked impossible, yet it has answers."),
     "answerable_without_answers": Kind("error", None, "Marked answerable, yet it has no answers."),
     "unlabelled": Kind(
-        "warning", None, "Neither answers nor `is_impossible`: counts as unanswerable, fine only to predict on."
+        "warning", None, "Neither answers nor `is_impossible`: counts, and is written, as unanswerable."
     ),
     "plausible_on_answerable": Kind("warning", None, "Plausible (wrong) answers beside right ones."),
     # Answers that are not at their offset

@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
-import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,8 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from lamella import registry
+from lamella.config import RunConfig, check_config
 from lamella.encoder.encoder import Encoder, family_of
-from lamella.errors import EncoderError, ModelError, did_you_mean
+from lamella.errors import ConfigError, EncoderError, ModelError, did_you_mean
 from lamella.runs import MODEL, read_json
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 MODEL_CONFIG = "config.json"
 MODEL_WEIGHTS = "model.safetensors"
 MODEL_FORMAT = "lamella"  # the key by which our model folders are told from transformers' own
+FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ class Source:
 
     @property
     def weights(self) -> list[Path]:
-        return sorted(self.folder.glob("*.safetensors"))
+        """The files that transformers would read, and no other that may lie beside them: one, or its shards."""
+        single = self.folder / MODEL_WEIGHTS
+        return [single] if single.is_file() else sorted(self.folder.glob("model-*-of-*.safetensors"))
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,15 @@ class LoadedEncoder:
     sha256: str
 
 
+@dataclass(frozen=True)
+class SavedModel:
+    """What the config.json of a saved model says."""
+
+    base_name: str
+    base_sha256: str
+    config: RunConfig  # encoder, head, windows and decoding; the rest are defaults
+
+
 def load_encoder(name: str, *, dropout: float | None = None) -> LoadedEncoder:
     """Find an encoder by name and load it in fp32; for a saved model, with the weights it was tuned to."""
     source = find_encoder(name)
@@ -89,26 +101,53 @@ def load_encoder(name: str, *, dropout: float | None = None) -> LoadedEncoder:
     return LoadedEncoder(_load_pretrained(source, dropout), load_tokenizer(source), source.name, sha256)
 
 
-def load_base(folder: Path, saved: Mapping[str, Any], *, dropout: float | None = None) -> LoadedEncoder:
-    """The encoder that a saved model was trained on, and no other: its hash must be the one that was written down."""
+def load_base(folder: Path, saved: SavedModel, *, dropout: float | None = None) -> LoadedEncoder:
+    """The encoder that a saved model was trained on, and no other: its hash must be the one that was written down.
+
+    The tokenizer is the one in the model folder, which no hash guards.
+    """
     try:
-        name, sha256 = saved["base"]["name"], saved["base"]["sha256"]
-    except (KeyError, TypeError):
-        raise ModelError(f"{folder / MODEL_CONFIG}: expected base.name and base.sha256; it is damaged.") from None
-    base = load_encoder(name, dropout=dropout)
-    if base.sha256 != sha256:
+        base = load_encoder(saved.base_name, dropout=dropout)
+    except EncoderError as error:
+        raise ModelError(f"{folder}: its base encoder cannot be loaded: {error}") from None
+    if base.sha256 != saved.base_sha256:
         raise ModelError(
-            f"{folder}: was trained on {name!r} with sha256 {sha256[:12]}…; the one found here has {base.sha256[:12]}…. "
-            "Use the encoder it was trained on."
+            f"{folder}: was trained on {saved.base_name!r} with sha256 {saved.base_sha256[:12]}…; the one found here "
+            f"has {base.sha256[:12]}…. Use the encoder it was trained on."
         )
-    return base
+    return replace(base, tokenizer=load_tokenizer(Source(saved.base_name, folder, "model")))
+
+
+def read_saved(folder: Path) -> SavedModel:
+    """The configuration of a saved model; one that is damaged or of another version is refused."""
+    path = folder / MODEL_CONFIG
+    saved = read_json(path)
+    version = saved.get(MODEL_FORMAT)
+    if version != FORMAT_VERSION:
+        raise ModelError(f"{path}: expected model format {FORMAT_VERSION}. Got {version!r}, of another lamella.")
+    try:
+        name, sha256 = str(saved["base"]["name"]), str(saved["base"]["sha256"])
+        table = {
+            "encoder": {"name": name, "tuning": saved["tuning"]},
+            "learner": saved["head"],
+            "windows": saved["windows"],
+            "decoding": saved["decoding"],
+        }
+    except (KeyError, TypeError):
+        raise ModelError(
+            f"{path}: expected base (with name and sha256), tuning, head, windows and decoding; it is damaged."
+        ) from None
+    try:
+        return SavedModel(name, sha256, check_config(table, where=str(path)))
+    except ConfigError as error:
+        raise ModelError(f"{path}: is damaged, or of another lamella: {'; '.join(error.problems)}") from None
 
 
 def find_encoder(name: str) -> Source:
     """Resolve a name to a folder on this machine, downloading from the hub only when nothing else has it."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return _in_folder(name, folder)
+    folder = os.path.expanduser(name)  # this and isdir say no where pathlib would fail: a long name, an unknown ~user
+    if os.path.isdir(folder):
+        return _in_folder(name, Path(folder))
     short = name.removeprefix("sentence-transformers/")
     if short in PACKAGED:
         packaged = _in_package(short)
@@ -127,20 +166,25 @@ def load_tokenizer(source: Source) -> PreTrainedTokenizerFast:
     """The tokenizer that lies beside the weights."""
     from transformers import AutoTokenizer
 
+    folder = source.folder
     with quiet():
         try:
-            tokenizer = AutoTokenizer.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError, KeyError) as error:
-            raise EncoderError(f"{source.folder}: no tokenizer could be loaded: {_first_line(error)}.") from None
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # a damaged file fails wherever it is first felt
+            raise EncoderError(f"{folder}: no tokenizer could be loaded: {_one_line(error)}.") from None
+    # Without its files, transformers makes a tokenizer that knows the special tokens and nothing else.
+    files = sorted({"tokenizer.json", *tokenizer.vocab_files_names.values()})
+    if not any((folder / file).is_file() for file in files):
+        raise EncoderError(f"{folder}: expected a tokenizer ({' or '.join(files)}). Found none.")
     if not getattr(tokenizer, "is_fast", False):
-        raise EncoderError(f"{source.folder}: its tokenizer gives no character offsets; a fast one is needed.")
+        raise EncoderError(f"{folder}: its tokenizer gives no character offsets; a fast one is needed.")
     return cast("PreTrainedTokenizerFast", tokenizer)
 
 
-def hash_weights(folder: Path) -> str:
-    """sha256 of the safetensors files of a folder (of the one file, if there is one)."""
+def hash_weights(files: Sequence[Path]) -> str:
+    """sha256 of a file of weights; of shards, that of their hashes."""
     digests = []
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in files:
         with path.open("rb") as file:
             digests.append(hashlib.file_digest(file, "sha256").hexdigest())
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
@@ -148,13 +192,11 @@ def hash_weights(folder: Path) -> str:
 
 def is_saved_model(folder: Path) -> bool:
     """Whether a folder is a model saved by Lamella (and not an encoder as transformers saves it)."""
-    config = folder / MODEL_CONFIG
-    if not config.is_file():
+    path = folder / MODEL_CONFIG
+    if not path.is_file():
         return False
-    with contextlib.suppress(OSError, ValueError):
-        content = json.loads(config.read_text(encoding="utf-8"))
-        return isinstance(content, dict) and MODEL_FORMAT in content
-    return False
+    config = read_json(path)
+    return isinstance(config, dict) and MODEL_FORMAT in config
 
 
 def model_folder(path: Path) -> Path:
@@ -169,7 +211,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise ModelError(f"{path}: expected a safetensors file; it is damaged ({_first_line(error)}).") from None
+        raise ModelError(f"{path}: expected a safetensors file; it is damaged ({_one_line(error)}).") from None
 
 
 @contextlib.contextmanager
@@ -191,12 +233,13 @@ def quiet() -> Iterator[None]:
 def _load_pretrained(source: Source, dropout: float | None) -> Encoder:
     from transformers import AutoConfig, AutoModel
 
+    family = family_of(_model_type(source.folder), str(source.folder))
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = AutoConfig.from_pretrained(source.folder, **options)
-    except (OSError, ValueError, KeyError) as error:
-        raise EncoderError(f"{source.folder}: its config.json cannot be used: {_first_line(error)}.") from None
-    if family_of(config.model_type, str(source.folder)).optional_pooler:
+    except Exception as error:  # transformers has an error of its own for every kind of wrong value
+        raise EncoderError(f"{source.folder}: its config.json cannot be used: {_one_line(error)}.") from None
+    if family.optional_pooler:
         options["add_pooling_layer"] = False
     for key in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):
         if dropout is not None and hasattr(config, key):
@@ -209,11 +252,12 @@ def _load_pretrained(source: Source, dropout: float | None) -> Encoder:
                 dtype=torch.float32,  # transformers 5 would take the type the file was saved in
                 use_safetensors=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
                 **options,
             )
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise EncoderError(f"{source.folder}: its weights cannot be loaded: {_first_line(error)}.") from None
-    wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+        except Exception as error:
+            raise EncoderError(f"{source.folder}: its weights cannot be loaded: {_one_line(error)}.") from None
+    wrong = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     if wrong:
         raise EncoderError(
             f"{source.folder}: expected the weights of a {config.model_type} encoder; {len(wrong)} are missing or of "
@@ -222,11 +266,18 @@ def _load_pretrained(source: Source, dropout: float | None) -> Encoder:
     return Encoder(model)
 
 
+def _model_type(folder: Path) -> str:
+    config = read_json(folder / MODEL_CONFIG)
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise EncoderError(f"{folder / MODEL_CONFIG}: expected the configuration of an encoder, with its model_type.")
+    return str(config["model_type"])
+
+
 def _load_tuned(source: Source, sha256: str, dropout: float | None) -> LoadedEncoder:
     """A saved model's encoder: its base, edited as its tuning says, with the tuned tensors put in."""
-    saved = read_json(source.folder / MODEL_CONFIG)
+    saved = read_saved(source.folder)
     loaded = load_base(source.folder, saved, dropout=dropout)
-    registry.build("tuning", saved["tuning"], loaded.encoder)
+    registry.build("tuning", saved.config.encoder.tuning, loaded.encoder)
     tensors = read_tensors(source.folder / MODEL_WEIGHTS)
     prefix = "encoder."
     put_tensors(
@@ -234,7 +285,7 @@ def _load_tuned(source: Source, sha256: str, dropout: float | None) -> LoadedEnc
         {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)},
         str(source.folder / MODEL_WEIGHTS),
     )
-    return LoadedEncoder(loaded.encoder, load_tokenizer(source), source.name, sha256)
+    return replace(loaded, name=source.name, sha256=sha256)
 
 
 def put_tensors(module: torch.nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None:
@@ -308,7 +359,7 @@ def _from_hub(name: str) -> Source:
     except HFValidationError:
         raise EncoderError(f"{nowhere}, and it is no hub id either.{_nearest(name)}") from None
     except RepositoryNotFoundError:
-        raise EncoderError(f"{nowhere}, and the hub knows no such model.{_nearest(name)}") from None
+        raise EncoderError(f"{nowhere}, and the hub has no such model, or none open to you.{_nearest(name)}") from None
     except EncoderError:
         raise
     except Exception as error:  # the hub's client changed its HTTP library, and so its errors, from version to version
@@ -327,12 +378,12 @@ def _with_safe_weights(source: Source) -> Source:
     if not source.weights:
         pickles = [*source.folder.glob("*.bin"), *source.folder.glob("*.pt"), *source.folder.glob("*.pth")]
         found = f"only a pickle ({pickles[0].name}), which is never loaded" if pickles else "none"
-        raise EncoderError(f"{source.folder}: expected weights in safetensors format. Found {found}.")
+        raise EncoderError(f"{source.folder}: expected weights in safetensors format ({MODEL_WEIGHTS}). Found {found}.")
     return source
 
 
 def _verified_hash(source: Source) -> str:
-    sha256 = hash_weights(_with_safe_weights(source).folder)
+    sha256 = hash_weights(_with_safe_weights(source).weights)
     if source.sha256 is not None and sha256 != source.sha256:
         raise EncoderError(
             f"{source.folder}: expected the weights of {source.name} with sha256 {source.sha256}. Found {sha256}; "
@@ -341,5 +392,8 @@ def _verified_hash(source: Source) -> str:
     return sha256
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+def _one_line(error: BaseException, limit: int = 200) -> str:
+    """What another library says, on one line; a bare KeyError is only a key, so it is given its name."""
+    said = " ".join(str(error).split()).rstrip(".")
+    said = f"{type(error).__name__} {said}".strip() if isinstance(error, KeyError) or not said else said
+    return said if len(said) <= limit else f"{said[:limit]}…"

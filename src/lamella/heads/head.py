@@ -1,7 +1,7 @@
 """A head: mixer stages, then the task's output.
 
 A stage maps `x[S, C, B, T, W]` to the same, given the hidden layers and the task's output vectors `q[O, W]`. C are
-channels, at first the chosen layers; S are streams, 1 until a stage splits them into one for each of the task's outputs.
+channels, at first the chosen layers; S are streams, 1 until a stage splits them into one for each output of the task.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from torch import Tensor
 from lamella.config import DecodingOptions
 from lamella.data.batches import Batch
 from lamella.data.features import Features
+from lamella.errors import ModelError
 
 NO_SPAN = -1e4  # the score of the best span where a context has no token to make one of
 
@@ -84,20 +85,26 @@ EMPTY = Candidate("", 0, 0, NO_SPAN)
 
 def best_spans(logits: Tensor, batch: Batch, cls: int, options: DecodingOptions) -> WindowSpans:
     """The n best spans of every window, exactly: a top-k over the band i <= j < i + max_answer_length."""
-    start, end = logits.float().masked_fill(~batch.is_context, float("-inf"))  # [B, T] each
+    logits = logits.detach().float()
+    start, end = logits.masked_fill(~batch.is_context, float("-inf"))  # [B, T] each
     length = min(options.max_answer_length, start.shape[1])
     padded = torch.nn.functional.pad(end, (0, length - 1), value=float("-inf"))
     band = start[:, :, None] + padded.unfold(1, length, 1)  # [B, T, D]: s_i + e_{i+d}
     score, flat = band.flatten(1).topk(min(options.n_best_size, band[0].numel()), dim=1)  # [B, K]
     first = flat // length
-    null = logits[0, :, cls].double() + logits[1, :, cls].double()
-    return WindowSpans(
+    found = WindowSpans(
         windows=batch.windows,
         start=first.cpu().numpy(),
         end=(first + flat % length).cpu().numpy(),
-        score=score.double().cpu().numpy(),
-        null=null.cpu().numpy(),
+        score=score.cpu().double().numpy(),  # doubles only here: not every device has them
+        null=logits[:, :, cls].cpu().double().sum(0).numpy(),
     )
+    if not (np.isfinite(found.null).all() and (found.score < math.inf).all()):  # not a number is not below infinity
+        raise ModelError(
+            "the model's logits: expected finite numbers. Got infinite ones or nan; its training diverged (lower the "
+            "learning rate), or its precision is too narrow (use fp32)."
+        )
+    return found
 
 
 def merge_windows(

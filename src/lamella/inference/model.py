@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from lamella.config import DecodingOptions, RunConfig, WindowOptions
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.precision import autocast
 from lamella.encoder.sources import (
+    FORMAT_VERSION,
     MODEL_CONFIG,
     MODEL_FORMAT,
     MODEL_WEIGHTS,
@@ -33,18 +34,17 @@ from lamella.encoder.sources import (
     model_folder,
     put_tensors,
     quiet,
+    read_saved,
     read_tensors,
 )
-from lamella.errors import ConfigError, ModelError, UsageError
+from lamella.errors import UsageError
 from lamella.heads.head import Head
-from lamella.runs import read_json, run_state, write_json
+from lamella.runs import TEMPORARY, run_state, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from lamella.data.batches import Batch
-
-FORMAT_VERSION = 1
 
 
 class ReaderModel(nn.Module):
@@ -60,11 +60,10 @@ class ReaderModel(nn.Module):
         self.windows: WindowOptions = config.windows
         self.decoding: DecodingOptions = config.decoding
         if self.windows.max_seq_length > base.encoder.longest_window:
-            raise ConfigError(
-                "windows.max_seq_length",
-                [f"expected at most {base.encoder.longest_window}, all the positions that {base.name} has. "
-                 f"Got {self.windows.max_seq_length}."],
-            )  # fmt: skip
+            raise UsageError(
+                f"windows.max_seq_length: expected at most {base.encoder.longest_window}, all the positions that "
+                f"{base.name} has. Got {self.windows.max_seq_length}."
+            )
         registry.build("tuning", self.tuning, base.encoder)
         self.encoder: Encoder = base.encoder
         self.head = Head(base.encoder.depth, base.encoder.hidden_size, **self.head_spec)
@@ -74,7 +73,7 @@ class ReaderModel(nn.Module):
         return next(self.parameters()).device
 
     def forward(self, batch: Batch) -> Tensor:
-        """Half precision, where chosen, is for the encoder; a head is cheap and its logits are compared: it runs in fp32."""
+        """Half precision, where chosen, is for the encoder; a head is cheap and its logits are compared: fp32."""
         with autocast(self.device, self.precision):
             hidden = self.encoder(batch, self.head.layers)
         with torch.autocast(self.device.type, enabled=False):
@@ -86,15 +85,16 @@ class ReaderModel(nn.Module):
         trained = {
             name: value.detach().cpu().contiguous() for name, value in self.named_parameters() if value.requires_grad
         }
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        if folder.exists() and not is_saved_model(folder) and not _is_empty(folder):
+            raise UsageError(f"{folder}: holds something else than a model; choose another folder to save into.")
+        fresh = folder.parent / f".{folder.name}.{uuid.uuid4().hex}{TEMPORARY}"
+        fresh.mkdir(parents=True)
         try:
             # One key of metadata at most: safetensors writes them in random order, and equal models should hash equal.
             save_file(trained, fresh / MODEL_WEIGHTS, {"format": "pt"})
             with quiet():
                 self.tokenizer.save_pretrained(fresh)
             write_json(fresh / MODEL_CONFIG, self._config())
-            fresh.chmod(0o755)
             _exchange(fresh, folder)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -105,27 +105,10 @@ class ReaderModel(nn.Module):
         folder = model_folder(path)
         if not is_saved_model(folder):
             state = run_state(path) if path.is_dir() else None
-            found = (
-                f"a run that is {state} and has no model yet" if state else "none there" if path.exists() else "nothing"
-            )
+            found = f"a run that is {state}, without one" if state else "neither" if path.exists() else "nothing there"
             raise UsageError(f"{path}: expected a model folder, or a run folder with one. Found {found}.")
-        saved = read_json(folder / MODEL_CONFIG)
-        version = saved.get(MODEL_FORMAT)
-        if version != FORMAT_VERSION:
-            raise ModelError(f"{folder}: expected model format {FORMAT_VERSION}. Got {version!r}; update lamella.")
-        try:
-            config = RunConfig.model_validate(
-                {
-                    "encoder": {"name": saved["base"]["name"], "tuning": saved["tuning"]},
-                    "learner": saved["head"],
-                    "windows": saved["windows"],
-                    "decoding": saved["decoding"],
-                }
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            problem = str(error).splitlines()[0]
-            raise ModelError(f"{folder / MODEL_CONFIG}: is damaged or of another version ({problem}).") from None
-        model = cls(load_base(folder, saved), config)
+        saved = read_saved(folder)
+        model = cls(load_base(folder, saved), saved.config)
         put_tensors(model, read_tensors(folder / MODEL_WEIGHTS), str(folder / MODEL_WEIGHTS))
         return model.eval()
 
@@ -140,10 +123,14 @@ class ReaderModel(nn.Module):
         }
 
 
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
 def _exchange(fresh: Path, folder: Path) -> None:
     """Put a finished folder in the place of an old one, which steps aside: no system call replaces a full folder."""
     if folder.exists():
-        aside = folder.parent / f".{folder.name}.old"
+        aside = folder.parent / f".{folder.name}.old{TEMPORARY}"
         shutil.rmtree(aside, ignore_errors=True)
         os.rename(folder, aside)
         os.rename(fresh, folder)

@@ -1,0 +1,36 @@
+# `make demo` and `make test` need Python 3.11 or 3.12 and nothing else: the environment is made on first use.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test test-slow lint docs clean
+
+demo: $(INSTALLED)
+	$(BIN)/lamella check demo:train demo:dev
+	$(BIN)/lamella train configs/demo.toml --out runs/demo --overwrite
+	$(BIN)/lamella evaluate demo:dev --model runs/demo --out runs/demo-dev --overwrite
+	$(BIN)/lamella ask "Who discovered Titan?" --context examples/titan.txt --model runs/demo --top-k 3
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(INSTALLED)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(INSTALLED)
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# One install serves all targets. It is made anew when what is to be installed changes.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bundled,dev]"
+	touch $@

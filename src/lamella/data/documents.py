@@ -1,0 +1,368 @@
+"""A file parsed into a document, before its format is known: gzip or not, JSON, JSONL or CSV.
+
+All of it is told from the content. What the parsers would pass over in silence (repeated keys, NaN, halves of surrogate
+pairs, broken lines) is reported, and what no later step could handle is replaced.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from lamella.data.demo import data_path
+from lamella.data.examples import Context, Example
+from lamella.data.problems import Problem, quote
+from lamella.errors import UnreadableError
+
+T = TypeVar("T", str, list[Any], dict[str, Any])
+
+
+def parse(source: Source) -> Document:
+    """Parse the file of a source; raises UnreadableError when nothing of it can be read."""
+    text = _decode(_load(data_path(source.path)), source.path)
+    if text.lstrip()[:1] not in ("{", "["):
+        document = _parse_csv(text, source)
+        if document is not None:
+            return document
+    try:
+        return Document(_parse_json(text, source, Place()))
+    except json.JSONDecodeError as error:
+        document = _parse_lines(text, source) if _looks_like_lines(text) else None
+        if document is not None and document.entries:
+            return document
+        where = f"{source.path}:{error.lineno}:{error.colno}"
+        raise UnreadableError(f"{where}: broken JSON: {error.msg}.") from None
+    except (RecursionError, ValueError) as error:  # ValueError: an integer of thousands of digits
+        raise UnreadableError(f"{source.path}: JSON that cannot be read ({error}).") from None
+
+
+class Place(NamedTuple):
+    """Where in a file something is, by its steps from the top and by the names people know it by."""
+
+    steps: tuple[str | int, ...] = ()
+    article: str | None = None
+    id: str | None = None
+    line: int | None = None
+
+    @property
+    def path(self) -> str:
+        """The steps as in `data[3].paragraphs[0].qas[2]`."""
+        spelt = (
+            f"[{step}]" if isinstance(step, int) else f".{step}" if step.isprintable() else f"[{step!r}]"
+            for step in self.steps
+        )
+        return "".join(spelt).removeprefix(".")
+
+    def at(self, *steps: str | int) -> Place:
+        return Place((*self.steps, *steps), self.article, self.id, self.line)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed file, before it is known whose format it is."""
+
+    content: Any
+    container: Literal["json", "jsonl", "csv"] = "json"
+    lines: Sequence[int] = ()  # of each entry, in JSONL and CSV
+
+    @property
+    def version(self) -> str | None:
+        version = self.content.get("version") if isinstance(self.content, dict) else None
+        return None if version is None or isinstance(version, list | dict) else str(version)
+
+    @property
+    def entries(self) -> list[Any]:
+        """The articles or rows: the list under `data`, the list that the file is, or the one object that it is."""
+        if isinstance(self.content, dict):
+            data = self.content.get("data", [self.content])
+            return data if isinstance(data, list) else []
+        return self.content if isinstance(self.content, list) else []
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        return [entry for entry in self.entries if isinstance(entry, dict)]
+
+    def place(self, index: int) -> Place:
+        if self.lines:
+            return _line(self.lines[index])
+        if isinstance(self.content, list):
+            return Place((index,))
+        return Place(("data", index)) if "data" in self.content else Place()
+
+
+@dataclass
+class Source:
+    """The file being read: where its examples and its problems are put."""
+
+    path: str
+    examples: list[Example] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    unread: int = 0
+    contexts: dict[tuple[str, str], Context] = field(default_factory=dict)
+
+    def report(
+        self, kind: str, reason: str, place: Place, *, column: int | None = None, example: int | None = None
+    ) -> None:
+        self.problems.append(
+            Problem(kind, self.path, reason, place.article, place.id, place.line, column, example=example)
+        )
+
+    def take(self, example: Example | None, faults: Sequence[tuple[str, str]], place: Place) -> None:
+        """Keep an example with the faults of its question; None when the faults leave nothing of it."""
+        for kind, reason in faults:
+            self.report(kind, reason, place, example=None if example is None else len(self.examples))
+        if example is None:
+            self.unread += 1
+        else:
+            self.examples.append(example)
+
+    def fetch(self, owner: dict[str, Any], key: str, type_: type[T], kind: str, place: Place) -> T | None:
+        """A field that cannot be done without; None, and a problem, when it is absent or of another type."""
+        value = owner.get(key)
+        if isinstance(value, type_):
+            return value
+        where = place.at(key).path
+        if value is None:
+            self.report("missing_field", f"{where} is missing", place)
+        else:
+            self.report(kind, f"{where}: expected {_TYPE_NAMES[type_]}, found {describe(value)}", place)
+        return None
+
+    def title(self, owner: dict[str, Any], place: Place) -> str:
+        """The title of an article, `""` when it has none."""
+        title = owner.get("title")
+        if title is None or isinstance(title, str):
+            return title or ""
+        self.report("wrong_type_title", f"{place.at('title').path}: expected text, found {describe(title)}", place)
+        return str(title) if isinstance(title, int | float) else ""
+
+    def share(self, text: str, title: str) -> Context:
+        """One Context object for equal texts under equal titles, so that each is tokenised once."""
+        return self.contexts.setdefault((title, text), Context(text, title))
+
+    def say_once_what_is_true_of_all(self, kind: str, reason: str) -> None:
+        """Replace as many problems of a kind as there are questions by one for the file."""
+        ungrouped = sum(example.group is None for example in self.examples)
+        questions = ungrouped + len({example.group for example in self.examples} - {None})
+        if sum(problem.kind == kind for problem in self.problems) == questions > 1:
+            self.problems = [problem for problem in self.problems if problem.kind != kind]
+            self.problems.append(Problem(kind, self.path, reason))
+
+
+_TYPE_NAMES: dict[type, str] = {str: "text", list: "a list", dict: "an object"}
+
+
+def describe(value: Any) -> str:
+    """A value of the wrong type in words, short."""
+    if isinstance(value, list | dict):
+        return _TYPE_NAMES[type(value)] if value else f"an empty {'list' if isinstance(value, list) else 'object'}"
+    if isinstance(value, str):
+        return f"the text {quote(value)}"
+    return json.dumps(value)
+
+
+def _line(number: int) -> Place:
+    return Place((f"line {number}",), line=number)
+
+
+def _load(path: Path) -> bytes:
+    """The bytes of a file, unpacked when they are gzip."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise UnreadableError(f"{path}: no such file.") from None
+    except IsADirectoryError:
+        raise UnreadableError(f"{path}: expected a data file, found a folder.") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise UnreadableError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}).") from None
+    if not data.startswith(b"\x1f\x8b"):
+        return data
+    try:
+        return gzip.decompress(data)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UnreadableError(f"{path}: a gzip file that is cut off or damaged ({error}).") from None
+
+
+def _decode(data: bytes, path: str) -> str:
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise UnreadableError(f"{path}: expected UTF-8 text, found UTF-16; save it as UTF-8.")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{data[error.start]:02x} at position {error.start}"
+        raise UnreadableError(f"{path}: expected UTF-8 text; {found} is not.") from None
+    if not text.strip():
+        raise UnreadableError(f"{path}: is empty.")
+    return text
+
+
+def _looks_like_lines(text: str) -> bool:
+    """Whether most lines begin with a bracket, as in JSONL; of indented JSON only the first one does."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    return len(lines) > 1 and 2 * sum(line.startswith(("{", "[")) for line in lines) > len(lines)
+
+
+def _parse_lines(text: str, source: Source) -> Document:
+    rows, lines = [], []
+    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: U+2028 may stand in a string
+        if not line.strip():
+            continue
+        place = _line(number)
+        try:
+            rows.append(_parse_json(line, source, place))
+            lines.append(number)
+        except json.JSONDecodeError as error:
+            source.report("broken_line", f"broken JSON: {error.msg}", place, column=error.colno)
+            source.unread += 1
+        except (RecursionError, ValueError) as error:
+            source.report("broken_line", f"JSON that cannot be read ({error})", place)
+            source.unread += 1
+    return Document(rows, "jsonl", lines)
+
+
+def _parse_csv(text: str, source: Source) -> Document | None:
+    """The rows under a header with question and context; None when there is no such header."""
+    header_line = text.lstrip("\r\n").partition("\n")[0][:1000]
+    for delimiter in (",", "\t", ";"):
+        try:
+            header = [cell.strip().lower() for cell in next(csv.reader([header_line], delimiter=delimiter))]
+        except csv.Error:
+            continue
+        if "question" in header and "context" in header:
+            break
+    else:
+        return None
+    rows, lines = [], []
+    cells = _csv_rows(text, delimiter)
+    next(cells)
+    for line, row in cells:
+        if isinstance(row, list) and len(row) == len(header):
+            rows.append(_typed_cells(dict(zip(header, row, strict=True)), source, line))
+            lines.append(line)
+            continue
+        fault = row if isinstance(row, str) else f"{len(row)} cells, but the header has {len(header)}"
+        source.report("broken_csv_row", fault, _line(line))
+        source.unread += 1
+    return Document(rows, "csv", lines)
+
+
+def _csv_rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str] | str]]:
+    """Each row that is not blank with the line it begins on; the fault in words where it cannot be taken apart."""
+    limit = csv.field_size_limit(len(text) + 1)  # a context may be longer than the 128 KiB that csv allows
+    try:
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        while True:
+            line = rows.line_num + 1
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield line, f"broken quotes ({error})"
+                continue
+            if any(cell.strip() for cell in row):
+                yield line, row
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _typed_cells(row: dict[str, str], source: Source, line: int) -> dict[str, Any]:
+    """A CSV row as the JSON row that it stands for: an empty cell is an absent field."""
+    typed: dict[str, Any] = {key: cell for key, cell in row.items() if cell.strip() or key in ("question", "context")}
+    if "is_impossible" in typed:
+        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+        typed["is_impossible"] = words.get(typed["is_impossible"].strip().lower(), typed["is_impossible"])
+    for key in {"answers", "plausible_answers"} & row.keys():
+        typed[key] = _answers_cell(row[key], source, _line(line).at(key)) if row[key].strip() else []
+    return typed
+
+
+def _answers_cell(cell: str, source: Source, place: Place) -> Any:
+    """The answers in a cell: JSON, a Python literal (a list or dict as pandas writes it), or a plain text."""
+    if not cell.lstrip().startswith(("[", "{")):
+        return cell
+    try:
+        return _parse_json(cell, source, place)
+    except (ValueError, RecursionError):
+        pass
+    if not re.match(r"\s*\[?\{'", cell):
+        return cell
+    try:
+        return _parse_json(json.dumps(ast.literal_eval(cell.strip())), source, place)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return cell
+
+
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class _RepeatedKeys(dict[str, Any]):
+    """A JSON object that had keys twice."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        keys = [key for key, _ in pairs]
+        self.repeated = sorted({key for key in keys if keys.count(key) > 1})
+
+
+class _NotANumber(NamedTuple):
+    """NaN or an infinity, until it is reported."""
+
+    spelling: str
+
+
+def _parse_json(text: str, source: Source, place: Place) -> Any:
+    """Parse JSON, and report what the parser would pass over: repeated keys, NaN, halves of surrogate pairs."""
+    untidy = _SURROGATE_ESCAPE.search(text) is not None
+
+    def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal untidy
+        made = dict(pairs)
+        if len(made) == len(pairs):
+            return made
+        untidy = True
+        return _RepeatedKeys(pairs)
+
+    def make_constant(spelling: str) -> _NotANumber:
+        nonlocal untidy
+        untidy = True
+        return _NotANumber(spelling)
+
+    value = json.loads(text, object_pairs_hook=make_object, parse_constant=make_constant)
+    return _tidy(value, source, place) if untidy else value
+
+
+def _tidy(value: Any, source: Source, place: Place) -> Any:
+    """A copy of a JSON value without what no later step could handle, each such thing reported."""
+    if isinstance(value, str):
+        if not _SURROGATE.search(value):
+            return value
+        halves = ", ".join(sorted({f"\\u{ord(half):04x}" for half in _SURROGATE.findall(value)}))
+        source.report("lone_surrogate", f"{place.path}: {halves} without its other half", place)
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, _NotANumber):
+        source.report("not_a_number", f"{place.path}: {value.spelling} is not JSON", place)
+        return None
+    if isinstance(value, list):
+        return [_tidy(item, source, place.at(index)) for index, item in enumerate(value)]
+    if isinstance(value, dict):
+        title, id = value.get("title"), value.get("id")
+        if isinstance(title, str) and not _SURROGATE.search(title):
+            place = place._replace(article=title)
+        if isinstance(id, str) and not _SURROGATE.search(id):
+            place = place._replace(id=id)
+        if isinstance(value, _RepeatedKeys):
+            repeated = ", ".join(quote(key) for key in value.repeated)
+            source.report("duplicate_key", f"{place.path or 'the file'}: the key {repeated} is there twice", place)
+        return {_SURROGATE.sub("\ufffd", key): _tidy(item, source, place.at(key)) for key, item in value.items()}
+    return value

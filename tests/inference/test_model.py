@@ -1,0 +1,272 @@
+"""A saved reader: what its folder holds, and everything that loading refuses, each in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from doubles import FAMILIES, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
+from safetensors.torch import load_file, save_file
+
+from lamella import runs
+from lamella.encoder.encoder import HiddenStates
+from lamella.encoder.sources import load_encoder
+from lamella.errors import LamellaError, ModelError, UnreadableError, UsageError
+from lamella.inference import model as model_module
+from lamella.inference.model import ReaderModel
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_encoder(tmp_path_factory.mktemp("base") / "tiny")
+
+
+@pytest.fixture
+def model(base: Path) -> ReaderModel:
+    torch.manual_seed(3)
+    return ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": "frozen"})).eval()
+
+
+@pytest.fixture
+def saved(model: ReaderModel, tmp_path: Path) -> Path:
+    model.save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def refusal(path: Path, kind: type[LamellaError] = ModelError) -> str:
+    """The one line with which a model is refused."""
+    with pytest.raises(kind) as caught:
+        ReaderModel.load(path)
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def edit_config(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    change(config)
+    file.write_text(json.dumps(config))
+
+
+def edit_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
+    file = folder / "model.safetensors"
+    tensors = {**load_file(file), **{name.replace("__", "."): value for name, value in changes.items()}}
+    save_file({name: value for name, value in tensors.items() if value is not None}, file)
+
+
+def test_a_model_comes_back_as_it_was(model: ReaderModel, saved: Path, base: Path) -> None:
+    loaded = ReaderModel.load(saved)
+    assert torch.equal(loaded(tiny_batch()), model(tiny_batch()))
+    assert not loaded.training
+    assert (loaded.base_name, loaded.windows, loaded.decoding) == (str(base), model.windows, model.decoding)
+    assert {path.name for path in saved.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert set(load_file(saved / "model.safetensors")) == {"head.task.q", "head.task.b"}  # thin: the encoder stays out
+
+
+def test_a_run_folder_means_its_model(model: ReaderModel, tmp_path: Path) -> None:
+    with runs.new_run(tmp_path / "run", "train") as folder:
+        model.save(folder / runs.MODEL)
+    assert torch.equal(ReaderModel.load(folder)(tiny_batch()), model(tiny_batch()))
+
+
+def test_equal_models_give_equal_files(base: Path, tmp_path: Path) -> None:
+    for name in ("one", "two", "three"):
+        torch.manual_seed(3)
+        config = tiny_run_config(encoder={"tuning": "full"})
+        ReaderModel(load_encoder(str(base)), config).save(tmp_path / name)
+    for file in (tmp_path / "one").iterdir():
+        assert len({(tmp_path / name / file.name).read_bytes() for name in ("one", "two", "three")}) == 1, file.name
+
+
+def test_saving_replaces_an_older_model_as_a_whole(model: ReaderModel, saved: Path, tmp_path: Path) -> None:
+    (saved / "left_over.txt").touch()
+    with torch.no_grad():
+        model.head.task.b.add_(1)
+    model.save(saved)
+    assert torch.equal(ReaderModel.load(saved).head.task.b, torch.ones(2))
+    assert not (saved / "left_over.txt").exists()
+    assert os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize("step", ["save_file", "write_json", "_exchange"])
+def test_a_save_that_fails_leaves_the_older_model_and_nothing_else(
+    model: ReaderModel, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = model(tiny_batch())
+    with torch.no_grad():
+        model.head.task.b.add_(1)
+    monkeypatch.setattr(model_module, step, fail)
+    with pytest.raises(KeyboardInterrupt):
+        model.save(saved)
+    assert os.listdir(tmp_path) == ["model"]
+    assert torch.equal(ReaderModel.load(saved)(tiny_batch()), before)
+
+
+def test_a_folder_of_something_else_is_never_replaced(model: ReaderModel, base: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    shutil.copytree(base, tmp_path / "encoder")
+    for folder in (tmp_path, tmp_path / "encoder", tmp_path / "thesis.tex"):
+        with pytest.raises(UsageError, match="holds something else than a model; choose another folder"):
+            model.save(folder)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    (tmp_path / "empty").mkdir()
+    model.save(tmp_path / "empty")
+    assert torch.equal(ReaderModel.load(tmp_path / "empty").head.task.q, model.head.task.q)
+
+
+def test_a_model_folder_can_be_read_by_whom_the_mask_allows(model: ReaderModel, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        model.save(tmp_path / "model")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "model").stat().st_mode) == 0o750
+    assert stat.S_IMODE((tmp_path / "model" / "config.json").stat().st_mode) == 0o640
+
+
+# --- what loading refuses
+
+
+def test_a_missing_tensor(saved: Path) -> None:
+    edit_tensors(saved, head__task__b=None)
+    assert refusal(saved).endswith("model.safetensors: does not fit its configuration: head.task.b is missing.")
+
+
+def test_an_extra_tensor(saved: Path) -> None:
+    edit_tensors(saved, head__task__extra=torch.zeros(3))
+    assert refusal(saved).endswith("head.task.extra is not expected.")
+
+
+def test_a_tensor_of_another_shape(saved: Path) -> None:
+    edit_tensors(saved, head__task__q=torch.zeros(2, 31))
+    assert refusal(saved).endswith("head.task.q has shape [2, 31] instead of [2, 32].")
+
+
+def test_an_encoder_s_tensor_where_the_encoder_was_frozen(saved: Path) -> None:
+    edit_tensors(saved, encoder__model__embeddings__LayerNorm__bias=torch.zeros(32))
+    assert refusal(saved).endswith("encoder.model.embeddings.LayerNorm.bias is not expected.")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_truncated_weights(saved: Path, keep: int) -> None:
+    file = saved / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    assert "model.safetensors: expected a safetensors file; it is damaged (" in refusal(saved)
+
+
+def test_weights_that_are_gone(saved: Path) -> None:
+    (saved / "model.safetensors").unlink()
+    assert refusal(saved).endswith("model.safetensors: no such file; the model folder is incomplete.")
+
+
+def test_another_base_encoder(base: Path, tmp_path: Path) -> None:
+    mine = Path(shutil.copytree(base, tmp_path / "mine"))
+    ReaderModel(load_encoder(str(mine)), tiny_run_config()).save(tmp_path / "model")
+    save_tiny_encoder(mine, seed=1)
+    assert "with sha256" in refusal(tmp_path / "model")
+    shutil.rmtree(mine)
+    assert f"its base encoder cannot be loaded: encoder {str(mine)!r}: is no folder" in refusal(tmp_path / "model")
+
+
+def test_a_tokenizer_that_is_gone(saved: Path) -> None:
+    (saved / "tokenizer.json").unlink()
+    with pytest.raises(LamellaError, match=r"expected a tokenizer \(tokenizer\.json or vocab\.txt\)\. Found none\.$"):
+        ReaderModel.load(saved)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_another_version_of_the_format(saved: Path, version: Any) -> None:
+    edit_config(saved, lambda config: config.update(lamella=version))
+    assert refusal(saved).endswith(f"config.json: expected model format 1. Got {version!r}, of another lamella.")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda config: config.pop("base"), "expected base (with name and sha256), tuning, head, windows and decoding"),
+        (lambda config: config["base"].pop("sha256"), "expected base (with name and sha256), tuning, head, windows"),
+        (lambda config: config.update(base="x"), "expected base (with name and sha256), tuning, head, windows"),
+        (lambda config: config.update(tuning={"name": "tuned_later"}), "encoder.tuning: tuning 'tuned_later' does not"),
+        (lambda config: config.update(tuning={}), "encoder.tuning: expected the name of a part"),
+        (lambda config: config["head"].update(mixer=[{"name": "lats"}]), "mixer 'lats' does not exist. Did you mean"),
+        (lambda config: config["head"].update(mixer=[{"name": "last", "k": 3}]), "learner.mixer[0].k: no such option"),
+        (lambda config: config["windows"].update(max_seq_length="long"), "windows.max_seq_length: expected a whole num"),
+        (lambda config: config["windows"].update(later=3), "windows.later: no such option."),
+    ],
+)
+def test_a_damaged_configuration(saved: Path, change: Callable[[dict[str, Any]], Any], expected: str) -> None:
+    edit_config(saved, change)
+    said = refusal(saved)
+    assert said.startswith(f"{saved / 'config.json'}: ")
+    assert expected in said
+
+
+def test_a_configuration_that_is_no_json(saved: Path, tmp_path: Path) -> None:
+    (saved / "config.json").write_text('{"lamella": 1,')
+    assert refusal(saved, UnreadableError).startswith(f"{saved / 'config.json'}:1:15: broken JSON")
+    runs.write_json(tmp_path / "run.json", {"state": "finished"})
+    assert refusal(tmp_path, UnreadableError).startswith(f"{saved / 'config.json'}:1:15: broken JSON")
+
+
+def test_a_run_without_a_model(tmp_path: Path) -> None:
+    with runs.new_run(tmp_path / "run", "train") as folder:
+        runs.write_json(folder / runs.CONFIG, {"encoder": {}})
+        assert refusal(folder, UsageError).endswith("Found a run that is unfinished, without one.")
+    assert refusal(folder, UsageError).endswith("Found a run that is finished, without one.")
+
+
+def test_a_path_with_nothing_or_something_else(base: Path, tmp_path: Path) -> None:
+    assert refusal(tmp_path / "absent", UsageError) == (
+        f"{tmp_path / 'absent'}: expected a model folder, or a run folder with one. Found nothing there."
+    )
+    assert refusal(tmp_path, UsageError).endswith("Found neither.")
+    assert refusal(base, UsageError).endswith("Found neither.")
+    assert refusal(base / "config.json", UsageError).endswith("Found neither.")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_window_longer_than_the_encoder_s_positions(family: str) -> None:
+    longest = tiny_encoder(family).encoder.longest_window
+    windows = {"max_query_length": 24, "doc_stride": 16}
+    ReaderModel(tiny_encoder(family), tiny_run_config(windows={**windows, "max_seq_length": longest}))
+    with pytest.raises(UsageError) as caught:
+        ReaderModel(tiny_encoder(family), tiny_run_config(windows={**windows, "max_seq_length": longest + 1}))
+    assert str(caught.value) == (
+        f"windows.max_seq_length: expected at most {longest}, all the positions that tiny-{family} has. "
+        f"Got {longest + 1}."
+    )
+
+
+# --- what a model computes
+
+
+def test_the_encoder_computes_in_half_precision_where_asked_and_the_head_never(
+    model: ReaderModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.dtype] = []
+    head = model.head.forward
+
+    def spy(hidden: HiddenStates) -> torch.Tensor:
+        seen.append(hidden.layers[0].dtype)
+        return head(hidden)
+
+    monkeypatch.setattr(model.head, "forward", spy)
+    exact = model(tiny_batch())
+    model.precision = "bf16"
+    rough = model(tiny_batch())
+    assert seen == [torch.float32, torch.bfloat16]
+    assert rough.dtype == torch.float32
+    torch.testing.assert_close(rough, exact, atol=0.05, rtol=0)
+    assert not torch.equal(rough, exact)
