@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -68,9 +69,31 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Find everything that is wrong with data files. Exit code: 0 clean, 1 problems, 2 unreadable."""
-    from lamella.data.doctor import examine
+    from lamella.data.checks import check as check_files
+    from lamella.data.fixes import mend
+    from lamella.data.readers import read
+    from lamella.data.writers import write
 
-    raise typer.Exit(examine(files, fix=fix, encoder=encoder, as_json=as_json, echo=typer.echo))
+    read_files = [read(file) for file in files]
+    report = check_files(read_files, tokenizer=_counting_tokenizer(encoder))
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), ensure_ascii=False, indent=2))
+    else:
+        for problem in report.problems:
+            typer.echo(str(problem))
+        for one in report.statistics:
+            typer.echo(
+                f"{one.file}: {one.format}, {one.articles} articles, {one.contexts} contexts, "
+                f"{one.questions} questions ({one.unanswerable} unanswerable)"
+            )
+        kinds = Counter(f"{problem.severity} {problem.kind}" for problem in report.problems)
+        typer.echo(", ".join(f"{kind}: {count}" for kind, count in kinds.most_common()) or "no problems")
+    for file, target in zip(read_files, _fix_targets(fix, files), strict=False):
+        mended = mend(file, report.problems)
+        write(mended.examples, target)
+        left_out = len(file.examples) - len(mended.examples) + file.unread
+        typer.echo(f"{target}: {mended.mended} problems mended, {left_out} questions left out", err=as_json)
+    raise typer.Exit(0 if report.clean else 1)
 
 
 @app.command()
@@ -237,6 +260,37 @@ def ask(
     for answer in answers:
         place = f"characters {answer['start']}-{answer['end']}" if answer["answer"] else "the text does not say"
         typer.echo(f"{answer['answer'] or '(no answer)'}  [{answer['score']:.2f}, {place}]")
+
+
+def _counting_tokenizer(encoder: str | None) -> Any:
+    """The tokenizer to count with; the bundled one is used where it is there, and not missed where it is not."""
+    from tokenizers import Tokenizer
+
+    from lamella.config import DEFAULT_ENCODER
+    from lamella.encoder.sources import find_encoder, packaged_encoder
+    from lamella.errors import EncoderError
+
+    source = find_encoder(encoder) if encoder else packaged_encoder(DEFAULT_ENCODER)
+    if source is None:
+        return None
+    path = source.folder / "tokenizer.json"
+    if not path.is_file():
+        raise EncoderError(f"{source.folder}: expected tokenizer.json, to count tokens with. It is not there.")
+    return Tokenizer.from_file(str(path))
+
+
+def _fix_targets(fix: Path | None, files: list[str]) -> list[Path]:
+    """Where mended files go: to the path given, or, when there are several, into the folder given."""
+    if fix is None:
+        return []
+    if len(files) == 1:
+        return [fix]
+    from lamella.errors import UsageError
+
+    targets = [fix / Path(file.replace(":", "-")).name for file in files]
+    if len(set(targets)) < len(targets):
+        raise UsageError("check --fix: expected files of different names, to write into one folder; fix them one by one.")
+    return [target if ".json" in target.name else target.with_name(f"{target.name}.json") for target in targets]
 
 
 def _read_text(source: str) -> str:

@@ -48,8 +48,8 @@ class Section(BaseModel):
 class DataOptions(Section):
     """Which files, and what to do with their faults."""
 
-    train: Paths = Field(default=["demo:train"], description="data files to learn from; `demo:train` is bundled")
-    dev: Paths = Field(default=["demo:dev"], description="data files to score on; an empty list scores nothing")
+    train: Paths = Field(default=[], description="data files to learn from; `demo:train` is bundled")
+    dev: Paths = Field(default=[], description="data files to score on, `demo:dev` among them; none: nothing is scored")
     on_bad_answer: Literal["refuse", "fix", "skip"] = Field(
         default="refuse", description="a file with errors is refused, mended, or read without its faulty questions"
     )

@@ -16,7 +16,6 @@ from doubles import FAMILIES, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_
 from safetensors.torch import load_file, save_file
 
 from lamella import runs
-from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.sources import load_encoder
 from lamella.errors import LamellaError, ModelError, UnreadableError, UsageError
 from lamella.inference import model as model_module
@@ -255,18 +254,19 @@ def test_a_window_longer_than_the_encoder_s_positions(family: str) -> None:
 def test_the_encoder_computes_in_half_precision_where_asked_and_the_head_never(
     model: ReaderModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[torch.dtype] = []
-    head = model.head.forward
+    half: dict[str, bool] = {}
+    for part in (model.encoder, model.head):
 
-    def spy(hidden: HiddenStates) -> torch.Tensor:
-        seen.append(hidden.layers[0].dtype)
-        return head(hidden)
+        def spy(*inputs: Any, part: Any = part, forward: Any = part.forward) -> Any:
+            half[type(part).__name__] = torch.is_autocast_enabled("cpu")
+            return forward(*inputs)
 
-    monkeypatch.setattr(model.head, "forward", spy)
+        monkeypatch.setattr(part, "forward", spy)
     exact = model(tiny_batch())
+    assert half == {"Encoder": False, "Head": False}
     model.precision = "bf16"
     rough = model(tiny_batch())
-    assert seen == [torch.float32, torch.bfloat16]
+    assert half == {"Encoder": True, "Head": False}
     assert rough.dtype == torch.float32
     torch.testing.assert_close(rough, exact, atol=0.05, rtol=0)
     assert not torch.equal(rough, exact)

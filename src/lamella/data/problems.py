@@ -1,7 +1,7 @@
 """What can be wrong with a data file: every kind of problem, how bad it is, what `--fix` does about it.
 
 An *error* means that training would learn something false or that a question is lost; a file with errors is refused. A
-*warning* is worth a look and never refuses a file. An error that cannot be mended is left out: the answer, and the
+*warning* is worth a look and never refuses a file; a *note* is odd but common in good files. An error that cannot be mended is left out: the answer, and the
 question with it when no other answer remains.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-Severity = Literal["error", "warning"]
+Severity = Literal["error", "warning", "note"]
 
 
 class Kind(NamedTuple):
@@ -61,7 +61,7 @@ KINDS: dict[str, Kind] = {
     ),
     # What is there and what is said about it
     "empty_article": Kind("warning", "It is left out.", "An article has no paragraphs."),
-    "empty_paragraph": Kind("warning", "It is left out.", "A paragraph has no questions."),
+    "empty_paragraph": Kind("note", "It is left out.", "A paragraph has no questions."),
     "empty_context": Kind("error", None, "A context is empty or only white space."),
     "empty_question": Kind("error", None, "A question is empty or only white space."),
     "empty_answer": Kind("error", None, "The text of an answer is empty or only white space."),
@@ -120,10 +120,10 @@ KINDS: dict[str, Kind] = {
         "error", "It gets another id in the later file.", "The same id for different questions in two files."
     ),
     "conflicting_answers": Kind(
-        "warning", None, "The same question twice about one context, without an answer in common."
+        "note", None, "The same question twice about one context, without an answer in common."
     ),
     "context_in_two_files": Kind("warning", None, "The same context in two files: a leak, if one is to score."),
-    "context_under_two_titles": Kind("warning", None, "The same context under two titles of a file."),
+    "context_under_two_titles": Kind("note", None, "The same context under two titles of a file."),
     # Odd text
     "control_character": Kind("warning", None, "An invisible control character."),
     "replacement_character": Kind("warning", None, "U+FFFD, the trace of a character that was lost in decoding."),

@@ -19,7 +19,7 @@ from lamella.data.features import Features, featurise
 from lamella.encoder.precision import choose_precision
 from lamella.encoder.sources import load_encoder
 from lamella.encoder.tuning import trainable_line
-from lamella.errors import DataError
+from lamella.errors import ConfigError
 from lamella.inference.model import ReaderModel
 from lamella.inference.predict import predict_features, score_predictions, write_predictions
 from lamella.training.learner import make_learner
@@ -29,10 +29,10 @@ from lamella.training.loop import fit, total_steps
 def train(config: RunConfig, folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
     """Train what `config` describes into an open run folder; the best dev scores, or {} without dev data."""
     runs.write_json(folder / runs.CONFIG, config.model_dump(mode="json"))
+    if not config.data.train:
+        raise ConfigError("configuration", ["data.train: is required and was not given."])
     train_examples = read_data(config.data.train, config, config.data.max_train_samples, say)
     dev_examples = read_data(config.data.dev, config, config.data.max_eval_samples, say)
-    if not train_examples:
-        raise DataError(f"data.train: expected at least one question. Found none in {', '.join(config.data.train)}.")
 
     precision = config.training.precision
     accelerator = Accelerator(mixed_precision="fp16" if precision == "fp16" else "no")  # fp16 needs its gradient scaler
@@ -69,9 +69,11 @@ def train(config: RunConfig, folder: Path, *, say: Callable[[str], None]) -> dic
 
 def read_data(paths: Sequence[str], config: RunConfig, limit: int | None, say: Callable[[str], None]) -> list[Example]:
     """The examples of some files, checked; says what was mended or skipped."""
+    if not paths:
+        return []
     loaded = load_examples(paths, on_bad_answer=config.data.on_bad_answer)
     if loaded.mended or loaded.skipped:
-        say(f"{', '.join(paths)}: {loaded.mended} questions mended, {loaded.skipped} skipped")
+        say(f"{', '.join(paths)}: {loaded.mended} problems mended, {loaded.skipped} questions skipped")
     return list(loaded.examples[:limit])
 
 
