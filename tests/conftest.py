@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,14 @@ def real_data() -> Path:
     if not (REAL_DATA / "cs224n-dev.json.gz").is_file():
         pytest.skip("real data sets are not beside the checkout (../shared/data)")
     return REAL_DATA
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tiny tensors are slower on several threads, which wait for one another: ten times so on a busy machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -63,7 +63,9 @@ def tiny_tokenizer(family: str) -> Any:
         model = json.loads(trained.to_str())["model"]
         merges = [tuple(merge) for merge in model["merges"]]
         return transformers.RobertaTokenizer(vocab=model["vocab"], merges=merges)
-    special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"] if family == "albert" else ["<s>", "<pad>", "</s>", "<unk>"]
+    special = (
+        ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"] if family == "albert" else ["<s>", "<pad>", "</s>", "<unk>"]
+    )
     trained = Tokenizer(models.Unigram())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(vocab_size=700, special_tokens=special, unk_token="<unk>", show_progress=False)

@@ -81,7 +81,7 @@ def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path) -> None:
         "learner.schedule.warm_up: no such option. Did you mean 'warmup'?",
         "learner.schedule.warmup: expected at most 1.0. Got 2.",
         "learner.mixer[1]: mixer 'lats' does not exist. Did you mean 'last'?",
-        'encoder.tuning: expected the name of a part, or a table with "name" and its options. Got {\'k\': 3}.',
+        "encoder.tuning: expected the name of a part, or a table with \"name\" and its options. Got {'k': 3}.",
         "decoding.n_best_size: expected a whole number. Got 0.5.",
     }
     assert str(caught.value).splitlines()[0] == f"{file}: 13 problems"
@@ -115,9 +115,14 @@ def test_a_problem_is_one_plain_line(table: dict[str, Any], expected: str | None
 
 
 values = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 500), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=2),
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 500),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=2),
     st.dictionaries(st.sampled_from(["name", "k"]), st.sampled_from(["full", "span", 3]), max_size=2),
-)  # fmt: skip
+)
 options = {name: [*field.annotation.model_fields, "typo"] for name, field in RunConfig.model_fields.items()}
 tables = st.dictionaries(
     st.sampled_from([*options, "typo"]),
@@ -128,16 +133,17 @@ tables = st.dictionaries(
 
 @given(tables)
 def test_whatever_is_given_is_a_configuration_or_a_list_of_plain_problems(table: dict[str, Any]) -> None:
+    found: tuple[str, ...] = ()
     try:
         config = check_config(table, where="x")
     except ConfigError as error:
-        assert error.problems
-        for problem in error.problems:
-            assert problem.isprintable(), problem
-            assert problem.split(":")[0].partition(".")[0].partition("[")[0] in {*options, "typo"}, problem
-            assert not re.search(r"pydantic|https?:|input should", problem, re.IGNORECASE), problem
+        found = error.problems
     else:
         assert check_config(json.loads(json.dumps(config.model_dump(mode="json"))), where="x") == config
+    for problem in found:
+        assert problem.isprintable(), problem
+        assert re.split(r"[.:\[]", problem)[0] in {*options, "typo"}, problem
+        assert not re.search(r"pydantic|https?:|input should", problem, re.IGNORECASE), problem
 
 
 @pytest.mark.parametrize(
@@ -179,7 +185,7 @@ def test_a_rule_is_silent_about_a_section_that_is_wrong_already() -> None:
         (["encoder.name=a=b"], {"encoder": {"name": "a=b"}}),
         (["data.train=one.json"], {"data": {"train": ["one.json"]}}),
         (['data.train=["one.json", "two.json"]'], {"data": {"train": ["one.json", "two.json"]}}),
-        (["data.dev=[]"], {"data": {"dev": []}}),
+        (["data.dev=one.json", "data.dev=[]"], {}),
         (["encoder.tuning=frozen"], {"encoder": {"tuning": {"name": "frozen"}}}),
         (["encoder.tuning.name=frozen"], {"encoder": {"tuning": {"name": "frozen"}}}),
         (

@@ -132,9 +132,13 @@ def test_a_full_disk_does_not_hide_the_error_that_ended_the_run(
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(ZeroDivisionError), runs.new_run(tmp_path / "run", "train"):
-        monkeypatch.setattr(os, "fsync", full)
-        raise ZeroDivisionError
+    def train() -> None:
+        with runs.new_run(tmp_path / "run", "train"):
+            monkeypatch.setattr(os, "fsync", full)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
     assert runs.run_state(tmp_path / "run") == "unfinished"
 
 

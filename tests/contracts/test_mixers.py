@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from doubles import DEPTH, FAMILIES, HIDDEN, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
 from torch import Tensor
 
+from doubles import DEPTH, FAMILIES, HIDDEN, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
 from lamella import registry
 from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.sources import load_encoder
 from lamella.heads.head import Head
 from lamella.inference.model import ReaderModel
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 # (part, check) -> why the part may fail the check
 EXCEPTIONS: dict[tuple[str, str], str] = {}
@@ -33,7 +35,9 @@ every_head = pytest.mark.parametrize(("mixer", "task", "family"), CASES)
 def excepted(request: pytest.FixtureRequest) -> None:
     """Skip what the table excepts, saying why."""
     check = request.function.__name__
-    parts = [request.node.callspec.params[name] for name in ("mixer", "task")] if hasattr(request.node, "callspec") else []
+    parts = (
+        [request.node.callspec.params[name] for name in ("mixer", "task")] if hasattr(request.node, "callspec") else []
+    )
     for part in parts:
         if (part, check) in EXCEPTIONS:
             pytest.skip(f"{part}: {EXCEPTIONS[part, check]}")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from doubles import DEPTH, FAMILIES, HIDDEN, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from doubles import DEPTH, FAMILIES, HIDDEN, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
 from lamella import registry
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.sources import load_encoder
@@ -19,10 +19,12 @@ from lamella.encoder.tuning import trainable_line
 from lamella.heads.losses import CrossEntropy
 from lamella.inference.model import ReaderModel
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # (tuning, family) -> why the two do not go together
 EXCEPTIONS: dict[tuple[str, str], str] = {}
 
-# Which of an encoder's own parameters a way of tuning trains; a way that is not here is held to the rest of the contract.
+# What of an encoder a way of tuning trains; a way that is not here is held to the rest of the contract.
 TRAINS_ALL, TRAINS_NONE = {"full"}, {"frozen"}
 
 # The softmax over the tokens ignores what it adds to all of them alike: these have no gradient but rounding noise, and

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import DEPTH, FAMILIES, HIDDEN, tiny_batch, tiny_encoder, tiny_model
 from torch import Tensor, nn
 
+from doubles import DEPTH, FAMILIES, HIDDEN, tiny_batch, tiny_encoder, tiny_model
 from lamella.data.batches import Batch
 from lamella.encoder.encoder import FAMILIES as FAMILY_TABLE
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.tuning import frozen, full
 from lamella.errors import EncoderError
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def direct(encoder: Encoder, batch: Batch) -> tuple[Tensor, ...]:
@@ -166,5 +166,7 @@ def test_an_unsupported_model_is_refused_with_the_supported_ones() -> None:
         config = type("Config", (), {"model_type": "gpt2"})
         name_or_path = "some/gpt"
 
-    with pytest.raises(EncoderError, match=r"^some/gpt: its config says model_type 'gpt2'; supported are albert, bert,"):
+    with pytest.raises(
+        EncoderError, match=r"^some/gpt: its config says model_type 'gpt2'; supported are albert, bert,"
+    ):
         Encoder(Model())  # type: ignore[arg-type]

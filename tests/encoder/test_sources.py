@@ -17,12 +17,15 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 import torch
-from doubles import FAMILIES, save_tiny_encoder, tiny_encoder, tiny_run_config, tiny_tokenizer
 
+from doubles import FAMILIES, save_tiny_encoder, tiny_encoder, tiny_run_config, tiny_tokenizer
+from lamella import runs
 from lamella.encoder import sources
 from lamella.encoder.sources import PACKAGED, LoadedEncoder, Packaged, find_encoder, load_encoder
 from lamella.errors import EncoderError, LamellaError, ModelError, UnreadableError
 from lamella.inference.model import ReaderModel
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 DEFAULT = PACKAGED["all-MiniLM-L6-v2"]
 needs_package = pytest.mark.skipif(
@@ -206,9 +209,19 @@ def test_only_a_pickle_is_refused(copy: Path) -> None:
 
 
 def test_an_empty_or_unrelated_folder_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path).endswith("expected an encoder or a saved model (a folder with config.json). Found nothing.")
+    assert refusal(tmp_path).endswith(
+        "expected an encoder or a saved model (a folder with config.json). Found nothing."
+    )
     (tmp_path / "photo.jpg").touch()
     assert refusal(tmp_path).endswith("Found photo.jpg.")
+
+
+def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
+    with runs.new_run(tmp_path, "train"):
+        runs.write_json(tmp_path / runs.CONFIG, {})
+        assert (
+            refusal(tmp_path) == f"{tmp_path}: is a run that is unfinished, without a model to take the encoder from."
+        )
 
 
 def test_missing_weights_are_named(copy: Path) -> None:
@@ -230,9 +243,15 @@ def damage(file: str, content: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda folder: edit_json(folder / "config.json", model_type="gpt2"), "its config says model_type 'gpt2'; supp"),
+        (
+            lambda folder: edit_json(folder / "config.json", model_type="gpt2"),
+            "its config says model_type 'gpt2'; supp",
+        ),
         (lambda folder: edit_json(folder / "config.json", model_type="zzz"), "its config says model_type 'zzz'; suppo"),
-        (lambda folder: edit_json(folder / "config.json", model_type=None), "config.json: expected the configuration of"),
+        (
+            lambda folder: edit_json(folder / "config.json", model_type=None),
+            "config.json: expected the configuration of",
+        ),
         (lambda folder: edit_json(folder / "config.json", hidden_size="wide"), "its config.json cannot be used: "),
         (lambda folder: edit_json(folder / "config.json", num_attention_heads=5), "its weights cannot be loaded: "),
         (lambda folder: edit_json(folder / "config.json", hidden_act="none"), "its weights cannot be loaded: KeyError"),
@@ -332,7 +351,9 @@ def test_a_saved_model_without_its_base_says_so(copy: Path, tmp_path: Path) -> N
     tuned(copy, tmp_path / "model")
     shutil.rmtree(copy)
     said = refusal(tmp_path / "model", ModelError)
-    assert said.startswith(f"{tmp_path / 'model'}: its base encoder cannot be loaded: encoder {str(copy)!r}: is no fold")
+    assert said.startswith(
+        f"{tmp_path / 'model'}: its base encoder cannot be loaded: encoder {str(copy)!r}: is no fold"
+    )
 
 
 @pytest.mark.parametrize("key", ["base", "tuning", "head", "windows", "decoding"])
@@ -354,7 +375,9 @@ def test_with_the_hub_switched_off_it_is_one_line() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["./no/such/folder", "three/part/name", "bad name", "..", "~nobody-knows-me/x", "a" * 300])
+@pytest.mark.parametrize(
+    "name", ["./no/such/folder", "three/part/name", "bad name", "..", "~nobody-knows-me/x", "a" * 300]
+)
 def test_a_name_that_is_no_hub_id_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "inner").mkdir()
     monkeypatch.chdir(tmp_path / "inner")

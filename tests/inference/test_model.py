@@ -12,14 +12,19 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import FAMILIES, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
 from safetensors.torch import load_file, save_file
 
-from lamella import runs
+from doubles import FAMILIES, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
+from lamella import registry, runs
+from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.sources import load_encoder
 from lamella.errors import LamellaError, ModelError, UnreadableError, UsageError
+from lamella.heads.head import StageShape
+from lamella.heads.pooling import Last
 from lamella.inference import model as model_module
 from lamella.inference.model import ReaderModel
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +80,29 @@ def test_a_run_folder_means_its_model(model: ReaderModel, tmp_path: Path) -> Non
     with runs.new_run(tmp_path / "run", "train") as folder:
         model.save(folder / runs.MODEL)
     assert torch.equal(ReaderModel.load(folder)(tiny_batch()), model(tiny_batch()))
+
+
+def test_the_statistics_of_a_normalisation_are_saved(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Normalised(Last):
+        def __init__(self, shape: StageShape) -> None:
+            super().__init__(shape)
+            self.norm = torch.nn.BatchNorm1d(shape.width)
+
+        def forward(self, x: torch.Tensor, hidden: HiddenStates, q: torch.Tensor) -> torch.Tensor:
+            return self.norm(x.flatten(0, 3)).view_as(x)  # type: ignore[no-any-return]
+
+    part = registry.Part("mixer", "normalised", Normalised)
+    monkeypatch.setitem(registry.FAMILIES["mixer"].parts, "normalised", part)
+    config = tiny_run_config(encoder={"tuning": "frozen"}, learner={"mixer": "normalised"})
+    model = ReaderModel(load_encoder(str(base)), config)
+    untrained = model.eval()(tiny_batch())
+    model.train()(tiny_batch())
+    model.save(tmp_path / "model")
+    trained = model.eval()(tiny_batch())
+    assert not torch.equal(trained, untrained)
+    assert torch.equal(ReaderModel.load(tmp_path / "model")(tiny_batch()), trained)
 
 
 def test_equal_models_give_equal_files(base: Path, tmp_path: Path) -> None:
@@ -201,7 +229,10 @@ def test_another_version_of_the_format(saved: Path, version: Any) -> None:
         (lambda config: config.update(tuning={}), "encoder.tuning: expected the name of a part"),
         (lambda config: config["head"].update(mixer=[{"name": "lats"}]), "mixer 'lats' does not exist. Did you mean"),
         (lambda config: config["head"].update(mixer=[{"name": "last", "k": 3}]), "learner.mixer[0].k: no such option"),
-        (lambda config: config["windows"].update(max_seq_length="long"), "windows.max_seq_length: expected a whole num"),
+        (
+            lambda config: config["windows"].update(max_seq_length="long"),
+            "windows.max_seq_length: expected a whole num",
+        ),
         (lambda config: config["windows"].update(later=3), "windows.later: no such option."),
     ],
 )

@@ -19,9 +19,12 @@ from lamella.inference.model import ReaderModel
 
 ENCODER = "all-MiniLM-L6-v2"
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec(PACKAGED[ENCODER].module) is None, reason="the bundled encoder is not installed"
-)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(
+        importlib.util.find_spec(PACKAGED[ENCODER].module) is None, reason="the bundled encoder is not installed"
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,7 @@ def inputs(batch: Batch) -> dict[str, torch.Tensor]:
 def test_the_logits_are_equal_at_every_real_token(
     ours: ReaderModel, theirs: BertForQuestionAnswering, windows: Features
 ) -> None:
-    chosen = np.argsort(windows.lengths, kind="stable")[:: len(windows) // 16]  # from the shortest to the longest
+    chosen = np.argsort(windows.lengths, kind="stable")[:: len(windows) // 8]  # from the shortest to the longest
     batch = collate(windows, chosen)
     assert (~batch.mask).any()
     with torch.no_grad():

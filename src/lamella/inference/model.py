@@ -36,6 +36,7 @@ from lamella.encoder.sources import (
     quiet,
     read_saved,
     read_tensors,
+    trained_tensors,
 )
 from lamella.errors import UsageError
 from lamella.heads.head import Head
@@ -82,9 +83,7 @@ class ReaderModel(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write the model folder; a reader sees the old one, the new one, or none, never a mixture."""
-        trained = {
-            name: value.detach().cpu().contiguous() for name, value in self.named_parameters() if value.requires_grad
-        }
+        trained = {name: value.detach().cpu().contiguous() for name, value in trained_tensors(self).items()}
         if folder.exists() and not is_saved_model(folder) and not _is_empty(folder):
             raise UsageError(f"{folder}: holds something else than a model; choose another folder to save into.")
         fresh = folder.parent / f".{folder.name}.{uuid.uuid4().hex}{TEMPORARY}"
