@@ -29,7 +29,8 @@ from lamella.config import DEFAULT_ENCODER, WindowOptions
 from lamella.data.demo import data_path
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import Features, featurise
-from lamella.encoder.sources import find_encoder, load_tokenizer
+from lamella.encoder.loading import load_tokenizer
+from lamella.encoder.sources import find_encoder
 from lamella.version import __version__
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data" / "cs224n-dev.json.gz"

@@ -22,8 +22,8 @@ def parts_page() -> str:
     lines = [
         "# Parts",
         "",
-        "Made from the code by `make docs`; `lamella parts` prints the same. A run file names a part (`mixer = \"last\"`)",
-        "or a table with its options (`schedule = { name = \"linear\", warmup = 0.06 }`).",
+        'Made from the code by `make docs`; `lamella parts` prints it too. A run file names a part (`mixer = "last"`)',
+        'or a table with its options (`schedule = { name = "linear", warmup = 0.06 }`).',
     ]
     for family in registry.describe():
         lines += ["", f"## {family['family']}", "", f"A {family['family']} {_verb(family['summary'])}.", ""]

@@ -19,14 +19,14 @@ from lamella.data.demo import data_path
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import featurise
 from lamella.encoder.encoder import Encoder
-from lamella.encoder.sources import LoadedEncoder
+from lamella.encoder.loading import LoadedEncoder
 from lamella.inference.model import ReaderModel
 
 FAMILIES = ("albert", "bert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
 HIDDEN, DEPTH = 32, 3
 AWKWARD = (
-    "Cafe\u0301 Zoë naïve 서울은 한국의 수도 東京は日本 القاهرة مدينة שלום עולם 👩‍🚀 went 🇫🇷 to the 👍🏽 “moon” — at 3.5°C "
-    "नमस्ते दुनिया e\u0301\u0327te\u0301"
+    "Cafe\u0301 Zoë naïve 서울은 한국의 수도 東京は日本 القاهرة مدينة שלום עולם 👩‍🚀 went 🇫🇷 to the 👍🏽 "
+    "“moon” — at 3.5°C नमस्ते दुनिया e\u0301\u0327te\u0301"
 )
 
 
@@ -45,9 +45,8 @@ def tiny_tokenizer(family: str) -> Any:
         special = special or ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
         trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        trained.train_from_iterator(
-            [text.lower() for text in corpus()], trainers.WordPieceTrainer(vocab_size=800, special_tokens=special, show_progress=False)
-        )  # fmt: skip
+        trainer = trainers.WordPieceTrainer(vocab_size=800, special_tokens=special, show_progress=False)
+        trained.train_from_iterator([text.lower() for text in corpus()], trainer)
         kind = {"mpnet": transformers.MPNetTokenizer, "distilbert": transformers.DistilBertTokenizer}
         return kind.get(family, transformers.BertTokenizer)(vocab=trained.get_vocab())
     if family == "roberta":

@@ -151,12 +151,15 @@ def train(
 ) -> None:
     """Train a reader as a run file describes."""
     from lamella.config import load_config
-    from lamella.runs import new_run
+    from lamella.errors import UsageError
+    from lamella.runs import MODEL, new_run
 
     overrides = list(settings or [])
     if on_bad_answer:
         overrides.append(f"data.on_bad_answer={on_bad_answer}")
     checked = load_config(config, overrides)
+    if Path(checked.encoder.name).expanduser().resolve() in (out.resolve(), out.resolve() / MODEL):
+        raise UsageError(f"{out}: the run starts from the encoder that lies there; choose another --out.")
     with new_run(out, "train", overwrite=overwrite) as folder:
         from lamella.training.run import train as train_run
 
@@ -289,7 +292,9 @@ def _fix_targets(fix: Path | None, files: list[str]) -> list[Path]:
 
     targets = [fix / Path(file.replace(":", "-")).name for file in files]
     if len(set(targets)) < len(targets):
-        raise UsageError("check --fix: expected files of different names, to write into one folder; fix them one by one.")
+        raise UsageError(
+            "check --fix: expected files of different names, to write into one folder; fix them one by one."
+        )
     return [target if ".json" in target.name else target.with_name(f"{target.name}.json") for target in targets]
 
 

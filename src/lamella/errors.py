@@ -86,3 +86,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near:
         return f" Did you mean {' or '.join(repr(one) for one in near)}?"
     return f" Known: {', '.join(known)}." if known else ""
+
+
+def one_line(error: BaseException, limit: int = 200) -> str:
+    """What another library says, on one line; a bare KeyError is only a key, so it is given its name."""
+    said = " ".join(str(error).split()).rstrip(".")
+    said = f"{type(error).__name__} {said}".strip() if isinstance(error, KeyError) or not said else said
+    return said if len(said) <= limit else f"{said[:limit]}…"

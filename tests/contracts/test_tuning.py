@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from doubles import DEPTH, FAMILIES, HIDDEN, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
 from lamella import registry
 from lamella.encoder.encoder import Encoder
-from lamella.encoder.sources import load_encoder
+from lamella.encoder.loading import load_encoder
 from lamella.encoder.tuning import trainable_line
 from lamella.heads.losses import CrossEntropy
 from lamella.inference.model import ReaderModel

@@ -21,7 +21,8 @@ import torch
 from doubles import FAMILIES, save_tiny_encoder, tiny_encoder, tiny_run_config, tiny_tokenizer
 from lamella import runs
 from lamella.encoder import sources
-from lamella.encoder.sources import PACKAGED, LoadedEncoder, Packaged, find_encoder, load_encoder
+from lamella.encoder.loading import LoadedEncoder, load_encoder
+from lamella.encoder.sources import PACKAGED, Packaged, find_encoder
 from lamella.errors import EncoderError, LamellaError, ModelError, UnreadableError
 from lamella.inference.model import ReaderModel
 
@@ -401,7 +402,8 @@ def test_a_repository_without_safetensors_is_not_downloaded(monkeypatch: pytest.
 
 WITHOUT_NETWORK = """
 import json, sys, time
-from lamella.encoder.sources import find_encoder, load_encoder
+from lamella.encoder.loading import load_encoder
+from lamella.encoder.sources import find_encoder
 from lamella.errors import LamellaError
 
 cached = load_encoder("org/tiny")

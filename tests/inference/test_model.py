@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from doubles import FAMILIES, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
 from lamella import registry, runs
 from lamella.encoder.encoder import HiddenStates
-from lamella.encoder.sources import load_encoder
+from lamella.encoder.loading import load_encoder
 from lamella.errors import LamellaError, ModelError, UnreadableError, UsageError
 from lamella.heads.head import StageShape
 from lamella.heads.pooling import Last
@@ -124,7 +124,7 @@ def test_saving_replaces_an_older_model_as_a_whole(model: ReaderModel, saved: Pa
     assert os.listdir(tmp_path) == ["model"]
 
 
-@pytest.mark.parametrize("step", ["save_file", "write_json", "_exchange"])
+@pytest.mark.parametrize("step", ["write_bytes", "write_json", "_exchange"])
 def test_a_save_that_fails_leaves_the_older_model_and_nothing_else(
     model: ReaderModel, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

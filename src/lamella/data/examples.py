@@ -1,7 +1,7 @@
 """What a question with its text and its answers is, once it is read from whatever file.
 
-Positions are counted in characters (Unicode code points) of the context; an end is exclusive. A question without answers
-is unanswerable: there is no flag, no empty string and no -1 that could contradict it.
+Positions are counted in characters (Unicode code points) of the context; an end is exclusive. A question without
+answers is unanswerable: there is no flag, no empty string and no -1 that could contradict it.
 """
 
 from __future__ import annotations

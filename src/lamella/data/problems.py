@@ -1,8 +1,8 @@
 """What can be wrong with a data file: every kind of problem, how bad it is, what `--fix` does about it.
 
 An *error* means that training would learn something false or that a question is lost; a file with errors is refused. A
-*warning* is worth a look and never refuses a file; a *note* is odd but common in good files. An error that cannot be mended is left out: the answer, and the
-question with it when no other answer remains.
+*warning* is worth a look and never refuses a file; a *note* is odd but common in good files, and not counted. An error
+that cannot be mended is left out: the answer, and the question with it when no other answer remains.
 """
 
 from __future__ import annotations

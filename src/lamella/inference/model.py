@@ -16,31 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from lamella import registry
 from lamella.config import DecodingOptions, RunConfig, WindowOptions
 from lamella.encoder.encoder import Encoder
+from lamella.encoder.loading import FORMAT_VERSION, LoadedEncoder, load_base, quiet, read_saved
 from lamella.encoder.precision import autocast
-from lamella.encoder.sources import (
-    FORMAT_VERSION,
-    MODEL_CONFIG,
-    MODEL_FORMAT,
-    MODEL_WEIGHTS,
-    LoadedEncoder,
-    is_saved_model,
-    load_base,
-    model_folder,
-    put_tensors,
-    quiet,
-    read_saved,
-    read_tensors,
-    trained_tensors,
-)
+from lamella.encoder.sources import MODEL_CONFIG, MODEL_FORMAT, MODEL_WEIGHTS, is_saved_model, model_folder
+from lamella.encoder.tensors import put_tensors, read_tensors, trained_tensors
 from lamella.errors import UsageError
 from lamella.heads.head import Head
-from lamella.runs import TEMPORARY, run_state, write_json
+from lamella.runs import TEMPORARY, run_state, write_bytes, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -90,7 +78,7 @@ class ReaderModel(nn.Module):
         fresh.mkdir(parents=True)
         try:
             # One key of metadata at most: safetensors writes them in random order, and equal models should hash equal.
-            save_file(trained, fresh / MODEL_WEIGHTS, {"format": "pt"})
+            write_bytes(fresh / MODEL_WEIGHTS, save(trained, {"format": "pt"}))
             with quiet():
                 self.tokenizer.save_pretrained(fresh)
             write_json(fresh / MODEL_CONFIG, self._config())

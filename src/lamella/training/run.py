@@ -16,8 +16,8 @@ from lamella.data.batches import BucketOrder
 from lamella.data.checks import load_examples
 from lamella.data.examples import Example
 from lamella.data.features import Features, featurise
+from lamella.encoder.loading import load_encoder
 from lamella.encoder.precision import choose_precision
-from lamella.encoder.sources import load_encoder
 from lamella.encoder.tuning import trainable_line
 from lamella.errors import ConfigError
 from lamella.inference.model import ReaderModel

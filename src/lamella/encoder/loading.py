@@ -1,0 +1,198 @@
+"""Encoders made ready to run: pretrained ones, and those that a saved model tuned.
+
+`trust_remote_code` is never on, and weights are always loaded in fp32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from lamella import registry
+from lamella.config import RunConfig, check_config
+from lamella.encoder.encoder import Encoder, family_of
+from lamella.encoder.sources import (
+    MODEL_CONFIG,
+    MODEL_FORMAT,
+    MODEL_WEIGHTS,
+    Source,
+    find_encoder,
+    verified_hash,
+)
+from lamella.encoder.tensors import put_tensors, read_tensors
+from lamella.errors import ConfigError, EncoderError, ModelError, one_line
+from lamella.runs import read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class LoadedEncoder:
+    """An encoder ready to run, with its tokenizer and what identifies it."""
+
+    encoder: Encoder
+    tokenizer: PreTrainedTokenizerFast
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """What the config.json of a saved model says."""
+
+    base_name: str
+    base_sha256: str
+    config: RunConfig  # encoder, head, windows and decoding; the rest are defaults
+
+
+def load_encoder(name: str, *, dropout: float | None = None) -> LoadedEncoder:
+    """Find an encoder by name and load it in fp32; for a saved model, with the weights it was tuned to."""
+    source = find_encoder(name)
+    sha256 = verified_hash(source)
+    if source.kind == "model":
+        return _load_tuned(source, sha256, dropout)
+    return LoadedEncoder(_load_pretrained(source, dropout), load_tokenizer(source), source.name, sha256)
+
+
+def load_base(folder: Path, saved: SavedModel, *, dropout: float | None = None) -> LoadedEncoder:
+    """The encoder that a saved model was trained on, and no other: its hash must be the one that was written down.
+
+    The tokenizer is the one in the model folder, which no hash guards.
+    """
+    try:
+        base = load_encoder(saved.base_name, dropout=dropout)
+    except EncoderError as error:
+        raise ModelError(f"{folder}: its base encoder cannot be loaded: {error}") from None
+    if base.sha256 != saved.base_sha256:
+        raise ModelError(
+            f"{folder}: was trained on {saved.base_name!r} with sha256 {saved.base_sha256[:12]}…; the one found here "
+            f"has {base.sha256[:12]}…. Use the encoder it was trained on."
+        )
+    return replace(base, tokenizer=load_tokenizer(Source(saved.base_name, folder, "model")))
+
+
+def read_saved(folder: Path) -> SavedModel:
+    """The configuration of a saved model; one that is damaged or of another version is refused."""
+    path = folder / MODEL_CONFIG
+    saved = read_json(path)
+    version = saved.get(MODEL_FORMAT)
+    if version != FORMAT_VERSION:
+        raise ModelError(f"{path}: expected model format {FORMAT_VERSION}. Got {version!r}, of another lamella.")
+    try:
+        name, sha256 = str(saved["base"]["name"]), str(saved["base"]["sha256"])
+        table = {
+            "encoder": {"name": name, "tuning": saved["tuning"]},
+            "learner": saved["head"],
+            "windows": saved["windows"],
+            "decoding": saved["decoding"],
+        }
+    except (KeyError, TypeError):
+        raise ModelError(
+            f"{path}: expected base (with name and sha256), tuning, head, windows and decoding; it is damaged."
+        ) from None
+    try:
+        return SavedModel(name, sha256, check_config(table, where=str(path)))
+    except ConfigError as error:
+        raise ModelError(f"{path}: is damaged, or of another lamella: {'; '.join(error.problems)}") from None
+
+
+def load_tokenizer(source: Source) -> PreTrainedTokenizerFast:
+    """The tokenizer that lies beside the weights."""
+    from transformers import AutoTokenizer
+
+    folder = source.folder
+    with quiet():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # a damaged file fails wherever it is first felt
+            raise EncoderError(f"{folder}: no tokenizer could be loaded: {one_line(error)}.") from None
+    # Without its files, transformers makes a tokenizer that knows the special tokens and nothing else.
+    files = sorted({"tokenizer.json", *tokenizer.vocab_files_names.values()})
+    if not any((folder / file).is_file() for file in files):
+        raise EncoderError(f"{folder}: expected a tokenizer ({' or '.join(files)}). Found none.")
+    if not getattr(tokenizer, "is_fast", False):
+        raise EncoderError(f"{folder}: its tokenizer gives no character offsets; a fast one is needed.")
+    return cast("PreTrainedTokenizerFast", tokenizer)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """transformers reports on loading with bars and tables; what matters of it, we say ourselves."""
+    from transformers.utils import logging as transformers_logging
+
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _load_pretrained(source: Source, dropout: float | None) -> Encoder:
+    from transformers import AutoConfig, AutoModel
+
+    family = family_of(_model_type(source.folder), str(source.folder))
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(source.folder, **options)
+    except Exception as error:  # transformers has an error of its own for every kind of wrong value
+        raise EncoderError(f"{source.folder}: its config.json cannot be used: {one_line(error)}.") from None
+    if family.optional_pooler:
+        options["add_pooling_layer"] = False
+    for key in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):
+        if dropout is not None and hasattr(config, key):
+            setattr(config, key, dropout)
+    with quiet():
+        try:
+            model, report = AutoModel.from_pretrained(
+                source.folder,
+                config=config,
+                dtype=torch.float32,  # transformers 5 would take the type the file was saved in
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+                **options,
+            )
+        except Exception as error:
+            raise EncoderError(f"{source.folder}: its weights cannot be loaded: {one_line(error)}.") from None
+    wrong = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+    if wrong:
+        raise EncoderError(
+            f"{source.folder}: expected the weights of a {config.model_type} encoder; {len(wrong)} are missing or of "
+            f"another shape ({', '.join(wrong[:3])}{', …' if len(wrong) > 3 else ''})."
+        )
+    return Encoder(model)
+
+
+def _model_type(folder: Path) -> str:
+    config = read_json(folder / MODEL_CONFIG)
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise EncoderError(f"{folder / MODEL_CONFIG}: expected the configuration of an encoder, with its model_type.")
+    return str(config["model_type"])
+
+
+def _load_tuned(source: Source, sha256: str, dropout: float | None) -> LoadedEncoder:
+    """A saved model's encoder: its base, edited as its tuning says, with the tuned tensors put in."""
+    saved = read_saved(source.folder)
+    loaded = load_base(source.folder, saved, dropout=dropout)
+    registry.build("tuning", saved.config.encoder.tuning, loaded.encoder)
+    tensors = read_tensors(source.folder / MODEL_WEIGHTS)
+    prefix = "encoder."
+    put_tensors(
+        loaded.encoder,
+        {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)},
+        str(source.folder / MODEL_WEIGHTS),
+    )
+    return replace(loaded, name=source.name, sha256=sha256)

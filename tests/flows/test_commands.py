@@ -1,0 +1,387 @@
+"""Every command from end to end, on a tiny encoder: files, exit codes, and what a user's mistake is answered with."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles import save_tiny_encoder
+from lamella.data.demo import data_path
+from lamella.data.readers import read
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+SMALL = [
+    "data.train=demo:train",
+    "data.dev=demo:dev",
+    "data.max_train_samples=24",
+    "data.max_eval_samples=12",
+    "windows.max_seq_length=128",
+    "windows.doc_stride=32",
+    "windows.max_query_length=24",
+    "training.precision=fp32",
+    "training.epochs=1",
+    "training.batch_size=4",
+]
+
+
+def settings(*more: str) -> list[str]:
+    return [word for setting in (*SMALL, *more) for word in ("--set", setting)]
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_encoder(tmp_path_factory.mktemp("encoder") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def empty_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "run.toml"
+    path.write_text("")
+    return path
+
+
+@pytest.fixture(scope="session")
+def run_folder(encoder: Path, empty_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished training run, made by the real command in a process of its own."""
+    out = tmp_path_factory.mktemp("runs") / "first"
+    command = [sys.executable, "-m", "lamella", "train", str(empty_config), "--out", str(out)]
+    subprocess.run(
+        [*command, *settings(f"encoder.name={encoder}")], check=True, capture_output=True, text=True, env=ONE_THREAD
+    )
+    return out
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_train_writes_the_whole_run_folder(run_folder: Path) -> None:
+    names = {path.name for path in run_folder.iterdir()}
+    assert names == {
+        "run.json",
+        "environment.json",
+        "config.json",
+        "history.jsonl",
+        "model",
+        "predictions.json",
+        "nbest_predictions.json",
+        "null_odds.json",
+        "na_prob.json",
+        "eval_results.json",
+    }
+    assert read_json(run_folder / "run.json")["state"] == "finished"
+    assert read_json(run_folder / "environment.json")["libraries"]["torch"]
+    history = [json.loads(line) for line in (run_folder / "history.jsonl").read_text().splitlines()]
+    steps = [record for record in history if "loss" in record]
+    assert [record["step"] for record in steps] == list(range(1, len(steps) + 1))
+    assert all(math.isclose(one["loss"], (one["start"] + one["end"]) / 2, rel_tol=1e-5) for one in steps)
+    assert history[-1]["f1"] == read_json(run_folder / "eval_results.json")["f1"]
+
+
+def test_the_config_of_a_run_folder_repeats_the_run(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+    """Same seed, same losses, same model, bit for bit."""
+    code, _, err = lamella("train", run_folder / "config.json", "--out", tmp_path / "again")
+    assert (code, err) == (0, "")
+    for name in ("history.jsonl", "config.json", "eval_results.json", "predictions.json", "model/model.safetensors"):
+        assert (tmp_path / "again" / name).read_bytes() == (run_folder / name).read_bytes(), name
+
+
+def test_another_seed_gives_another_model(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+    config = run_folder / "config.json"
+    assert lamella("train", config, "--out", tmp_path / "other", "--set", "learner.seed=1")[0] == 0
+    ours, others = (folder / "model" / "model.safetensors" for folder in (run_folder, tmp_path / "other"))
+    assert ours.read_bytes() != others.read_bytes()
+
+
+def test_evaluate_with_a_model_agrees_with_the_training_run(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+    dev = tmp_path / "dev.json"
+    document = json.loads(data_path("demo:dev").read_text(encoding="utf-8"))
+    first = document["data"][0]["paragraphs"]
+    document["data"] = [{"title": "Saturn", "paragraphs": [first[0], {**first[1], "qas": first[1]["qas"][:3]}]}]
+    dev.write_text(json.dumps(document), encoding="utf-8")  # the twelve questions that the run scored
+    code, out, err = lamella("evaluate", dev, "--model", run_folder, "--out", tmp_path / "dev", "--json")
+    assert (code, err) == (0, "")
+    ours, trained = json.loads(out), read_json(run_folder / "eval_results.json")
+    assert ours == {key: value for key, value in trained.items() if key not in ("step", "epoch")}
+    assert read_json(tmp_path / "dev" / "predictions.json") == read_json(run_folder / "predictions.json")
+
+    code, out, err = lamella("evaluate", dev, tmp_path / "dev" / "predictions.json", "--json")
+    assert (code, err) == (0, "")
+    scored = json.loads(out)
+    assert scored == {key: ours[key] for key in scored}
+
+
+def test_evaluate_scores_a_predictions_file(lamella: Any, tmp_path: Path) -> None:
+    examples = read("demo:dev").examples
+    perfect = {one.id: one.answers[0].text if one.answers else "" for one in examples}
+    odds = {one.id: -1.0 if one.answers else 1.0 for one in examples}
+    (tmp_path / "predictions.json").write_text(json.dumps(perfect))
+    (tmp_path / "odds.json").write_text(json.dumps(odds))
+    files = ("demo:dev", tmp_path / "predictions.json", "--null-odds", tmp_path / "odds.json")
+    code, out, err = lamella("evaluate", *files, "--json")
+    assert (code, err) == (0, "")
+    results = json.loads(out)
+    assert results["exact"] == results["f1"] == results["best_f1"] == 100.0
+    assert (results["total"], results["HasAns_total"], results["NoAns_total"]) == (135, 90, 45)
+    assert results["best_f1_thresh"] == -1.0
+    assert "best_f1" in lamella("evaluate", *files)[1]
+
+
+def test_a_missing_prediction_is_an_error_that_lists_the_ids(lamella: Any, tmp_path: Path) -> None:
+    examples = read("demo:dev").examples
+    (tmp_path / "p.json").write_text(json.dumps({one.id: "" for one in examples[2:]}))
+    code, out, err = lamella("evaluate", "demo:dev", tmp_path / "p.json")
+    assert (code, out) == (1, "")
+    assert examples[0].id in err
+    assert examples[1].id in err
+    assert "--missing empty" in err
+    code, out, _ = lamella("evaluate", "demo:dev", tmp_path / "p.json", "--missing", "empty", "--json")
+    assert code == 0
+    assert json.loads(out)["total"] == 135
+
+
+def test_predict_writes_the_four_files(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+    code, out, err = lamella("predict", "demo:dev", "--model", run_folder, "--out", tmp_path / "p")
+    assert (code, err) == (0, "")
+    assert "135 questions" in out
+    predictions = read_json(tmp_path / "p" / "predictions.json")
+    best = read_json(tmp_path / "p" / "nbest_predictions.json")
+    odds = read_json(tmp_path / "p" / "null_odds.json")
+    na_prob = read_json(tmp_path / "p" / "na_prob.json")
+    contexts = {one.id: one.context.text for one in read("demo:dev").examples}
+    assert predictions.keys() == best.keys() == odds.keys() == na_prob.keys() == contexts.keys()
+    for id, candidates in best.items():
+        assert all(contexts[id][one["start"] : one["end"]] == one["text"] for one in candidates)
+        assert math.isclose(sum(one["probability"] for one in candidates), 1.0)
+        answers = [one["text"] for one in candidates if one["text"]]
+        assert predictions[id] == ("" if odds[id] > 0 else answers[0])
+        assert (na_prob[id] > 0.5) == (odds[id] > 0)
+
+
+def test_ask_from_a_file_and_from_standard_input(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+    text = "Titan was discovered by Christiaan Huygens in 1655."
+    (tmp_path / "titan.txt").write_text(text)
+    code, out, err = lamella("ask", "Who?", "-c", tmp_path / "titan.txt", "-m", run_folder, "--top-k", 3, "--json")
+    assert (code, err) == (0, "")
+    answers = json.loads(out)
+    assert len(answers) == 3
+    assert all(text[one["start"] : one["end"]] == one["answer"] for one in answers)
+    command = [
+        sys.executable,
+        "-m",
+        "lamella",
+        "ask",
+        "Who?",
+        "-c",
+        "-",
+        "-m",
+        str(run_folder),
+        "--top-k",
+        "3",
+        "--json",
+    ]
+    piped = subprocess.run(command, input=text, capture_output=True, text=True, check=True, env=ONE_THREAD)
+    assert json.loads(piped.stdout) == answers
+    assert "characters" in lamella("ask", "Who?", "-c", tmp_path / "titan.txt", "-m", run_folder, "--top-k", 2)[1]
+
+
+def test_the_reader_in_python_answers_as_the_command_does(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+    import lamella as package
+
+    text = "Titan was discovered by Christiaan Huygens in 1655."
+    (tmp_path / "titan.txt").write_text(text)
+    out = lamella("ask", "Who?", "-c", tmp_path / "titan.txt", "-m", run_folder, "--top-k", 4, "--json")[1]
+    assert package.Reader.load(run_folder).ask("Who?", text, top_k=4) == json.loads(out)
+
+
+def test_convert_and_back(lamella: Any, tmp_path: Path) -> None:
+    assert lamella("convert", "demo:dev", tmp_path / "flat.jsonl.gz")[0] == 0
+    assert lamella("convert", tmp_path / "flat.jsonl.gz", tmp_path / "squad.json")[0] == 0
+    original, back = read("demo:dev").examples, read(tmp_path / "squad.json").examples
+    assert [(one.id, one.question, one.answers, one.context.text) for one in original] == [
+        (one.id, one.question, one.answers, one.context.text) for one in back
+    ]
+
+
+def test_check_of_the_bundled_data_is_clean(lamella: Any) -> None:
+    code, out, err = lamella("check", "demo:train", "demo:dev")
+    assert (code, err) == (0, "")
+    assert "no problems" in out
+
+
+def test_check_reports_fixes_and_the_fixed_file_is_clean(lamella: Any, tmp_path: Path) -> None:
+    document = json.loads(data_path("demo:dev").read_text(encoding="utf-8"))
+    qa = next(qa for qa in document["data"][0]["paragraphs"][0]["qas"] if qa["answers"])
+    for answer in qa["answers"]:
+        answer["answer_start"] += 3
+    bad = tmp_path / "bad.json"
+    bad.write_text(json.dumps(document), encoding="utf-8")
+    code, out, _ = lamella("check", bad, "--json")
+    assert code == 1
+    problems = json.loads(out)["problems"]
+    assert {(one["id"], one["kind"], one["article"], one["fixable"]) for one in problems} == {
+        (qa["id"], "answer_shifted", "Saturn", True)
+    }
+    code, out, _ = lamella("check", bad, "--fix", tmp_path / "good.json")
+    assert code == 1
+    assert qa["id"] in out
+    assert lamella("check", tmp_path / "good.json")[0] == 0
+    assert [one.answers for one in read(tmp_path / "good.json").examples] == [
+        one.answers for one in read("demo:dev").examples
+    ]
+
+
+def test_training_refuses_bad_answers_unless_told(
+    lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path
+) -> None:
+    document = json.loads(data_path("demo:train").read_text(encoding="utf-8"))
+    qas = document["data"][0]["paragraphs"][0]["qas"]
+    next(qa for qa in qas if qa["answers"])["answers"] = [{"text": "nowhere to be found", "answer_start": 0}]
+    (tmp_path / "bad.json").write_text(json.dumps(document), encoding="utf-8")
+    changes = settings(f"encoder.name={encoder}", f"data.train={tmp_path / 'bad.json'}")
+    code, _, err = lamella("train", empty_config, "--out", tmp_path / "run", *changes)
+    assert code == 1
+    assert "lamella check" in err
+    assert err.count("\n") == 1
+    assert read_json(tmp_path / "run" / "run.json")["state"] == "failed"
+    again = ("train", empty_config, "--out", tmp_path / "run", "--overwrite", "--on-bad-answer", "skip", *changes)
+    code, out, _ = lamella(*again)
+    assert code == 0
+    assert "1 questions skipped" in out
+
+
+def test_a_tuned_encoder_is_the_start_of_the_next_run(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+    changes = settings(f"encoder.name={run_folder}", "encoder.tuning=frozen", "data.dev=[]")
+    code, out, err = lamella("train", run_folder / "config.json", "--out", tmp_path / "second", *changes)
+    assert (code, err) == (0, "")
+    assert "trainable params: 66 ||" in out  # 2 x 32 + 2: the head alone
+    base = read_json(tmp_path / "second" / "model" / "config.json")["base"]
+    assert base["name"] == str(run_folder)
+    assert lamella("predict", "demo:dev", "-m", tmp_path / "second", "-o", tmp_path / "p")[0] == 0
+
+
+def test_a_killed_run_is_marked_unfinished(encoder: Path, empty_config: Path, lamella: Any, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "lamella", "train", str(empty_config), "--out", str(out)]
+    endless = settings(f"encoder.name={encoder}", "training.epochs=100000", "training.evaluate_every=1")
+    process = subprocess.Popen(
+        [*command, *endless], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ONE_THREAD
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not (out / "model" / "config.json").is_file() and time.monotonic() < deadline:
+            assert process.poll() is None
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert read_json(out / "run.json")["state"] == "unfinished"
+    code, _, err = lamella("train", empty_config, "--out", out, *settings(f"encoder.name={encoder}"))
+    assert code == 1
+    assert "unfinished" in err
+    assert lamella("train", empty_config, "--out", out, "--overwrite", *settings(f"encoder.name={encoder}"))[0] == 0
+    assert read_json(out / "run.json")["state"] == "finished"
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+def test_zero_steps_save_an_untrained_model(lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path) -> None:
+    changes = settings(f"encoder.name={encoder}", "training.max_steps=0")
+    assert lamella("train", empty_config, "--out", tmp_path / "run", *changes)[0] == 0
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+def test_a_run_may_not_overwrite_the_encoder_it_starts_from(run_folder: Path, lamella: Any) -> None:
+    before = (run_folder / "model" / "model.safetensors").read_bytes()
+    changes = settings(f"encoder.name={run_folder}")
+    code, _, err = lamella("train", run_folder / "config.json", "--out", run_folder, "--overwrite", *changes)
+    assert code == 2
+    assert "--out" in err
+    assert (run_folder / "model" / "model.safetensors").read_bytes() == before
+
+
+def test_parts_lists_every_part(lamella: Any) -> None:
+    code, out, _ = lamella("parts", "--json")
+    assert code == 0
+    listing = {one["family"]: [part["name"] for part in one["parts"]] for one in json.loads(out)}
+    assert listing["tuning"] == ["frozen", "full"]
+    assert "last" in listing["mixer"]
+    text = lamella("parts", "schedule")[1]
+    assert "warmup" in text
+    assert "mixer" not in text
+
+
+def test_version_names_the_libraries(lamella: Any) -> None:
+    code, out, _ = lamella("--version")
+    assert code == 0
+    assert "torch" in out
+    assert "transformers" in out
+
+
+MISTAKES: dict[str, tuple[list[Any], int, str]] = {
+    "no such run file": (["train", "nowhere.toml", "--out", "run"], 2, "nowhere.toml"),
+    "no such data": (["check", "nowhere.json"], 2, "nowhere.json"),
+    "no such bundled data": (["check", "demo:tran"], 2, "demo:train"),
+    "no such family": (["parts", "mixers"], 2, "mixer"),
+    "no such model": (["ask", "Who?", "--context", "text.txt", "--model", "nowhere"], 2, "nowhere"),
+    "no such context": (["ask", "Who?", "--context", "nowhere.txt", "--model", "nowhere"], 2, "nowhere.txt"),
+    "neither predictions nor model": (["evaluate", "demo:dev"], 2, "--model"),
+    "both predictions and model": (["evaluate", "demo:dev", "text.txt", "--model", "x"], 2, "--model"),
+    "model without out": (["evaluate", "demo:dev", "--model", "x"], 2, "--out"),
+    "broken predictions": (["evaluate", "demo:dev", "broken.json"], 2, "broken.json:1:2"),
+    "predictions of another type": (["evaluate", "demo:dev", "list.json"], 2, "list.json"),
+    "broken run file": (["train", "broken.json", "--out", "run"], 2, "broken.json"),
+    "unknown option": (["train", "good.toml", "--out", "run", "--set", "training.epoch=3"], 2, "epochs"),
+    "out is a file": (["train", "good.toml", "--out", "text.txt"], 1, "text.txt"),
+    "out holds other things": (["train", "good.toml", "--out", "."], 1, "choose another --out"),
+    "no train data": (["train", "good.toml", "--out", "run"], 2, "data.train"),
+    "no network": (
+        ["train", "good.toml", "--out", "run", "--set", "data.train=demo:train", "--set", "encoder.name=some/one"],
+        1,
+        "hub",
+    ),
+    "unwritable target": (["convert", "demo:dev", "text.txt/out.json"], 1, "text.txt"),
+    "unknown format": (["convert", "demo:dev", "out.json", "--to", "sqad"], 2, "squad"),
+    "unknown encoder to count with": (["check", "demo:dev", "--encoder", "some/one"], 1, "some/one"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_gets_one_clear_line(
+    name: str, lamella: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, expected, hint = MISTAKES[name]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("some text")
+    (tmp_path / "broken.json").write_text("{broken")
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "good.toml").write_text("")
+    before = sorted(os.listdir(tmp_path))
+    code, _, err = lamella(*arguments)
+    assert code == expected, err
+    assert hint in err
+    assert "Traceback" not in err
+    lines = [line for line in err.splitlines() if line]
+    assert len(lines) <= 2, err  # a run file's problems come below a headline
+    assert [name for name in sorted(os.listdir(tmp_path)) if name not in before] in ([], ["run"])
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lamella", "check", "nowhere.json", "--debug"]
+    failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "Traceback" in failed.stderr
+
+
+def test_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m lamella parts | head -n 1"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
