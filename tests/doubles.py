@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import re
+import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,12 +46,9 @@ def tiny_tokenizer(family: str) -> Any:
     if family in ("bert", "electra", "distilbert", "mpnet"):
         special = ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"] if family == "mpnet" else None
         special = special or ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-        trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        trainer = trainers.WordPieceTrainer(vocab_size=800, special_tokens=special, show_progress=False)
-        trained.train_from_iterator([text.lower() for text in corpus()], trainer)
+        vocabulary = {piece: number for number, piece in enumerate([*special, *_word_pieces()])}
         kind = {"mpnet": transformers.MPNetTokenizer, "distilbert": transformers.DistilBertTokenizer}
-        return kind.get(family, transformers.BertTokenizer)(vocab=trained.get_vocab())
+        return kind.get(family, transformers.BertTokenizer)(vocab=vocabulary)
     if family == "roberta":
         trained = Tokenizer(models.BPE())
         trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -72,6 +72,14 @@ def tiny_tokenizer(family: str) -> Any:
     vocab = [tuple(entry) for entry in json.loads(trained.to_str())["model"]["vocab"]]
     kind = transformers.AlbertTokenizer if family == "albert" else transformers.XLMRobertaTokenizer
     return kind(vocab=vocab)
+
+
+def _word_pieces() -> list[str]:
+    """Whole words that occur often, and all characters; in a fixed order, which a trained vocabulary does not have."""
+    words = Counter(re.findall(r"\w+", " ".join(corpus()).lower()))
+    characters = sorted({character for text in corpus() for character in unicodedata.normalize("NFD", text.lower())})
+    frequent = sorted(word for word, count in words.items() if count >= 4 and len(word) > 1)
+    return [*characters, *(f"##{character}" for character in characters), *frequent]
 
 
 def tiny_config(family: str, **options: Any) -> Any:
@@ -115,9 +123,10 @@ def tiny_run_config(**sections: Any) -> RunConfig:
     return check_config({"windows": windows, **sections}, where="tests")
 
 
-def tiny_model(family: str = "bert", *, seed: int = 0, **sections: Any) -> ReaderModel:
+def tiny_model(family: str = "bert", *, seed: int = 0, dropout: bool = True, **sections: Any) -> ReaderModel:
     """A random reader."""
-    return ReaderModel(tiny_encoder(family, seed=seed), tiny_run_config(**sections)).eval()
+    options = {} if dropout else {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return ReaderModel(tiny_encoder(family, seed=seed, **options), tiny_run_config(**sections)).eval()
 
 
 def tiny_batch(family: str = "bert", count: int = 4) -> Batch:

@@ -1,0 +1,107 @@
+"""The README, the docs and the run files that ship say what is true."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from doubles import save_tiny_encoder
+from lamella.cli import app
+from lamella.config import check_config, load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+CONFIGS = sorted(ROOT.glob("configs/**/*.toml"))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Every `lamella …` line of the page's shell blocks, as words."""
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("lamella ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.M)
+            assert anchor in {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_in_a_page_can_be_called_so(page: Path) -> None:
+    group = typer.main.get_command(app)
+    for words in commands(page):
+        name, *arguments = words[1:]
+        command: Any = group.get_command(None, name)  # type: ignore[attr-defined]
+        assert command is not None, words
+        command.make_context(name, arguments)
+
+
+def test_there_are_commands_and_run_files_to_try() -> None:
+    assert len(commands(ROOT / "README.md")) >= 4
+    assert len(CONFIGS) == 1
+
+
+def test_the_run_file_in_the_readme_is_sound() -> None:
+    (block,) = blocks(ROOT / "README.md", "toml")
+    check_config(tomllib.loads(block), where="README.md")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_run_file_that_ships_trains_a_step(path: Path, lamella: Any, tmp_path: Path, one_thread: None) -> None:
+    load_config(path)
+    encoder = save_tiny_encoder(tmp_path / "tiny")
+    changes = [
+        f"encoder.name={encoder}",
+        "training.max_steps=1",
+        "data.max_train_samples=8",
+        "data.max_eval_samples=4",
+        "windows.max_seq_length=128",
+        "windows.doc_stride=16",
+    ]
+    settings = [word for change in changes for word in ("--set", change)]
+    code, out, err = lamella("train", path, "--out", tmp_path / "run", *settings)
+    assert (code, err) == (0, ""), err
+    assert "1 steps" in out
+
+
+def test_the_generated_pages_are_current() -> None:
+    command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_bundled_data_set_is_as_large_and_varied_as_promised() -> None:
+    from lamella.data.readers import read
+
+    train, dev = read("demo:train").examples, read("demo:dev").examples
+    everything = [*train, *dev]
+    titles = {one.context.title for one in everything}
+    assert len(titles) == 12
+    assert not {one.context.title for one in train} & {one.context.title for one in dev}
+    assert len({id(one.context) for one in everything}) == 60
+    assert len(everything) == 540
+    impossible = [one for one in everything if not one.answers]
+    assert len(impossible) == 180
+    assert all(one.plausible_answers for one in impossible)
+    words = {one.question.split()[0].lower() for one in everything}
+    assert {"who", "what", "when", "where", "why", "how", "which", "whose"} <= words

@@ -1,0 +1,167 @@
+"""The parts of a training run: schedules, parameter groups, the steps of the loop, reproducibility."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from transformers import get_scheduler
+
+from doubles import example, tiny_model
+from lamella import registry
+from lamella.config import LearnerOptions, TrainingOptions
+from lamella.data.features import Features, featurise
+from lamella.errors import RunError
+from lamella.inference.model import ReaderModel
+from lamella.training.learner import make_learner, parameter_groups
+from lamella.training.loop import fit, steps_per_epoch, total_steps
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TEXT = "Christiaan Huygens discovered Titan in 1655 with a telescope that he had built himself."
+PINNED = [4.3482, 4.2871, 4.2470, 3.9801, 3.8124, 3.5815, 3.2520, 3.2075, 3.0412]
+
+
+def some_features(model: ReaderModel, count: int = 10) -> Features:
+    words = [word for word in TEXT.split() if TEXT.count(word) == 1]
+    examples = [example(TEXT, words[n % len(words)], question="Which " * (n + 1), id=f"q{n}") for n in range(count)]
+    return featurise(examples, model.tokenizer, model.windows)
+
+
+def losses_of(model: ReaderModel, learner_options: LearnerOptions, options: TrainingOptions, count: int = 10) -> Any:
+    features = some_features(model, count)
+    batches = math.ceil(len(features) / options.batch_size)
+    learner = make_learner(model, learner_options, total_steps(options, batches))
+    records: list[dict[str, Any]] = []
+    evaluations: list[tuple[int, float]] = []
+    fit(
+        learner,
+        features,
+        options,
+        Accelerator(cpu=True),
+        log=records.append,
+        evaluate=lambda *at: evaluations.append(at),
+    )
+    return records, evaluations
+
+
+@pytest.mark.parametrize("name", registry.names("schedule"))
+def test_schedules_are_those_of_transformers(name: str) -> None:
+    """The same numbers as `get_scheduler`, which users know; `constant` warms up only when asked to."""
+    options = {"num_cycles": 2} if name == "cosine_with_restarts" else {}
+    known = {"constant": "constant_with_warmup"}.get(name, name)
+    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = get_scheduler(
+        known, optimiser, num_warmup_steps=10, num_training_steps=100, scheduler_specific_kwargs=options
+    )
+    ours = registry.build("schedule", {"name": name, "warmup": 0.1}, 100)
+    for step in range(100):
+        assert math.isclose(ours(step), theirs.get_last_lr()[0], abs_tol=1e-9), step
+        optimiser.step()
+        theirs.step()
+
+
+@pytest.mark.parametrize("name", registry.names("schedule"))
+@pytest.mark.parametrize("steps", [0, 1, 2])
+@pytest.mark.parametrize("warmup", [0.0, 0.5, 1.0])
+def test_schedules_of_very_short_runs_stay_between_0_and_1(name: str, steps: int, warmup: float) -> None:
+    schedule = registry.build("schedule", {"name": name, "warmup": warmup}, steps)
+    assert all(0 <= schedule(step) <= 1 for step in range(steps + 2))
+
+
+def test_biases_and_layer_norms_are_not_decayed() -> None:
+    model = tiny_model()
+    groups = parameter_groups(model.encoder, 1e-3, 0.01)
+    decay_of = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+    for name, parameter in model.encoder.named_parameters():
+        spared = "LayerNorm" in name or name.endswith("bias")
+        assert decay_of.pop(id(parameter)) == (0.0 if spared else 0.01), name
+    assert not decay_of
+
+
+def test_the_head_may_have_its_own_learning_rate() -> None:
+    model = tiny_model()
+    learner = make_learner(model, LearnerOptions(learning_rate=1e-3, head_learning_rate=1e-2, weight_decay=0.0), 10)
+    rate_of = {id(p): group["initial_lr"] for group in learner.optimiser.param_groups for p in group["params"]}
+    assert {rate_of[id(p)] for p in model.encoder.parameters()} == {1e-3}
+    assert {rate_of[id(p)] for p in model.head.parameters()} == {1e-2}
+
+
+def test_a_frozen_encoder_is_not_in_the_optimiser() -> None:
+    model = tiny_model(encoder={"tuning": "frozen"})
+    learner = make_learner(model, LearnerOptions(), 10)
+    trained = {id(p) for group in learner.optimiser.param_groups for p in group["params"]}
+    assert trained == {id(p) for p in model.head.parameters()}
+
+
+@pytest.mark.parametrize(
+    ("options", "batches", "expected"),
+    [
+        (TrainingOptions(epochs=2), 5, 10),
+        (TrainingOptions(epochs=0.5), 10, 5),
+        (TrainingOptions(epochs=2, accumulate=2), 5, 6),
+        (TrainingOptions(epochs=2, max_steps=3), 5, 3),
+        (TrainingOptions(epochs=1, max_steps=0), 5, 0),
+    ],
+)
+def test_total_steps(options: TrainingOptions, batches: int, expected: int) -> None:
+    assert total_steps(options, batches) == expected
+
+
+def test_steps_per_epoch_count_a_last_group_that_is_not_full() -> None:
+    assert steps_per_epoch(TrainingOptions(accumulate=4), 9) == 3
+
+
+def test_every_step_is_logged_and_evaluations_come_on_time() -> None:
+    model = tiny_model(dropout=False)
+    options = TrainingOptions(epochs=2, batch_size=2, evaluate_every=0.4)
+    records, evaluations = losses_of(model, LearnerOptions(), options)
+    assert [record["step"] for record in records] == list(range(1, 11))
+    assert evaluations == [(2, 0.4), (4, 0.8), (6, 1.2), (8, 1.6), (10, 2.0)]
+    assert records[0]["learning_rate"] == 0.0  # the warm-up starts at nothing
+    assert records[-1]["learning_rate"] < records[2]["learning_rate"]
+
+
+def test_accumulated_batches_step_as_one_big_batch_does() -> None:
+    """Two batches of equal size give the gradient of their union; padding and order differ, the result does not."""
+    options = LearnerOptions(learning_rate=1e-3, schedule={"name": "constant"})
+    one, two = (tiny_model(dropout=False) for _ in range(2))
+    two.load_state_dict(one.state_dict())
+    big, _ = losses_of(one, options, TrainingOptions(epochs=1, batch_size=8), count=8)
+    small, _ = losses_of(two, options, TrainingOptions(epochs=1, batch_size=4, accumulate=2), count=8)
+    assert len(big) == len(small) == 1
+    assert math.isclose(big[0]["loss"], small[0]["loss"], rel_tol=1e-5)
+    for (name, first), second in zip(one.named_parameters(), two.parameters(), strict=True):
+        if "key.bias" not in name and name != "head.task.b":  # no gradient but noise, which AdamW blows up
+            torch.testing.assert_close(first, second, atol=2e-4, rtol=0, msg=name)
+
+
+def test_the_same_seed_gives_the_same_losses() -> None:
+    def run() -> list[float]:
+        torch.manual_seed(5)
+        records, _ = losses_of(tiny_model(), LearnerOptions(), TrainingOptions(epochs=2, batch_size=4))
+        return [record["loss"] for record in records]
+
+    assert run() == run()
+
+
+def test_the_losses_of_a_tiny_run_are_pinned() -> None:
+    """A change that moves these numbers changes what every user's training does: it must be meant."""
+    records, _ = losses_of(
+        tiny_model(dropout=False),
+        LearnerOptions(learning_rate=1e-2),
+        TrainingOptions(epochs=3, batch_size=4, order_seed=1),
+    )
+    losses = np.array([record["loss"] for record in records])
+    assert losses == pytest.approx(PINNED, abs=2e-3)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run() -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.head.task.q.fill_(float("nan"))
+    with pytest.raises(RunError, match=r"step 1 .*learning_rate"):
+        losses_of(model, LearnerOptions(), TrainingOptions(epochs=1))
