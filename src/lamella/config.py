@@ -119,6 +119,10 @@ class DecodingOptions(Section):
 
     n_best_size: int = Field(default=20, ge=1, description="candidates kept for a question")
     max_answer_length: int = Field(default=30, ge=1, description="tokens of an answer")
+    max_context_only: bool = Field(
+        default=False,
+        description="an answer may start only in the window that shows the most text around it (as BERT's own code)",
+    )
     null_score_diff_threshold: float = Field(
         default=0.0, description='"no answer" wins when its score exceeds the best span\'s by more than this'
     )

@@ -114,7 +114,7 @@ def ids_of(features: Features, window: int) -> list[int]:
 
 
 class TestParity:
-    @pytest.mark.parametrize(("length", "stride"), [(384, 128), (96, 32), (80, 0), (72, 30)])
+    @pytest.mark.parametrize(("length", "stride"), [(384, 128), (96, 32), (80, 0), (88, 16)])
     def test_windows_are_those_of_the_tokenizer(self, tokenizer: Any, length: int, stride: int) -> None:
         pairs = [(one["qas"][0]["question"], one["context"]) for one in demo_paragraphs(4)]
         # An empty context is left out: transformers takes it for none and makes no pair of it.

@@ -88,7 +88,7 @@ def test_the_longest_window_is_the_longest_that_runs(family: str) -> None:
         ids = torch.full((1, length), 7)
         ones = torch.ones_like(ids, dtype=torch.bool)
         zero = torch.zeros(1, dtype=torch.long)
-        encoder(Batch(ids, ones, torch.zeros_like(ids), ones, zero, zero, windows=zero.numpy()), (DEPTH,))
+        encoder(Batch(ids, ones, torch.zeros_like(ids), ones, ones, zero, zero, windows=zero.numpy()), (DEPTH,))
 
     run(encoder.longest_window)
     with pytest.raises((IndexError, RuntimeError)):

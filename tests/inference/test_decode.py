@@ -35,7 +35,7 @@ def hand_made(is_context: np.ndarray) -> Batch:
     rows, width = is_context.shape
     zeros = torch.zeros(rows, width, dtype=torch.int64)
     mask = torch.from_numpy(is_context)
-    return Batch(zeros, torch.ones_like(mask), zeros, mask, zeros[:, 0], zeros[:, 0], np.arange(rows))
+    return Batch(zeros, torch.ones_like(mask), zeros, mask, mask, zeros[:, 0], zeros[:, 0], np.arange(rows))
 
 
 def legal_spans(is_context: np.ndarray, longest: int) -> list[tuple[int, int]]:
@@ -66,6 +66,23 @@ def small_features(*contexts: str) -> Features:
 
 
 class TestBestSpans:
+    def test_max_context_only_starts_where_the_window_shows_most(self) -> None:
+        features = small_features(DISTINCT)
+        batch = collate(features, np.arange(len(features)))
+        logits = random_logits(features, 3)(batch)
+        everything = DecodingOptions(n_best_size=1000, max_answer_length=4)
+        free = best_spans(logits, batch, 0, everything)
+        bound = best_spans(logits, batch, 0, everything.model_copy(update={"max_context_only": True}))
+        for row in range(len(features)):
+            legal = [
+                (start, end, score)
+                for start, end, score in zip(free.start[row], free.end[row], free.score[row], strict=True)
+                if np.isfinite(score) and batch.max_context[row, start]
+            ]
+            found = zip(bound.start[row], bound.end[row], bound.score[row], strict=True)
+            assert [span for span in found if np.isfinite(span[2])] == legal
+            assert 0 < len(legal) < np.isfinite(free.score[row]).sum()
+
     @settings(max_examples=150, deadline=None)
     @given(
         seed=st.integers(0, 2**32 - 1),

@@ -32,6 +32,7 @@ class Batch:
     mask: Tensor  # [B, T] true on real tokens
     token_types: Tensor  # [B, T]
     is_context: Tensor  # [B, T] true where an answer may lie
+    max_context: Tensor  # [B, T] true where no other window shows more text around the token
     start: Tensor  # [B] labels
     end: Tensor  # [B]
     windows: Indices  # which windows of the features these are
@@ -89,12 +90,15 @@ def collate(features: Features, windows: Indices) -> Batch:
     begin, end = features.context_begin[windows, None], features.context_end[windows, None]
     input_ids = np.full(mask.shape, features.template.pad_id, np.int64)
     input_ids[mask] = np.concatenate([features.input_ids[features.rows[w] : features.rows[w + 1]] for w in windows])
+    max_context = np.zeros(mask.shape, np.bool_)
+    max_context[mask] = np.concatenate([features.max_context[features.rows[w] : features.rows[w + 1]] for w in windows])
     token_types = np.where(mask & (places >= begin), features.template.context_type, 0)
     return Batch(
         input_ids=torch.from_numpy(input_ids),
         mask=torch.from_numpy(mask),
         token_types=torch.from_numpy(token_types),
         is_context=torch.from_numpy((places >= begin) & (places < end)),
+        max_context=torch.from_numpy(max_context),
         start=torch.from_numpy(features.start[windows].astype(np.int64)),
         end=torch.from_numpy(features.end[windows].astype(np.int64)),
         windows=windows,

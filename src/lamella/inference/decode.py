@@ -87,6 +87,8 @@ def best_spans(logits: Tensor, batch: Batch, cls: int, options: DecodingOptions)
     """The n best spans of every window, exactly: a top-k over the band i <= j < i + max_answer_length."""
     logits = logits.detach().float()
     start, end = logits.masked_fill(~batch.is_context, float("-inf"))  # [B, T] each
+    if options.max_context_only:
+        start = start.masked_fill(~batch.max_context, float("-inf"))
     length = min(options.max_answer_length, start.shape[1])
     padded = torch.nn.functional.pad(end, (0, length - 1), value=float("-inf"))
     band = start[:, :, None] + padded.unfold(1, length, 1)  # [B, T, D]: s_i + e_{i+d}

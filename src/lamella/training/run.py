@@ -94,9 +94,7 @@ class _BestModel:
         threshold = self.config.decoding.null_score_diff_threshold
         results = score_predictions(self.dev.examples, predictions, threshold)
         runs.append_json_line(self.folder / runs.HISTORY, {"step": step, "epoch": round(epoch, 6), **results})
-        self.say(
-            f"epoch {epoch:.2f}: EM {results['exact']:.2f}  F1 {results['f1']:.2f}  best F1 {results['best_f1']:.2f}"
-        )
+        self.say(f"epoch {epoch:.2f}: EM {results['exact']:.2f}  F1 {results['f1']:.2f}")
         if not self.best or results["f1"] > self.best["f1"]:
             self.best = {"step": step, "epoch": round(epoch, 6), **results}
             self.model.save(self.folder / runs.MODEL)

@@ -1,0 +1,47 @@
+"""A real encoder learns: a few questions by heart, and from the bundled set something that carries over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEMO = Path(__file__).resolve().parents[2] / "configs" / "demo.toml"
+
+
+def evaluations(run: Path) -> list[dict[str, Any]]:
+    history = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    return [record for record in history if "f1" in record]
+
+
+def test_a_fully_tuned_encoder_learns_32_questions_by_heart(lamella: Any, tmp_path: Path) -> None:
+    changes = [
+        "data.dev=demo:train",
+        "data.max_train_samples=32",
+        "data.max_eval_samples=32",
+        "training.epochs=14",
+        "training.evaluate_every=14",
+        "training.precision=fp32",
+    ]
+    settings = [word for change in changes for word in ("--set", change)]
+    code, _, err = lamella("train", DEMO, "--out", tmp_path / "run", *settings)
+    assert (code, err) == (0, "")
+    results = json.loads((tmp_path / "run" / "eval_results.json").read_text())
+    assert results["total"] == 32
+    assert results["exact"] >= 95
+    assert results["HasAns_exact"] >= 95
+
+
+@pytest.mark.slow
+def test_the_demo_run_improves_over_its_epochs(lamella: Any, tmp_path: Path) -> None:
+    """A reader that never answers has F1 33.3 on the bundled dev set: a third of its questions have no answer."""
+    code, _, err = lamella("train", DEMO, "--out", tmp_path / "run")
+    assert (code, err) == (0, "")
+    scores = evaluations(tmp_path / "run")
+    first, last = scores[0], scores[-1]
+    assert max(one["f1"] for one in scores) > 100 / 3 + 1
+    assert last["f1"] > first["f1"]
+    assert last["HasAns_f1"] > first["HasAns_f1"] + 5
+    assert last["best_f1"] > first["best_f1"]
