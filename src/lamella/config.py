@@ -105,6 +105,14 @@ class LearnerOptions(Section):
 
     task: PartSpec = Field(default={"name": "span"}, description="what is asked of the reader")
     mixer: PartList = Field(default=[{"name": "last"}], description="stages from hidden layers to the task's input")
+    layers: Literal["encoder", "all", "pooled+all"] | list[int] = Field(
+        default="encoder",
+        description="what the mixer may see: layers 1..L, 0..L (with the embeddings), these and the pooled output, or a list",
+    )
+    skip: bool = Field(default=False, description="the task reads the encoder's last layer beside the mixer's output")
+    beside: Annotated[list[PartSpec], BeforeValidator(_listed)] = Field(
+        default=[], description="a second list of stages beside the mixer's"
+    )
     loss: PartSpec = Field(default={"name": "cross_entropy"}, description="what training makes small")
     learning_rate: float = Field(default=5e-5, gt=0, description="peak learning rate of the encoder")
     head_learning_rate: float | None = Field(default=None, gt=0, description="that of the head; unset: the same")

@@ -103,7 +103,11 @@ FAMILIES: dict[str, Family] = {
         Family("reader", "reads a data file", ("lamella.data.readers",)),
         Family("writer", "writes a data file", ("lamella.data.writers",)),
         Family("tuning", "says what of the encoder is trained", ("lamella.encoder.tuning",)),
-        Family("mixer", "turns the hidden layers into what the task reads", ("lamella.heads.pooling",)),
+        Family(
+            "mixer",
+            "turns the hidden layers into what the task reads",
+            ("lamella.heads.pooling", "lamella.heads.attention", "lamella.heads.compress"),
+        ),
         Family("task", "what is asked of the reader", ("lamella.heads.tasks",)),
         Family("loss", "what training makes small", ("lamella.heads.losses",)),
         Family("schedule", "the learning rate over the steps", ("lamella.training.schedule",)),

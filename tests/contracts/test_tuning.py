@@ -22,7 +22,9 @@ from lamella.inference.model import ReaderModel
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # (tuning, family) -> why the two do not go together
-EXCEPTIONS: dict[tuple[str, str], str] = {}
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("top_k", "albert"): "one layer's weights serve at every depth, so none is on top",
+}
 
 # What of an encoder a way of tuning trains; a way that is not here is held to the rest of the contract.
 TRAINS_ALL, TRAINS_NONE = {"full"}, {"frozen"}
@@ -49,7 +51,7 @@ def train(model: ReaderModel, family: str, steps: int = 3) -> None:
     model.train()
     for _ in range(steps):
         optimiser.zero_grad()
-        loss(model(batch), batch)["loss"].backward()
+        loss(model.head.task.choices(model(batch), batch), batch)["loss"].backward()
         optimiser.step()
     model.eval()
 

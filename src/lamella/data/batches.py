@@ -37,6 +37,11 @@ class Batch:
     end: Tensor  # [B]
     windows: Indices  # which windows of the features these are
 
+    @property
+    def has_answer(self) -> Tensor:
+        """[B] whether the answer lies in the window."""
+        return self.is_context.gather(1, self.start[:, None])[:, 0]
+
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
         moved: dict[str, Any] = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from lamella.data.batches import Batch
 
 
+POOLED = -1  # stands among the numbers of layers for the pooled output
+
+
 @dataclass(frozen=True)
 class HiddenStates:
     """What a head reads: the layers it asked for, in the order it asked. Layer 0 is the output of the embeddings."""
@@ -24,24 +27,88 @@ class HiddenStates:
     layers: tuple[Tensor, ...]  # each [B, T, H]
     mask: Tensor  # [B, T] true on real tokens
     is_context: Tensor  # [B, T] true where an answer may lie
+    pooled: Tensor | None = None  # [B, H]
+
+    def at_cls(self) -> HiddenStates:
+        """The first token alone, T = 1; the pooled output, where there is one, as the first of the layers."""
+        layers = tuple(layer[:, :1] for layer in self.layers)
+        first = () if self.pooled is None else (self.pooled[:, None],)
+        return HiddenStates((*first, *layers), self.mask[:, :1], self.is_context[:, :1])
 
 
 @dataclass(frozen=True)
 class Family:
-    """What differs between kinds of encoder."""
+    """What differs between kinds of encoder. Paths are those of the modules: within the model, or within a layer."""
 
-    token_types: bool  # the model distinguishes question and context by token type
-    optional_pooler: bool  # its constructor takes `add_pooling_layer`
+    layers: str  # the list of layers (ALBERT: the groups, each with its list)
+    attention_site: str  # what gives the attention's output before it is added: an adapter goes behind it
+    ffn_site: str  # the same of the feed-forward half
+    projections: Mapping[str, str]  # our name of a linear layer -> its path within a layer
+    token_types: bool = True  # question and context are distinguished by token type
+    optional_pooler: bool = True  # the constructor takes `add_pooling_layer`
+    shared_layers: bool = False  # one layer's weights serve at every depth
+    unused_positions: int = 0  # rows of the position table that no token uses (counting starts behind the padding's)
 
+
+_BERT_PROJECTIONS = {
+    "query": "attention.self.query",
+    "key": "attention.self.key",
+    "value": "attention.self.value",
+    "attention_output": "attention.output.dense",
+    "ffn_input": "intermediate.dense",
+    "ffn_output": "output.dense",
+}
+_BERT = Family("encoder.layer", "attention.output.dropout", "output.dropout", _BERT_PROJECTIONS)
 
 FAMILIES = {
-    "albert": Family(token_types=True, optional_pooler=True),
-    "bert": Family(token_types=True, optional_pooler=True),
-    "distilbert": Family(token_types=False, optional_pooler=False),
-    "electra": Family(token_types=True, optional_pooler=False),
-    "mpnet": Family(token_types=False, optional_pooler=True),
-    "roberta": Family(token_types=False, optional_pooler=True),
-    "xlm-roberta": Family(token_types=False, optional_pooler=True),
+    "albert": Family(
+        "encoder.albert_layer_groups",
+        "attention.output_dropout",
+        "ffn_output",  # its dropout is never called
+        {
+            "query": "attention.query",
+            "key": "attention.key",
+            "value": "attention.value",
+            "attention_output": "attention.dense",
+            "ffn_input": "ffn",
+            "ffn_output": "ffn_output",
+        },
+        shared_layers=True,
+    ),
+    "bert": _BERT,
+    "distilbert": Family(
+        "transformer.layer",
+        "attention.out_lin",  # no dropout there
+        "ffn.dropout",
+        {
+            "query": "attention.q_lin",
+            "key": "attention.k_lin",
+            "value": "attention.v_lin",
+            "attention_output": "attention.out_lin",
+            "ffn_input": "ffn.lin1",
+            "ffn_output": "ffn.lin2",
+        },
+        token_types=False,
+        optional_pooler=False,
+    ),
+    "electra": replace(_BERT, optional_pooler=False),
+    "mpnet": Family(
+        "encoder.layer",
+        "attention.dropout",
+        "output.dropout",
+        {
+            "query": "attention.attn.q",
+            "key": "attention.attn.k",
+            "value": "attention.attn.v",
+            "attention_output": "attention.attn.o",
+            "ffn_input": "intermediate.dense",
+            "ffn_output": "output.dense",
+        },
+        token_types=False,
+        unused_positions=2,
+    ),
+    "roberta": replace(_BERT, token_types=False, unused_positions=2),
+    "xlm-roberta": replace(_BERT, token_types=False, unused_positions=2),
 }
 
 
@@ -74,9 +141,15 @@ class Encoder(nn.Module):
     @property
     def longest_window(self) -> int:
         """How many tokens the position embeddings allow."""
-        positions = int(self.model.config.max_position_embeddings)
-        # RoBERTa and MPNet count positions from the padding index + 1, so the table has two rows that no token uses.
-        return positions - 2 if self.model.config.model_type in ("roberta", "xlm-roberta", "mpnet") else positions
+        return int(self.model.config.max_position_embeddings) - self.family.unused_positions
+
+    @property
+    def layer_modules(self) -> list[nn.Module]:
+        """The layers from the bottom up, each with weights of its own: as many as the depth, or fewer if shared."""
+        found = list(cast(nn.ModuleList, self.model.get_submodule(self.family.layers)))
+        if self.family.shared_layers:
+            return [layer for group in found for layer in cast(nn.ModuleList, group.get_submodule("albert_layers"))]
+        return found
 
     @property
     def trainable(self) -> bool:
@@ -84,14 +157,16 @@ class Encoder(nn.Module):
 
     def forward(self, batch: Batch, layers: Sequence[int]) -> HiddenStates:
         """Run the encoder. Where nothing of it is trained, no graph is kept and dropout is off."""
-        only_last = tuple(layers) == (self.depth,)
+        numbers = [layer for layer in layers if layer != POOLED]
+        only_last = numbers == [self.depth]
         inputs: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
         if self.family.token_types:
             inputs["token_type_ids"] = batch.token_types
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.trainable):
             output = self.model(**inputs, output_hidden_states=not only_last, return_dict=True)
-        states = (output.last_hidden_state,) if only_last else tuple(output.hidden_states[layer] for layer in layers)
-        return HiddenStates(layers=states, mask=batch.mask, is_context=batch.is_context)
+        states = (output.last_hidden_state,) if only_last else tuple(output.hidden_states[layer] for layer in numbers)
+        pooled = output.pooler_output if POOLED in layers else None
+        return HiddenStates(layers=states, mask=batch.mask, is_context=batch.is_context, pooled=pooled)
 
     def train(self, mode: bool = True) -> Encoder:
         """A frozen encoder stays in evaluation mode: its dropout would only add noise to what the head reads."""

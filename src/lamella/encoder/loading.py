@@ -54,22 +54,25 @@ class SavedModel:
     config: RunConfig  # encoder, head, windows and decoding; the rest are defaults
 
 
-def load_encoder(name: str, *, dropout: float | None = None) -> LoadedEncoder:
-    """Find an encoder by name and load it in fp32; for a saved model, with the weights it was tuned to."""
+def load_encoder(name: str, *, dropout: float | None = None, pooler: bool = False) -> LoadedEncoder:
+    """Find an encoder by name and load it in fp32; for a saved model, with the weights it was tuned to.
+
+    The pooler is built only when asked for: most heads do not read it, and many encoders come without one.
+    """
     source = find_encoder(name)
     sha256 = verified_hash(source)
     if source.kind == "model":
-        return _load_tuned(source, sha256, dropout)
-    return LoadedEncoder(_load_pretrained(source, dropout), load_tokenizer(source), source.name, sha256)
+        return _load_tuned(source, sha256, dropout, pooler)
+    return LoadedEncoder(_load_pretrained(source, dropout, pooler), load_tokenizer(source), source.name, sha256)
 
 
-def load_base(folder: Path, saved: SavedModel, *, dropout: float | None = None) -> LoadedEncoder:
+def load_base(folder: Path, saved: SavedModel, *, dropout: float | None = None, pooler: bool = False) -> LoadedEncoder:
     """The encoder that a saved model was trained on, and no other: its hash must be the one that was written down.
 
     The tokenizer is the one in the model folder, which no hash guards.
     """
     try:
-        base = load_encoder(saved.base_name, dropout=dropout)
+        base = load_encoder(saved.base_name, dropout=dropout, pooler=pooler)
     except EncoderError as error:
         raise ModelError(f"{folder}: its base encoder cannot be loaded: {error}") from None
     if base.sha256 != saved.base_sha256:
@@ -140,7 +143,7 @@ def quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _load_pretrained(source: Source, dropout: float | None) -> Encoder:
+def _load_pretrained(source: Source, dropout: float | None, pooler: bool) -> Encoder:
     from transformers import AutoConfig, AutoModel
 
     family = family_of(_model_type(source.folder), str(source.folder))
@@ -150,7 +153,9 @@ def _load_pretrained(source: Source, dropout: float | None) -> Encoder:
     except Exception as error:  # transformers has an error of its own for every kind of wrong value
         raise EncoderError(f"{source.folder}: its config.json cannot be used: {one_line(error)}.") from None
     if family.optional_pooler:
-        options["add_pooling_layer"] = False
+        options["add_pooling_layer"] = pooler
+    elif pooler:
+        raise EncoderError(f"{source.folder}: a {config.model_type} encoder has no pooled output.")
     for key in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):
         if dropout is not None and hasattr(config, key):
             setattr(config, key, dropout)
@@ -183,10 +188,10 @@ def _model_type(folder: Path) -> str:
     return str(config["model_type"])
 
 
-def _load_tuned(source: Source, sha256: str, dropout: float | None) -> LoadedEncoder:
+def _load_tuned(source: Source, sha256: str, dropout: float | None, pooler: bool) -> LoadedEncoder:
     """A saved model's encoder: its base, edited as its tuning says, with the tuned tensors put in."""
     saved = read_saved(source.folder)
-    loaded = load_base(source.folder, saved, dropout=dropout)
+    loaded = load_base(source.folder, saved, dropout=dropout, pooler=pooler)
     registry.build("tuning", saved.config.encoder.tuning, loaded.encoder)
     tensors = read_tensors(source.folder / MODEL_WEIGHTS)
     prefix = "encoder."

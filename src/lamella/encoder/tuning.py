@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 from torch import nn
 
+from lamella.encoder.adapters import Adapter, insert_adapter
 from lamella.encoder.encoder import Encoder
+from lamella.errors import ConfigError, MissingExtraError
 from lamella.registry import register
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Projection = Literal["query", "key", "value", "attention_output", "ffn_input", "ffn_output"]
 
 
 @register("tuning", "full")
@@ -20,8 +30,124 @@ def frozen(encoder: Encoder) -> None:
     encoder.requires_grad_(False)
 
 
+@register("tuning", "top_k")
+def top_k(encoder: Encoder, *, k: Count = 1) -> None:
+    """Train the top k layers and every LayerNorm (Hulburd's Lk); at k = all layers the embeddings too.
+
+    In the paper "frozen" layers still train their LayerNorms, and the embeddings train only when all layers do.
+    """
+    layers = encoder.layer_modules
+    if encoder.family.shared_layers:
+        raise ConfigError(
+            "encoder.tuning", ["top_k: this encoder uses one layer's weights at every depth, so none is on top."]
+        )
+    if k > len(layers):
+        raise ConfigError("encoder.tuning.k", [f"expected at most {len(layers)}, the encoder's layers. Got {k}."])
+    encoder.requires_grad_(k == len(layers))
+    for layer in layers[len(layers) - k :]:
+        layer.requires_grad_(True)
+    _train_layer_norms(encoder)
+
+
+@register("tuning", "adapter")
+def adapter(
+    encoder: Encoder, *, size: Positive = 64, leave_out: Sequence[Count] = (), k: Count = 0, zero: bool = False
+) -> None:
+    """Houlsby's bottleneck adapters, two a layer, and every LayerNorm; `k` trains the top k layers as well.
+
+    An adapter stands behind the attention's and behind the feed-forward's output, before the sum and the LayerNorm:
+    LayerNorm(adapter(f(x)) + x). `leave_out` names layers without adapters, counted from 1 at the bottom. `zero`
+    starts from exactly the pretrained encoder. A shared layer (ALBERT) has one pair for all depths.
+    """
+    layers = encoder.layer_modules
+    if encoder.family.shared_layers and leave_out:
+        raise ConfigError(
+            "encoder.tuning.leave_out", ["this encoder uses one layer's weights at every depth: none can be left out."]
+        )
+    unknown = [layer for layer in leave_out if not 1 <= layer <= len(layers)]
+    if unknown:
+        raise ConfigError("encoder.tuning.leave_out", [f"expected layers from 1 to {len(layers)}. Got {unknown}."])
+    if k:
+        top_k(encoder, k=k)
+    else:
+        encoder.requires_grad_(False)
+        _train_layer_norms(encoder)
+    for number, layer in enumerate(layers, start=1):
+        if number not in leave_out:
+            for site in (encoder.family.attention_site, encoder.family.ffn_site):
+                insert_adapter(layer.get_submodule(site), Adapter(encoder.hidden_size, size, zero=zero))
+
+
+@register("tuning", "lora")
+def lora(
+    encoder: Encoder,
+    *,
+    rank: Positive = 8,
+    alpha: Positive = 16,
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+    targets: Sequence[Projection] = ("query", "value"),
+) -> None:
+    """LoRA (through peft): W + alpha/rank · B · A on the chosen projections; starts exactly unchanged."""
+    peft = _peft("tuning 'lora'")
+    _inject(
+        encoder,
+        peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=_paths(encoder, targets)),
+    )
+
+
+@register("tuning", "ia3")
+def ia3(encoder: Encoder, *, targets: Sequence[Projection] = ("key", "value", "ffn_output")) -> None:
+    """IA³ (through peft): a learned factor for each output of the chosen projections (each input of ffn_output)."""
+    peft = _peft("tuning 'ia3'")
+    feedforward = _paths(encoder, [target for target in targets if target == "ffn_output"])
+    _inject(encoder, peft.IA3Config(target_modules=_paths(encoder, targets), feedforward_modules=feedforward))
+
+
+@register("tuning", "bitfit")
+def bitfit(encoder: Encoder) -> None:
+    """Train the biases alone (BitFit), those of the LayerNorms among them."""
+    for name, parameter in encoder.named_parameters():
+        parameter.requires_grad_(name.endswith(".bias"))
+
+
+@register("tuning", "layer_norm")
+def layer_norm(encoder: Encoder) -> None:
+    """Train the LayerNorms alone."""
+    encoder.requires_grad_(False)
+    _train_layer_norms(encoder)
+
+
 def trainable_line(module: nn.Module) -> str:
     """The count of trainable parameters, in the form that users of peft know."""
     trainable = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     total = sum(parameter.numel() for parameter in module.parameters())
     return f"trainable params: {trainable:,} || all params: {total:,} || trainable%: {100 * trainable / total:.4f}"
+
+
+def _train_layer_norms(encoder: Encoder) -> None:
+    for module in encoder.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.requires_grad_(True)
+
+
+def _peft(feature: str) -> Any:
+    try:
+        import peft
+    except ModuleNotFoundError:
+        raise MissingExtraError(feature, "lora") from None
+    return peft
+
+
+def _paths(encoder: Encoder, targets: Sequence[Projection]) -> list[str]:
+    """The full names of some projections in every layer. peft's own guesses by family fail on ALBERT."""
+    wanted = {
+        id(layer.get_submodule(encoder.family.projections[one])) for layer in encoder.layer_modules for one in targets
+    }
+    return [name for name, module in encoder.model.named_modules() if id(module) in wanted]
+
+
+def _inject(encoder: Encoder, config: Any) -> None:
+    from peft import inject_adapter_in_model
+
+    encoder.requires_grad_(False)
+    inject_adapter_in_model(config, encoder.model)

@@ -2,52 +2,185 @@
 
 A stage maps `x[S, C, B, T, W]` to the same, given the hidden layers and the task's output vectors `q[O, W]`. C are
 channels, at first the chosen layers; S are streams, 1 until a stage splits them into one for each output of the task.
+What the last stage gives is flattened to `[S, B, T, C·W]`; a skip (the encoder's last layer) and what a second list of
+stages makes beside the first are concatenated to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from lamella import registry
-from lamella.encoder.encoder import HiddenStates
+from lamella.encoder.encoder import POOLED, HiddenStates
+from lamella.errors import ConfigError
+
+LayerChoice = Literal["encoder", "all", "pooled+all"] | list[int]
 
 
 @dataclass(frozen=True)
 class StageShape:
-    """The part of a stage's shape that is known when it is built: S streams, C channels, W wide."""
+    """What is known when a stage is built: S streams, C channels, W wide; O outputs of the task, T tokens at most."""
 
     streams: int
     channels: int
     width: int
+    outputs: int
+    longest: int
+
+
+class Stage(nn.Module):
+    """What every mixer stage is: `out_shape` says what its forward makes of the shape it was built for."""
+
+    out_shape: StageShape
+    reads_q = False  # whether its forward reads the task's vectors, which are then as wide as the encoder
+
+    @staticmethod
+    def reads(layers: tuple[int, ...]) -> tuple[int, ...]:
+        """Which of the chosen layers a first stage reads; the others need not be kept."""
+        return layers
+
+    def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class LayerWeights(Stage):
+    """A stage that adds up the layers with weights: x = Σ_i w_i h_i, one channel.
+
+    Where nothing follows it, the sum need not be built. The task's q · Σ_i w_i h_i is Σ_i w_i (q · h_i), and q · h_i
+    is one small product: this makes a head ten times cheaper, and is the same up to rounding.
+    """
+
+    def weigh(self, project: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
+        """The weights, [S, C, B, T] or what broadcasts to it; `project(v[S, W])` gives v · h_i, [S, C, B, T]."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:
+        weights = self.weigh(lambda v: torch.einsum("scbtw,sw->scbt", x.expand(len(v), *x.shape[1:]), v), q)
+        return (weights[..., None] * x).sum(1, keepdim=True)  # [S, 1, B, T, W]
+
+    def layer_weights(self, hidden: HiddenStates, q: Tensor) -> Tensor:
+        """The weight of every layer for every output and token, [O, C, B, T]: what the analyses show."""
+        layers = [layer.float() for layer in hidden.layers]
+        weights = self.weigh(lambda v: project_layers(layers, v), q)
+        return weights.expand(len(q), len(layers), *hidden.mask.shape)
 
 
 class Head(nn.Module):
     """Mixer stages and a task, built from their specifications."""
 
     def __init__(
-        self, depth: int, hidden_size: int, *, mixer: Sequence[Mapping[str, Any]], task: Mapping[str, Any]
+        self,
+        depth: int,
+        hidden_size: int,
+        *,
+        mixer: Sequence[Mapping[str, Any]],
+        task: Mapping[str, Any],
+        layers: LayerChoice = "encoder",
+        skip: bool = False,
+        beside: Sequence[Mapping[str, Any]] = (),
+        longest: int = 384,
     ) -> None:
         super().__init__()
-        first = registry.part("mixer", registry.split(mixer[0])[0]).make
-        self.layers: tuple[int, ...] = first.layers(depth)  # type: ignore[attr-defined]
-        shape = StageShape(1, len(self.layers), hidden_size)
-        self.stages = nn.ModuleList()
-        for spec in mixer:
-            stage = registry.build("mixer", spec, shape)
-            shape = stage.out_shape
-            self.stages.append(stage)
-        self.task = registry.build("task", task, shape.channels * shape.width)
+        self.at_cls: bool = registry.part("task", registry.split(task)[0]).make.at_cls  # type: ignore[attr-defined]
+        outputs: int = registry.part("task", registry.split(task)[0]).make.outputs  # type: ignore[attr-defined]
+        chosen = choose_layers(layers, depth)
+        if POOLED in chosen and not self.at_cls:
+            raise ConfigError("learner.layers", ['"pooled+all" is for a task that reads [CLS] alone.'])
+        self.stages, main_layers, width = _stack(mixer, chosen, hidden_size, outputs, 1 if self.at_cls else longest)
+        self.beside, beside_layers, beside_width = _stack(beside, chosen, hidden_size, outputs, longest)
+        self.skip = skip
+        wanted = {*main_layers, *beside_layers, *([depth] if skip else [])}
+        self.layers = tuple(sorted(wanted))
+        self.depth = depth
+        self.main_layers, self.beside_layers = main_layers, beside_layers
+        self.task = registry.build("task", task, width + beside_width + (hidden_size if skip else 0))
+        if any(stage.reads_q for stage in self._all_stages()) and self.task.q.shape[1] != hidden_size:
+            raise ConfigError("learner.mixer", ["a stage that compares layers with the task's vectors stands alone."])
 
     def forward(self, hidden: HiddenStates) -> Tensor:
         """The task's logits, one row for each of its outputs."""
-        x = torch.stack([layer.float() for layer in hidden.layers])[None]  # [1, C, B, T, W]
-        for stage in self.stages:
-            x = stage(x, hidden, self.task.q)  # [S, C, B, T, W]
-        x = x.permute(0, 2, 3, 1, 4).flatten(3)  # [S, B, T, C·W]
-        logits: Tensor = self.task(x)  # [O, B, T]
-        return logits
+        if self.at_cls:
+            hidden = hidden.at_cls()
+        by_number = dict(zip(self.layers, hidden.layers, strict=True))
+        q: Tensor = self.task.q
+        if self._is_linear():
+            stage = cast(LayerWeights, self.stages[0])
+            layers = [by_number[layer].float() for layer in self.main_layers]
+            z = project_layers(layers, q)  # [O, C, B, T]
+            weights = stage.weigh(lambda v: z if v is q else project_layers(layers, v), q)
+            bias: Tensor = self.task.b[:, None, None]
+            return (weights * z).sum(1) + bias  # [O, B, T]
+        found = [_run(self.stages, self.main_layers, by_number, hidden, q)]  # each [S, B, T, C·W]
+        if len(self.beside):
+            found.append(_run(self.beside, self.beside_layers, by_number, hidden, q))
+        if self.skip:
+            found.append(by_number[self.depth].float()[None])
+        streams = max(len(one) for one in found)
+        joined = torch.cat([one.expand(streams, -1, -1, -1) for one in found], dim=-1)
+        logits: Tensor = self.task(joined)
+        return logits  # [O, B, T]
+
+    def layer_weights(self, hidden: HiddenStates) -> Tensor | None:
+        """What the first stage weighs the layers with, [O, L, B, T]; None where it has no such weights."""
+        stage = self.stages[0]
+        if not isinstance(stage, LayerWeights):
+            return None
+        by_number = dict(zip(self.layers, hidden.layers, strict=True))
+        chosen = HiddenStates(tuple(by_number[layer] for layer in self.main_layers), hidden.mask, hidden.is_context)
+        return stage.layer_weights(chosen.at_cls() if self.at_cls else chosen, self.task.q)
+
+    def _is_linear(self) -> bool:
+        alone = len(self.stages) == 1 and not len(self.beside) and not self.skip
+        return alone and isinstance(self.stages[0], LayerWeights)
+
+    def _all_stages(self) -> list[Stage]:
+        return [cast(Stage, stage) for stage in (*self.stages, *self.beside)]
+
+
+def choose_layers(choice: LayerChoice, depth: int) -> tuple[int, ...]:
+    """The numbers of the layers a head may see; 0 is the output of the embeddings."""
+    if choice == "encoder":
+        return tuple(range(1, depth + 1))
+    if choice == "all":
+        return tuple(range(depth + 1))
+    if choice == "pooled+all":
+        return (POOLED, *range(depth + 1))
+    unknown = [layer for layer in choice if not 0 <= layer <= depth]
+    if unknown or not choice or len(set(choice)) < len(choice):
+        raise ConfigError("learner.layers", [f"expected different layers from 0 to {depth}. Got {choice}."])
+    return tuple(choice)
+
+
+def project_layers(layers: Sequence[Tensor], v: Tensor) -> Tensor:
+    """v_s · h_i for every stream and layer: [S, C, B, T]."""
+    return torch.stack([nn.functional.linear(layer, v) for layer in layers]).permute(3, 0, 1, 2)
+
+
+def _stack(
+    specs: Sequence[Mapping[str, Any]], chosen: tuple[int, ...], hidden_size: int, outputs: int, longest: int
+) -> tuple[nn.ModuleList, tuple[int, ...], int]:
+    """The stages of a list, the layers its first one reads, and the width that it gives."""
+    stages = nn.ModuleList()
+    if not specs:
+        return stages, (), 0
+    layers = cast(Any, registry.part("mixer", registry.split(specs[0])[0]).make).reads(chosen)
+    shape = StageShape(1, len(layers), hidden_size, outputs, longest)
+    for spec in specs:
+        stage: Stage = registry.build("mixer", spec, shape)
+        shape = stage.out_shape
+        stages.append(stage)
+    return stages, layers, shape.channels * shape.width
+
+
+def _run(
+    stages: nn.ModuleList, layers: tuple[int, ...], by_number: Mapping[int, Tensor], hidden: HiddenStates, q: Tensor
+) -> Tensor:
+    x = torch.stack([by_number[layer].float() for layer in layers])[None]  # [1, C, B, T, W]
+    for stage in stages:
+        x = stage(x, hidden, q)  # [S, C, B, T, W]
+    return x.permute(0, 2, 3, 1, 4).flatten(3)  # [S, B, T, C·W]

@@ -1,23 +1,66 @@
-"""What training makes small, given the logits of a batch and its labels."""
+"""What training makes small, given the choices of a task."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cross_entropy as log_loss
 
 from lamella.data.batches import Batch
+from lamella.heads.tasks import Choice
 from lamella.registry import register
+
+Weight = Annotated[float, Field(ge=0)]
 
 
 @register("loss", "cross_entropy")
 class CrossEntropy:
-    """The mean of the start's and the end's cross-entropy over the real tokens: (CE(start) + CE(end)) / 2.
+    """The weighted mean of the cross-entropies of the task's choices; for a span (CE(start) + CE(end)) / 2.
 
-    Padding takes no part in the softmax, so a loss does not depend on what else is in the batch.
+    Padding takes no part in the softmax, so a loss does not depend on what else is in the batch. `start` and `end`
+    weigh the two choices of a span (the Korean paper's start-weighted loss: start = 2). `answerable` and
+    `unanswerable` weigh windows with and without the answer: by `example`, Σ w l / Σ w, or as in that paper by the
+    `group` means, (2A + U) / 3 at answerable = 2; the weight of a single window then depends on how many of its kind
+    the batch holds. `label_smoothing` spreads a share of the target over the real tokens.
     """
 
-    def __call__(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The loss under `loss`, and its terms beside it."""
-        masked = logits.float().masked_fill(~batch.mask, float("-inf"))  # [O, B, T]
-        start, end = log_loss(masked[0], batch.start), log_loss(masked[1], batch.end)
-        return {"loss": (start + end) / 2, "start": start.detach(), "end": end.detach()}
+    def __init__(
+        self,
+        *,
+        start: Weight = 1.0,
+        end: Weight = 1.0,
+        answerable: Weight = 1.0,
+        unanswerable: Weight = 1.0,
+        weigh_by: Literal["example", "group"] = "example",
+        label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+    ) -> None:
+        self.choice_weights = {"start": start, "end": end}
+        self.answerable, self.unanswerable = answerable, unanswerable
+        self.weigh_by, self.label_smoothing = weigh_by, label_smoothing
+
+    def __call__(self, choices: Sequence[Choice], batch: Batch) -> dict[str, Tensor]:
+        """The loss under `loss`, and the mean of every choice beside it."""
+        errors = {choice.name: self._errors(choice) for choice in choices}  # each [B]
+        weights = {name: self.choice_weights.get(name, 1.0) for name in errors}
+        total = sum(weights[name] * error for name, error in errors.items()) / sum(weights.values())
+        loss = self._mean(torch.as_tensor(total), batch.has_answer)
+        return {"loss": loss, **{name: error.detach().mean() for name, error in errors.items()}}
+
+    def _errors(self, choice: Choice) -> Tensor:
+        log_p = choice.scores.float().masked_fill(~choice.real, float("-inf")).log_softmax(1)
+        error = -log_p.gather(1, choice.target[:, None])[:, 0]
+        if self.label_smoothing:
+            spread = -log_p.masked_fill(~choice.real, 0).sum(1) / choice.real.sum(1)
+            error = (1 - self.label_smoothing) * error + self.label_smoothing * spread
+        return error
+
+    def _mean(self, errors: Tensor, has_answer: Tensor) -> Tensor:
+        if self.weigh_by == "example":
+            weights = torch.where(has_answer, self.answerable, self.unanswerable)
+            return (weights * errors).sum() / weights.sum().clamp_min(torch.finfo(torch.float32).tiny)
+        groups = [(self.answerable, has_answer), (self.unanswerable, ~has_answer)]
+        found = [(weight, errors[of].mean()) for weight, of in groups if of.any()]
+        return torch.stack([weight * mean for weight, mean in found]).sum() / sum(weight for weight, _ in found)

@@ -1,25 +1,86 @@
-"""Mixers that make one layer out of the chosen ones."""
+"""Mixers that add up the layers with weights of their own: fixed or learned, the same for every token."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import torch
 from torch import Tensor, nn
 
-from lamella.encoder.encoder import HiddenStates
-from lamella.heads.head import StageShape
+from lamella.heads.head import LayerWeights, StageShape
 from lamella.registry import register
 
 
 @register("mixer", "last")
-class Last(nn.Module):
-    """The last of the chosen layers, as every plain fine-tuned reader has it: x_L."""
+class Last(LayerWeights):
+    """The last of the chosen layers, as every plain fine-tuned reader has it: x = h_L."""
 
     def __init__(self, shape: StageShape) -> None:
         super().__init__()
-        self.out_shape = StageShape(shape.streams, 1, shape.width)
+        self.channels = shape.channels
+        self.out_shape = replace(shape, channels=1)
 
     @staticmethod
-    def layers(depth: int) -> tuple[int, ...]:
-        return (depth,)
+    def reads(layers: tuple[int, ...]) -> tuple[int, ...]:
+        return layers[-1:]
 
-    def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:
-        return x[:, -1:]  # [S, 1, B, T, W]
+    def weigh(self, project: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
+        last = torch.zeros(1, self.channels, 1, 1, device=q.device)
+        last[:, -1] = 1
+        return last
+
+
+@register("mixer", "average")
+class Average(LayerWeights):
+    """The mean of the chosen layers (BERTVision's AP): x = Σ_i h_i / C."""
+
+    def __init__(self, shape: StageShape) -> None:
+        super().__init__()
+        self.channels = shape.channels
+        self.out_shape = replace(shape, channels=1)
+
+    def weigh(self, project: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
+        return torch.full((1, self.channels, 1, 1), 1 / self.channels, device=q.device)
+
+
+@register("mixer", "first_last")
+class FirstLast(Average):
+    """The mean of the first and the last of the chosen layers: x = (h_1 + h_L) / 2."""
+
+    @staticmethod
+    def reads(layers: tuple[int, ...]) -> tuple[int, ...]:
+        return (layers[0], layers[-1]) if len(layers) > 1 else layers
+
+    def __init__(self, shape: StageShape) -> None:
+        super().__init__(shape)
+        if shape.channels > 2:  # behind another stage, which gave it more
+            raise ValueError("first_last is a first stage")
+
+
+@register("mixer", "scalar_mix")
+class ScalarMix(LayerWeights):
+    """Learned weights, the same for all tokens: x = γ · Σ_i w_i h_i (PCE's weighted sum, BERTVision's LP).
+
+    `shared = false` has its own γ and w for every output (start and end): 2(L + 1) parameters, as in the PCE paper.
+    `shared = true` with `normalise = "softmax"` is BERTVision's learned pooling: L + 1 parameters.
+
+    The PCE paper's equation has no softmax and gives no initial values; ours start as the mean of the layers in both
+    forms (w = 1/L, or softmax of zeros) with γ = 1. BERTVision starts its w from N(0, 0.05), nearly the same.
+    """
+
+    def __init__(
+        self, shape: StageShape, *, shared: bool = False, normalise: Literal["none", "softmax"] = "none"
+    ) -> None:
+        super().__init__()
+        streams = shape.streams if shared else shape.outputs
+        self.normalise = normalise
+        start = 0.0 if normalise == "softmax" else 1 / shape.channels
+        self.w = nn.Parameter(torch.full((streams, shape.channels), start))
+        self.gamma = nn.Parameter(torch.ones(streams))
+        self.out_shape = replace(shape, streams=streams, channels=1)
+
+    def weigh(self, project: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
+        w = self.w.softmax(1) if self.normalise == "softmax" else self.w
+        return (self.gamma[:, None] * w)[..., None, None]  # [S, C, 1, 1]

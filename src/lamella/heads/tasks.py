@@ -1,21 +1,31 @@
-"""What is asked of a reader: the output vectors, and the logits they give."""
+"""What is asked of a reader: the output vectors, the logits they give, and what those should have been."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from lamella.data.batches import Batch
 from lamella.registry import register
 
 
-@register("task", "span")
-class Span(nn.Module):
-    """Where the answer starts and ends: logit_o(t) = q_o · x_t + b_o, o in (start, end); no answer is a span on [CLS].
+@dataclass(frozen=True)
+class Choice:
+    """One choice that a task makes for every window: scores of the N candidates, the right one, which are real."""
 
-    Initialised as BERT's own output layer is, N(0, 0.02) and zero biases.
-    """
+    name: str
+    scores: Tensor  # [B, N]
+    target: Tensor  # [B]
+    real: Tensor  # [B, N]
 
-    outputs = 2
+
+class Task(nn.Module):
+    """Output vectors q and biases b, initialised as BERT's own output layer is: N(0, 0.02) and zero."""
+
+    outputs: int
+    at_cls = False  # whether it reads the first token alone
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -23,8 +33,38 @@ class Span(nn.Module):
         self.b = nn.Parameter(torch.zeros(self.outputs))  # [O]
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) == 1:  # one stream, read by both outputs
-            logits = nn.functional.linear(x[0], self.q, self.b).movedim(-1, 0)  # [O, B, T]
-        else:
-            logits = torch.einsum("obtw,ow->obt", x, self.q) + self.b[:, None, None]  # [O, B, T]
-        return logits
+        if len(x) == 1:  # one stream, read by all outputs
+            return nn.functional.linear(x[0], self.q, self.b).movedim(-1, 0)  # [O, B, T]
+        return torch.einsum("obtw,ow->obt", x, self.q) + self.b[:, None, None]  # [O, B, T]
+
+    def choices(self, logits: Tensor, batch: Batch) -> list[Choice]:
+        """What was decided for every window, and what is right."""
+        raise NotImplementedError
+
+
+@register("task", "span")
+class Span(Task):
+    """Where the answer starts and ends: logit_o(t) = q_o · x_t + b_o, o in (start, end); no answer is [CLS] twice."""
+
+    outputs = 2
+
+    def choices(self, logits: Tensor, batch: Batch) -> list[Choice]:
+        return [
+            Choice("start", logits[0], batch.start, batch.mask),
+            Choice("end", logits[1], batch.end, batch.mask),
+        ]
+
+
+@register("task", "answerability")
+class Answerability(Task):
+    """Whether the window holds the answer: two classes (0 yes, 1 no) read from [CLS].
+
+    BERTVision's labels. A question is answerable by its best window.
+    """
+
+    outputs = 2
+    at_cls = True
+
+    def choices(self, logits: Tensor, batch: Batch) -> list[Choice]:
+        scores = logits[:, :, 0].T  # [B, 2]
+        return [Choice("answerability", scores, (~batch.has_answer).long(), torch.ones_like(scores, dtype=torch.bool))]

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from lamella.data.batches import Batch
 
 
+HEAD_OPTIONS = ("task", "mixer", "layers", "skip", "beside")
+
+
 class ReaderModel(nn.Module):
     """Encoder and head; gives the task's logits for a batch."""
 
@@ -44,7 +47,7 @@ class ReaderModel(nn.Module):
         self.base_name, self.base_sha256 = base.name, base.sha256
         self.tokenizer: PreTrainedTokenizerFast = base.tokenizer
         self.tuning: dict[str, Any] = config.encoder.tuning
-        self.head_spec: dict[str, Any] = {"mixer": config.learner.mixer, "task": config.learner.task}
+        self.head_spec = {name: getattr(config.learner, name) for name in HEAD_OPTIONS}
         self.precision = "fp32"
         self.windows: WindowOptions = config.windows
         self.decoding: DecodingOptions = config.decoding
@@ -55,7 +58,9 @@ class ReaderModel(nn.Module):
             )
         registry.build("tuning", self.tuning, base.encoder)
         self.encoder: Encoder = base.encoder
-        self.head = Head(base.encoder.depth, base.encoder.hidden_size, **self.head_spec)
+        self.head = Head(
+            base.encoder.depth, base.encoder.hidden_size, longest=config.windows.max_seq_length, **self.head_spec
+        )
 
     @property
     def device(self) -> torch.device:
@@ -95,7 +100,7 @@ class ReaderModel(nn.Module):
             found = f"a run that is {state}, without one" if state else "neither" if path.exists() else "nothing there"
             raise UsageError(f"{path}: expected a model folder, or a run folder with one. Found {found}.")
         saved = read_saved(folder)
-        model = cls(load_base(folder, saved), saved.config)
+        model = cls(load_base(folder, saved, pooler=needs_pooler(saved.config)), saved.config)
         put_tensors(model, read_tensors(folder / MODEL_WEIGHTS), str(folder / MODEL_WEIGHTS))
         return model.eval()
 
@@ -108,6 +113,11 @@ class ReaderModel(nn.Module):
             "windows": self.windows.model_dump(),
             "decoding": self.decoding.model_dump(),
         }
+
+
+def needs_pooler(config: RunConfig) -> bool:
+    """Whether the head that a configuration describes reads the encoder's pooled output."""
+    return config.learner.layers == "pooled+all"
 
 
 def _is_empty(folder: Path) -> bool:

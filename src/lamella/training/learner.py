@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from lamella import registry
 from lamella.config import LearnerOptions
 from lamella.data.batches import Batch
+from lamella.heads.tasks import Choice
 from lamella.inference.model import ReaderModel
 
 
@@ -22,7 +23,7 @@ class Learner:
     """The trained parameters of a model with their loss, optimiser and schedule."""
 
     model: ReaderModel
-    loss: Callable[[Tensor, Batch], dict[str, Tensor]]
+    loss: Callable[[Sequence[Choice], Batch], dict[str, Tensor]]
     optimiser: Optimizer
     schedule: LambdaLR
     max_grad_norm: float

@@ -45,7 +45,7 @@ def fit(
             terms: dict[str, Tensor] = {}
             for indices in group:
                 batch = collate(train, indices).to(accelerator.device)
-                found = learner.loss(model(batch), batch)
+                found = learner.loss(learner.model.head.task.choices(model(batch), batch), batch)
                 accelerator.backward(found["loss"] / len(group))
                 for name, value in found.items():
                     terms[name] = terms.get(name, 0.0) + value.detach() / len(group)

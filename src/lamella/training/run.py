@@ -20,7 +20,7 @@ from lamella.encoder.loading import load_encoder
 from lamella.encoder.precision import choose_precision
 from lamella.encoder.tuning import trainable_line
 from lamella.errors import ConfigError
-from lamella.inference.model import ReaderModel
+from lamella.inference.model import ReaderModel, needs_pooler
 from lamella.inference.predict import predict_features, score_predictions, write_predictions
 from lamella.training.learner import make_learner
 from lamella.training.loop import fit, total_steps
@@ -37,9 +37,8 @@ def train(config: RunConfig, folder: Path, *, say: Callable[[str], None]) -> dic
     precision = config.training.precision
     accelerator = Accelerator(mixed_precision="fp16" if precision == "fp16" else "no")  # fp16 needs its gradient scaler
     set_seed(config.learner.seed)
-    model = ReaderModel(load_encoder(config.encoder.name, dropout=config.encoder.dropout), config).to(
-        accelerator.device
-    )
+    base = load_encoder(config.encoder.name, dropout=config.encoder.dropout, pooler=needs_pooler(config))
+    model = ReaderModel(base, config).to(accelerator.device)
     model.precision = choose_precision(precision, accelerator.device)
     say(trainable_line(model))
 

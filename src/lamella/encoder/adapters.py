@@ -1,0 +1,50 @@
+"""Houlsby's bottleneck adapter, and how it is put into an encoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+NAME = "adapter"
+
+
+class Adapter(nn.Module):
+    """x + W2 · gelu(W1 · x + b1) + b2, with W1 from `width` down to `size` and W2 back up: 2hm + m + h parameters.
+
+    Weights start as N(0, 0.001) cut at two deviations and biases as 0, so that the encoder starts nearly unchanged;
+    with `zero` the way up starts as 0 and the encoder exactly unchanged. gelu is the tanh form, as in the paper's code.
+    """
+
+    def __init__(self, width: int, size: int, *, zero: bool = False) -> None:
+        super().__init__()
+        self.down = nn.Linear(width, size)
+        self.up = nn.Linear(size, width)
+        for layer in (self.down, self.up):
+            nn.init.trunc_normal_(layer.weight, std=1e-3, a=-2e-3, b=2e-3)
+            nn.init.zeros_(layer.bias)
+        if zero:
+            nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        change: Tensor = self.up(gelu(self.down(x), approximate="tanh"))
+        return x + change
+
+
+def insert_adapter(site: nn.Module, adapter: Adapter) -> None:
+    """Put an adapter behind a module: it becomes its child, and a hook applies it to the module's output.
+
+    Wrapping the module instead would rename the weights of the pretrained encoder. An encoder that brings adapters
+    from an earlier run keeps them; each new one gets the next name and is applied to what the earlier ones gave.
+    """
+    name = NAME
+    while hasattr(site, name):
+        name = f"{NAME}_{int(name.rpartition('_')[2]) + 1}" if "_" in name else f"{NAME}_2"
+    site.add_module(name, adapter)
+
+    def apply(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
+        adapted: Tensor = module.get_submodule(name)(output)
+        return adapted
+
+    site.register_forward_hook(apply)
