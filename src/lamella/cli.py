@@ -163,11 +163,8 @@ def train(
     with new_run(out, "train", overwrite=overwrite) as folder:
         from lamella.training.run import train as train_run
 
-        best = train_run(checked, folder, say=typer.echo)
-    if best:
-        typer.echo(f"{out}: best at epoch {best['epoch']:g}: EM {best['exact']:.2f}  F1 {best['f1']:.2f}")
-    else:
-        typer.echo(f"{out}: finished")
+        train_run(checked, folder, say=typer.echo)
+    typer.echo(f"{out}: finished")
 
 
 @app.command()

@@ -294,6 +294,41 @@ def test_a_killed_run_is_marked_unfinished(encoder: Path, empty_config: Path, la
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
 
+def test_a_model_that_tells_only_whether_there_is_an_answer(
+    lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path
+) -> None:
+    changes = settings(
+        f"encoder.name={encoder}", "learner.task=answerability", "learner.mixer=scalar_mix", "learner.layers=all"
+    )
+    code, out, err = lamella("train", empty_config, "--out", tmp_path / "run", *changes)
+    assert (code, err) == (0, "")
+    assert "no-answer F1" in out
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"na_prob.json", "null_odds.json", "eval_results.json"} <= names
+    assert not names & {"predictions.json", "nbest_predictions.json"}
+    out = lamella("evaluate", "demo:dev", "-m", tmp_path / "run", "-o", tmp_path / "dev", "--json")[1]
+    assert set(json.loads(out)) == {
+        "total",
+        "answerability_accuracy",
+        "answerability_f1",
+        "answerability_ap",
+    }
+    code, _, err = lamella("ask", "Who?", "-c", empty_config, "-m", tmp_path / "run")
+    assert code == 2
+    assert "whether" in err
+
+
+@pytest.mark.parametrize("tuning", ["adapter", "lora", "top_k"])
+def test_a_thin_delta_trains_and_comes_back(
+    tuning: str, lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path
+) -> None:
+    changes = settings(f"encoder.name={encoder}", f"encoder.tuning={tuning}", "learner.mixer=dot")
+    assert lamella("train", empty_config, "--out", tmp_path / "run", *changes)[0] == 0
+    assert lamella("predict", "demo:dev", "-m", tmp_path / "run", "-o", tmp_path / "p")[0] == 0
+    weights = (tmp_path / "run" / "model" / "model.safetensors").stat().st_size
+    assert weights < (encoder / "model.safetensors").stat().st_size
+
+
 def test_zero_steps_save_an_untrained_model(lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path) -> None:
     changes = settings(f"encoder.name={encoder}", "training.max_steps=0")
     assert lamella("train", empty_config, "--out", tmp_path / "run", *changes)[0] == 0
@@ -313,7 +348,7 @@ def test_parts_lists_every_part(lamella: Any) -> None:
     code, out, _ = lamella("parts", "--json")
     assert code == 0
     listing = {one["family"]: [part["name"] for part in one["parts"]] for one in json.loads(out)}
-    assert listing["tuning"] == ["frozen", "full"]
+    assert {"frozen", "full", "adapter", "lora"} <= set(listing["tuning"])
     assert "last" in listing["mixer"]
     text = lamella("parts", "schedule")[1]
     assert "warmup" in text

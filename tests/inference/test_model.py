@@ -19,8 +19,7 @@ from lamella import registry, runs
 from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.loading import load_encoder
 from lamella.errors import LamellaError, ModelError, UnreadableError, UsageError
-from lamella.heads.head import StageShape
-from lamella.heads.pooling import Last
+from lamella.heads.head import Stage, StageShape
 from lamella.inference import model as model_module
 from lamella.inference.model import ReaderModel
 
@@ -85,10 +84,11 @@ def test_a_run_folder_means_its_model(model: ReaderModel, tmp_path: Path) -> Non
 def test_the_statistics_of_a_normalisation_are_saved(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Normalised(Last):
+    class Normalised(Stage):
         def __init__(self, shape: StageShape) -> None:
-            super().__init__(shape)
+            super().__init__()
             self.norm = torch.nn.BatchNorm1d(shape.width)
+            self.out_shape = shape
 
         def forward(self, x: torch.Tensor, hidden: HiddenStates, q: torch.Tensor) -> torch.Tensor:
             return self.norm(x.flatten(0, 3)).view_as(x)  # type: ignore[no-any-return]

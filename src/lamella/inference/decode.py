@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lamella.config import DecodingOptions
-from lamella.data.batches import Batch
+from lamella.data.batches import Batch, Indices
 from lamella.data.features import Features
 from lamella.errors import ModelError
 
@@ -73,7 +73,7 @@ class Prediction:
     @property
     def na_prob(self) -> float:
         """The (uncalibrated) probability that there is no answer: the logistic function of the null odds."""
-        return 1 / (1 + math.exp(-max(-500.0, min(500.0, self.null_odds))))
+        return _logistic(self.null_odds)
 
     def text(self, threshold: float) -> str:
         """The answer, or the empty string where the null odds exceed the threshold."""
@@ -107,6 +107,22 @@ def best_spans(logits: Tensor, batch: Batch, cls: int, options: DecodingOptions)
             "learning rate), or its precision is too narrow (use fp32)."
         )
     return found
+
+
+def merge_answerability(features: Features, odds: Iterable[tuple[Indices, Tensor]]) -> dict[str, Prediction]:
+    """Predictions without a text, from each window's logits [2, B] of "here" and "not here".
+
+    A question is answerable by its best window, so the smallest odds of "not here" are those of the question.
+    """
+    smallest: dict[int, float] = {}
+    for windows, logits in odds:
+        for window, value in zip(windows, (logits[1] - logits[0]).double().cpu().tolist(), strict=True):
+            example = int(features.example[window])
+            smallest[example] = min(smallest.get(example, math.inf), value)
+    return {
+        features.examples[index].id: Prediction((Candidate("", 0, 0, value, _logistic(value)),), null_odds=value)
+        for index, value in sorted(smallest.items())
+    }
 
 
 def merge_windows(
@@ -151,3 +167,7 @@ def _rank(context: str, spans: Mapping[tuple[int, int], float], null: float, n_b
         for one, probability in zip(everything, probabilities, strict=True)
     )
     return Prediction(candidates, null_odds=null - best)
+
+
+def _logistic(value: float) -> float:
+    return 1 / (1 + math.exp(-max(-500.0, min(500.0, value))))

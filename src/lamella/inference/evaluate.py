@@ -51,10 +51,9 @@ def evaluate_model(
 
     loaded = load_examples([data], on_bad_answer=on_bad_answer)
     reader = load_model(model, precision)
-    threshold = reader.decoding.null_score_diff_threshold
     predictions = predict(reader, loaded.examples, batch_size=batch_size)
-    results = score_predictions(loaded.examples, predictions, threshold, language=language or language_of(loaded))
-    write_predictions(folder, predictions, threshold)
+    results = score_predictions(reader, loaded.examples, predictions, language=language or language_of(loaded))
+    write_predictions(folder, reader, predictions)
     runs.write_json(folder / runs.RESULTS, results)
     return results
 
@@ -68,7 +67,7 @@ def predict_file(
     examples = load_examples([data], on_bad_answer=on_bad_answer).examples
     reader = load_model(model, precision)
     predictions = predict(reader, examples, batch_size=batch_size)
-    write_predictions(folder, predictions, reader.decoding.null_score_diff_threshold)
+    write_predictions(folder, reader, predictions)
     return len(predictions)
 
 

@@ -63,6 +63,11 @@ class ReaderModel(nn.Module):
         )
 
     @property
+    def gives_text(self) -> bool:
+        """Whether it finds answers; one that reads [CLS] alone can only tell whether there is one."""
+        return not self.head.at_cls
+
+    @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
 

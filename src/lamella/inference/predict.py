@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lamella import runs
-from lamella.data.batches import collate, longest_first
+from lamella.data.batches import Indices, collate, longest_first
 from lamella.data.examples import Example
 from lamella.data.features import Features, featurise
-from lamella.inference.decode import Prediction, best_spans, merge_windows
+from lamella.inference.decode import Prediction, WindowSpans, best_spans, merge_answerability, merge_windows
 from lamella.inference.metrics import score
 from lamella.inference.model import ReaderModel
 from lamella.progress import progress
@@ -27,22 +28,28 @@ def predict_features(model: ReaderModel, features: Features, *, batch_size: int 
     """The same for windows that are cut already (training scores the same ones again and again)."""
     was_training = model.training
     model.eval()
-    found = []
+    spans: list[WindowSpans] = []
+    odds: list[tuple[Indices, Tensor]] = []
     try:
         with progress("answering", len(features)) as advance, torch.inference_mode():
             for indices in longest_first(features.lengths, batch_size):
                 batch = collate(features, indices).to(model.device)
-                found.append(best_spans(model(batch), batch, features.template.cls, model.decoding))
+                if model.gives_text:
+                    spans.append(best_spans(model(batch), batch, features.template.cls, model.decoding))
+                else:
+                    odds.append((indices, model(batch)[:, :, 0]))
                 advance(len(indices))
     finally:
         model.train(was_training)
-    return merge_windows(features, found, model.decoding)
+    if not model.gives_text:
+        return merge_answerability(features, odds)
+    return merge_windows(features, spans, model.decoding)
 
 
 def score_predictions(
-    examples: Sequence[Example], predictions: Mapping[str, Prediction], threshold: float, **options: Any
+    model: ReaderModel, examples: Sequence[Example], predictions: Mapping[str, Prediction], **options: Any
 ) -> dict[str, Any]:
-    """The metric of predictions at a threshold.
+    """The metric of a model's predictions at its threshold; of one that gives no text, only how well it abstains.
 
     `best_f1` and its like search all thresholds, so they are given the best *answer* of every question, also where the
     prediction was "no answer"; from the text of `predictions.json` alone, an answer given up could not come back.
@@ -50,15 +57,21 @@ def score_predictions(
     answers = {id: one.best_span.text for id, one in predictions.items()}
     odds = {id: one.null_odds for id, one in predictions.items()}
     na_prob = {id: one.na_prob for id, one in predictions.items()}
-    return score(examples, answers, null_odds=odds, na_prob=na_prob, threshold=threshold, **options)
+    threshold = model.decoding.null_score_diff_threshold
+    results = score(examples, answers, null_odds=odds, na_prob=na_prob, threshold=threshold, **options)
+    if model.gives_text:
+        return results
+    return {key: value for key, value in results.items() if key == "total" or key.startswith("answerability")}
 
 
-def write_predictions(folder: Path, predictions: Mapping[str, Prediction], threshold: float) -> None:
-    """The four files that every other stage reads, under their official names."""
-    runs.write_json(folder / runs.PREDICTIONS, {id: one.text(threshold) for id, one in predictions.items()})
+def write_predictions(folder: Path, model: ReaderModel, predictions: Mapping[str, Prediction]) -> None:
+    """The files that every other stage reads, under their official names; without texts, where the model gives none."""
     runs.write_json(folder / runs.NULL_ODDS, {id: one.null_odds for id, one in predictions.items()})
     runs.write_json(folder / runs.NA_PROB, {id: one.na_prob for id, one in predictions.items()})
-    runs.write_json(
-        folder / runs.NBEST,
-        {id: [candidate.to_json() for candidate in one.candidates] for id, one in predictions.items()},
-    )
+    if model.gives_text:
+        threshold = model.decoding.null_score_diff_threshold
+        runs.write_json(folder / runs.PREDICTIONS, {id: one.text(threshold) for id, one in predictions.items()})
+        runs.write_json(
+            folder / runs.NBEST,
+            {id: [candidate.to_json() for candidate in one.candidates] for id, one in predictions.items()},
+        )

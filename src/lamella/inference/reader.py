@@ -8,6 +8,7 @@ from typing import Any
 
 from lamella.data.examples import Context, Example
 from lamella.encoder.precision import choose_device
+from lamella.errors import UsageError
 from lamella.inference.model import ReaderModel
 from lamella.inference.predict import predict
 
@@ -21,6 +22,8 @@ class Reader:
     """
 
     def __init__(self, model: ReaderModel) -> None:
+        if not model.gives_text:
+            raise UsageError("this model tells whether a text has the answer, not where: it cannot be asked for it.")
         self.model = model.eval()
 
     @classmethod

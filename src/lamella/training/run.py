@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ from accelerate.utils import set_seed
 from lamella import runs
 from lamella.config import RunConfig
 from lamella.data.batches import BucketOrder
-from lamella.data.checks import load_examples
-from lamella.data.examples import Example
+from lamella.data.checks import Loaded, load_examples
 from lamella.data.features import Features, featurise
 from lamella.encoder.loading import load_encoder
 from lamella.encoder.precision import choose_precision
 from lamella.encoder.tuning import trainable_line
 from lamella.errors import ConfigError
+from lamella.inference.evaluate import Language, language_of
 from lamella.inference.model import ReaderModel, needs_pooler
 from lamella.inference.predict import predict_features, score_predictions, write_predictions
 from lamella.training.learner import make_learner
@@ -31,8 +32,8 @@ def train(config: RunConfig, folder: Path, *, say: Callable[[str], None]) -> dic
     runs.write_json(folder / runs.CONFIG, config.model_dump(mode="json"))
     if not config.data.train:
         raise ConfigError("configuration", ["data.train: is required and was not given."])
-    train_examples = read_data(config.data.train, config, config.data.max_train_samples, say)
-    dev_examples = read_data(config.data.dev, config, config.data.max_eval_samples, say)
+    train_data = read_data(config.data.train, config, config.data.max_train_samples, say)
+    dev_data = read_data(config.data.dev, config, config.data.max_eval_samples, say)
 
     precision = config.training.precision
     accelerator = Accelerator(mixed_precision="fp16" if precision == "fp16" else "no")  # fp16 needs its gradient scaler
@@ -44,61 +45,76 @@ def train(config: RunConfig, folder: Path, *, say: Callable[[str], None]) -> dic
 
     options = config.training
     train_features = featurise(
-        train_examples,
+        train_data.examples,
         model.tokenizer,
         config.windows,
         negative_windows=config.data.negative_windows,
         seed=options.order_seed,
     )
-    dev_features = featurise(dev_examples, model.tokenizer, config.windows)
+    dev_features = featurise(dev_data.examples, model.tokenizer, config.windows)
     if train_features.lost_answers:
         say(f"{train_features.lost_answers} answers lie on no token and are taught as no answer")
     steps = total_steps(options, len(BucketOrder(train_features.lengths, options.batch_size)))
     learner = make_learner(model, config.learner, steps)
-    keeper = _BestModel(model, dev_features, config, folder, say)
+    keeper = _BestModel(model, dev_features, language_of(dev_data), options.eval_batch_size, folder, say)
     say(
-        f"training on {len(train_examples)} questions in {len(train_features)} windows: {steps} steps, "
+        f"training on {len(train_data.examples)} questions in {len(train_features)} windows: {steps} steps, "
         f"{model.precision} on {accelerator.device.type}"
     )
     began = time.perf_counter()
     fit(learner, train_features, options, accelerator, log=_logger(folder), evaluate=keeper.evaluate)
     say(f"trained in {time.perf_counter() - began:.0f} s")
+    if keeper.best:
+        say(f"best at epoch {keeper.best['epoch']:g}: {_headline(model, keeper.best)}")
     return keeper.best
 
 
-def read_data(paths: Sequence[str], config: RunConfig, limit: int | None, say: Callable[[str], None]) -> list[Example]:
-    """The examples of some files, checked; says what was mended or skipped."""
+def read_data(paths: Sequence[str], config: RunConfig, limit: int | None, say: Callable[[str], None]) -> Loaded:
+    """The first examples of some files, checked; says what was mended or skipped."""
     if not paths:
-        return []
+        return Loaded((), (), mended=0, skipped=0)
     loaded = load_examples(paths, on_bad_answer=config.data.on_bad_answer)
     if loaded.mended or loaded.skipped:
         say(f"{', '.join(paths)}: {loaded.mended} problems mended, {loaded.skipped} questions skipped")
-    return list(loaded.examples[:limit])
+    return replace(loaded, examples=loaded.examples[:limit])
 
 
 class _BestModel:
-    """Scores the model on the dev windows and keeps the best by F1 (the last, where there is nothing to score)."""
+    """Scores the model on the dev windows and keeps the best one (the last, where there is nothing to score)."""
 
     def __init__(
-        self, model: ReaderModel, dev: Features, config: RunConfig, folder: Path, say: Callable[[str], None]
+        self,
+        model: ReaderModel,
+        dev: Features,
+        language: Language,
+        batch_size: int,
+        folder: Path,
+        say: Callable[[str], None],
     ) -> None:
-        self.model, self.dev, self.config, self.folder, self.say = model, dev, config, folder, say
+        self.model, self.dev, self.language, self.batch_size = model, dev, language, batch_size
+        self.folder, self.say = folder, say
         self.best: dict[str, Any] = {}
 
     def evaluate(self, step: int, epoch: float) -> None:
         if not len(self.dev):
             self.model.save(self.folder / runs.MODEL)
             return
-        predictions = predict_features(self.model, self.dev, batch_size=self.config.training.eval_batch_size)
-        threshold = self.config.decoding.null_score_diff_threshold
-        results = score_predictions(self.dev.examples, predictions, threshold)
+        predictions = predict_features(self.model, self.dev, batch_size=self.batch_size)
+        results = score_predictions(self.model, self.dev.examples, predictions, language=self.language)
         runs.append_json_line(self.folder / runs.HISTORY, {"step": step, "epoch": round(epoch, 6), **results})
-        self.say(f"epoch {epoch:.2f}: EM {results['exact']:.2f}  F1 {results['f1']:.2f}")
-        if not self.best or results["f1"] > self.best["f1"]:
+        self.say(f"epoch {epoch:.2f}: {_headline(self.model, results)}")
+        deciding = self.model.head.task.headline[1]
+        if not self.best or results[deciding] > self.best[deciding]:
             self.best = {"step": step, "epoch": round(epoch, 6), **results}
             self.model.save(self.folder / runs.MODEL)
-            write_predictions(self.folder, predictions, threshold)
+            write_predictions(self.folder, self.model, predictions)
             runs.write_json(self.folder / runs.RESULTS, self.best)
+
+
+def _headline(model: ReaderModel, results: Mapping[str, Any]) -> str:
+    """The two numbers that are told of a task."""
+    short = {"exact": "EM", "f1": "F1", "answerability_accuracy": "accuracy", "answerability_f1": "no-answer F1"}
+    return "  ".join(f"{short[key]} {results[key]:.2f}" for key in model.head.task.headline)
 
 
 def _logger(folder: Path) -> Callable[[dict[str, Any]], None]:
