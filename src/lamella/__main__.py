@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 
@@ -21,14 +20,6 @@ def main() -> None:
             raise
         sys.stderr.write(f"lamella: {error}\n")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        sys.stderr.write("lamella: interrupted\n")
-        sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has gone (`lamella parts | head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -151,13 +151,15 @@ def train(
 ) -> None:
     """Train a reader as a run file describes."""
     from lamella.config import load_config
-    from lamella.errors import UsageError
+    from lamella.errors import ConfigError, UsageError
     from lamella.runs import MODEL, new_run
 
     overrides = list(settings or [])
     if on_bad_answer:
         overrides.append(f"data.on_bad_answer={on_bad_answer}")
     checked = load_config(config, overrides)
+    if not checked.data.train:
+        raise ConfigError(str(config), ["data.train: is required and was not given."])
     if Path(checked.encoder.name).expanduser().resolve() in (out.resolve(), out.resolve() / MODEL):
         raise UsageError(f"{out}: the run starts from the encoder that lies there; choose another --out.")
     with new_run(out, "train", overwrite=overwrite) as folder:

@@ -6,41 +6,57 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 PATIENCE = 2.0  # seconds
+
+_shown: Progress | None = None  # a bar inside another's work joins the other's display: two would fight for the line
 
 
 @contextmanager
 def progress(description: str, total: int | None) -> Iterator[Callable[..., None]]:
-    """Yields `advance(steps=1, note="")`; quiet where standard error is not a terminal."""
+    """Yields `advance(steps=1, note=None)`; a note stays until the next. Quiet where stderr is not a terminal."""
     if not sys.stderr.isatty():
-        yield lambda steps=1, note="": None
+        yield lambda steps=1, note=None: None
         return
 
+    global _shown
+    display = _shown or _make_display()
+    owns = _shown is None
+    _shown = display
+    task = display.add_task(description, total=total, note="", visible=False)
+    began = time.monotonic()
+
+    def advance(steps: int = 1, note: str | None = None) -> None:
+        if time.monotonic() - began > PATIENCE:
+            display.start()  # again and again does no harm
+            display.update(task, visible=True)
+        display.update(task, advance=steps)
+        if note is not None:
+            display.update(task, note=note)
+
+    try:
+        yield advance
+    finally:
+        display.remove_task(task)
+        if owns:
+            display.stop()
+            _shown = None
+
+
+def _make_display() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
+        console=Console(stderr=True),
+        transient=True,
     )
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task(description, total=total, note="")
-    began = time.monotonic()
-    shown = False
-
-    def advance(steps: int = 1, note: str = "") -> None:
-        nonlocal shown
-        if not shown and time.monotonic() - began > PATIENCE:
-            bar.start()
-            shown = True
-        bar.update(task, advance=steps, note=note)
-
-    try:
-        yield advance
-    finally:
-        if shown:
-            bar.stop()

@@ -106,7 +106,13 @@ FAMILIES: dict[str, Family] = {
         Family(
             "mixer",
             "turns the hidden layers into what the task reads",
-            ("lamella.heads.pooling", "lamella.heads.attention", "lamella.heads.compress"),
+            (
+                "lamella.heads.pooling",
+                "lamella.heads.attention",
+                "lamella.heads.compress",
+                "lamella.heads.conv",
+                "lamella.heads.context_cnn",
+            ),
         ),
         Family("task", "what is asked of the reader", ("lamella.heads.tasks",)),
         Family("loss", "what training makes small", ("lamella.heads.losses",)),

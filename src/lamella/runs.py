@@ -13,7 +13,7 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
@@ -22,6 +22,11 @@ from typing import Any
 
 from lamella.errors import RunError, UnreadableError
 from lamella.version import __version__
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows, where a folder is not held
+    fcntl = None  # type: ignore[assignment]
 
 RUN = "run.json"
 CONFIG = "config.json"
@@ -59,18 +64,19 @@ def new_run(folder: Path, command: str, *, overwrite: bool = False) -> Iterator[
     """
     _check_room(folder, overwrite)
     record: dict[str, Any] = {"state": "unfinished", "command": command, "lamella": __version__, "started": _now()}
-    write_json(folder / RUN, record)  # first of all: a kill while the earlier run is removed must not leave `finished`
-    _remove_earlier(folder)
-    write_json(folder / ENVIRONMENT, environment())
-    try:
-        yield folder
-    except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt)
-        outcome = {"state": "interrupted"} if stopped else {"state": "failed", "error": str(error)}
-        with contextlib.suppress(RunError):  # on a full disk the state stays `unfinished`, and the first error is told
-            write_json(folder / RUN, {**record, **outcome, "ended": _now()})
-        raise
-    write_json(folder / RUN, {**record, "state": "finished", "ended": _now()})
+    with _held(folder):
+        write_json(folder / RUN, record)  # first: a kill while the earlier run is removed must not leave `finished`
+        _remove_earlier(folder)
+        write_json(folder / ENVIRONMENT, environment())
+        try:
+            yield folder
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt)
+            outcome = {"state": "interrupted"} if stopped else {"state": "failed", "error": str(error)}
+            with contextlib.suppress(RunError):  # a full disk: the state stays `unfinished`, the first error is told
+                write_json(folder / RUN, {**record, **outcome, "ended": _now()})
+            raise
+        write_json(folder / RUN, {**record, "state": "finished", "ended": _now()})
 
 
 def run_state(folder: Path) -> str | None:
@@ -110,13 +116,12 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old one or the new one, never a part."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
+        name = path.parent / f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}"
         try:
-            with os.fdopen(handle, "wb") as file:
+            with name.open("xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(name, 0o666 & ~_umask())  # mkstemp makes a private file; results are there to be shared
             os.replace(name, path)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
@@ -160,8 +165,12 @@ def read_text(path: Path) -> str:
 
 def append_json_line(path: Path, value: Mapping[str, Any]) -> None:
     """Add one record to a file of JSON lines, in one write."""
-    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+    line = json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(line)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
 
 
 def _check_room(folder: Path, overwrite: bool) -> None:
@@ -177,8 +186,27 @@ def _check_room(folder: Path, overwrite: bool) -> None:
     state = run_state(folder)
     if state is None:
         raise RunError(f"{folder}: is not empty and holds no run of Lamella; choose another --out.")
-    if not overwrite:
+    nothing_to_lose = state == "failed" and not (folder / MODEL).exists() and not (folder / HISTORY).exists()
+    if not overwrite and not nothing_to_lose:
         raise RunError(f"{folder}: holds a run already ({state}); choose another --out, or pass --overwrite.")
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Hold the folder while the run lasts, so that no other process writes into it; the system lets go at a kill."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
+    try:
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise RunError(f"{folder}: another process is writing its run there; wait, or choose another --out.") from None
+    finally:
+        os.close(handle)
 
 
 def _remove_earlier(folder: Path) -> None:
@@ -193,12 +221,6 @@ def _remove_earlier(folder: Path) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
 
 
 def _processor() -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from doubles import save_tiny_encoder
+from lamella import runs
 from lamella.data.demo import data_path
 from lamella.data.readers import read
 
@@ -329,6 +330,106 @@ def test_a_thin_delta_trains_and_comes_back(
     assert weights < (encoder / "model.safetensors").stat().st_size
 
 
+def test_a_failed_start_does_not_occupy_the_folder(
+    lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path
+) -> None:
+    call = ("train", empty_config, "--out", tmp_path / "run", *settings(f"encoder.name={encoder}"))
+    assert lamella(*call, "--set", "data.train=nowhere.json")[0] == 2
+    assert read_json(tmp_path / "run" / "run.json")["state"] == "failed"
+    assert lamella(*call)[0] == 0
+
+
+def test_a_run_in_progress_cannot_be_overwritten(
+    lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path
+) -> None:
+    call = ("train", empty_config, "--out", tmp_path / "run", "--overwrite", *settings(f"encoder.name={encoder}"))
+    with runs.new_run(tmp_path / "run", "train"):
+        code, _, err = lamella(*call)
+    assert code == 1
+    assert "another process" in err
+    assert lamella(*call)[0] == 0
+
+
+def test_korean_is_scored_as_korean_in_training_and_after_conversion(
+    lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path
+) -> None:
+    context = "임종석은 1989년 2월 15일에 여의도 농민 폭력 시위를 주도한 혐의로 지명수배되었다."
+    qas = [
+        {"id": f"k{n}", "question": "언제?", "answers": [{"text": text, "answer_start": context.index(text)}]}
+        for n, text in enumerate(["1989년 2월 15일", "여의도 농민 폭력 시위", "혐의로", "임종석은"])
+    ]
+    document = {
+        "version": "KorQuAD_v1.0_dev",
+        "data": [{"title": "임", "paragraphs": [{"context": context, "qas": qas}]}],
+    }
+    (tmp_path / "ko.json").write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
+    data = [f"data.train={tmp_path / 'ko.json'}", f"data.dev={tmp_path / 'ko.json'}"]
+    decoding = "decoding.null_score_diff_threshold=100"  # always answer
+    changes = settings(f"encoder.name={encoder}", *data, decoding)
+    code, out, _ = lamella("train", empty_config, "--out", tmp_path / "run", *changes)
+    assert code == 0
+    assert "1 contexts are in the train and in the dev data" in out
+    assert lamella("convert", tmp_path / "ko.json", tmp_path / "ko.jsonl")[0] == 0
+    scores = [read_json(tmp_path / "run" / "eval_results.json")["f1"]]
+    for name in ("ko.json", "ko.jsonl"):
+        out = lamella("evaluate", tmp_path / name, "-m", tmp_path / "run", "-o", tmp_path / f"{name}-run", "--json")[1]
+        scores.append(json.loads(out)["f1"])
+    english = lamella(
+        "evaluate", tmp_path / "ko.json", tmp_path / "ko.json-run" / "predictions.json", "--language", "en", "--json"
+    )[1]
+    assert scores[0] == scores[1] == scores[2] != json.loads(english)["f1"]
+
+
+def test_what_nobody_labelled_is_answered_but_neither_learnt_nor_scored(
+    lamella: Any, run_folder: Path, tmp_path: Path
+) -> None:
+    rows = [{"id": f"u{n}", "question": "Who?", "context": "Huygens found it."} for n in range(3)]
+    data = tmp_path / "bare.json"
+    data.write_text(json.dumps(rows))
+    assert lamella("predict", data, "-m", run_folder, "-o", tmp_path / "p")[0] == 0
+    for call in (
+        ("train", run_folder / "config.json", "--set", f"data.train={data}"),
+        ("evaluate", data, "-m", run_folder),
+    ):
+        code, _, err = lamella(*call, "-o", tmp_path / call[0])
+        assert code == 1
+        assert "is_impossible" in err
+
+
+def test_a_train_set_without_windows_is_an_error(lamella: Any, run_folder: Path, tmp_path: Path) -> None:
+    context = "word " * 200
+    row = {"id": "a", "question": "Which?", "context": context, "answers": [{"text": context[:900], "answer_start": 0}]}
+    (tmp_path / "long.json").write_text(json.dumps([row]))
+    changes = [f"data.train={tmp_path / 'long.json'}", "data.negative_windows=drop", "training.max_steps=3"]
+    settings = [word for change in changes for word in ("--set", change)]
+    code, _, err = lamella("train", run_folder / "config.json", "-o", tmp_path / "run", *settings)
+    assert code == 1
+    assert "no window" in err
+
+
+def test_a_terminal_sees_a_bar_with_the_loss(encoder: Path, empty_config: Path, tmp_path: Path) -> None:
+    """The bar, its note and a bar within it, on a real pseudo-terminal; nothing of it anywhere else."""
+    script = tmp_path / "bars.py"
+    script.write_text(
+        "import time, lamella.progress as p\n"
+        "p.PATIENCE = 0.0\n"
+        "with p.progress('training', 3) as outer:\n"
+        "    for n in range(3):\n"
+        "        outer(note=f'loss 1.{n}' if n == 1 else None)\n"
+        "        with p.progress('answering', 2) as inner:\n"
+        "            inner(); time.sleep(0.2); inner()\n"
+        "        time.sleep(0.3)\n"
+    )
+    screen = subprocess.run(
+        ["script", "-qec", f"{sys.executable} {script}", "/dev/null"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "training" in screen
+    assert "answering" in screen
+    assert screen.count("loss 1.1") > 1  # the note stays over the steps that bring none
+    piped = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert piped.stdout == piped.stderr == ""
+
+
 def test_zero_steps_save_an_untrained_model(lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path) -> None:
     changes = settings(f"encoder.name={encoder}", "training.max_steps=0")
     assert lamella("train", empty_config, "--out", tmp_path / "run", *changes)[0] == 0
@@ -362,6 +463,7 @@ def test_version_names_the_libraries(lamella: Any) -> None:
     assert "transformers" in out
 
 
+DATA = ["--set", "data.train=demo:train"]
 MISTAKES: dict[str, tuple[list[Any], int, str]] = {
     "no such run file": (["train", "nowhere.toml", "--out", "run"], 2, "nowhere.toml"),
     "no such data": (["check", "nowhere.json"], 2, "nowhere.json"),
@@ -376,11 +478,11 @@ MISTAKES: dict[str, tuple[list[Any], int, str]] = {
     "predictions of another type": (["evaluate", "demo:dev", "list.json"], 2, "list.json"),
     "broken run file": (["train", "broken.json", "--out", "run"], 2, "broken.json"),
     "unknown option": (["train", "good.toml", "--out", "run", "--set", "training.epoch=3"], 2, "epochs"),
-    "out is a file": (["train", "good.toml", "--out", "text.txt"], 1, "text.txt"),
-    "out holds other things": (["train", "good.toml", "--out", "."], 1, "choose another --out"),
+    "out is a file": (["train", "good.toml", "--out", "text.txt", *DATA], 1, "text.txt"),
+    "out holds other things": (["train", "good.toml", "--out", ".", *DATA], 1, "choose another --out"),
     "no train data": (["train", "good.toml", "--out", "run"], 2, "data.train"),
     "no network": (
-        ["train", "good.toml", "--out", "run", "--set", "data.train=demo:train", "--set", "encoder.name=some/one"],
+        ["train", "good.toml", "--out", "run", *DATA, "--set", "encoder.name=some/one"],
         1,
         "hub",
     ),

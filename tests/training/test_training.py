@@ -105,6 +105,7 @@ def test_a_frozen_encoder_is_not_in_the_optimiser() -> None:
         (TrainingOptions(epochs=2, accumulate=2), 5, 6),
         (TrainingOptions(epochs=2, max_steps=3), 5, 3),
         (TrainingOptions(epochs=1, max_steps=0), 5, 0),
+        (TrainingOptions(epochs=0.1), 2, 1),  # a little is not nothing
     ],
 )
 def test_total_steps(options: TrainingOptions, batches: int, expected: int) -> None:
@@ -125,13 +126,19 @@ def test_every_step_is_logged_and_evaluations_come_on_time() -> None:
     assert records[-1]["learning_rate"] < records[2]["learning_rate"]
 
 
+def test_evaluations_fall_on_every_tenth_of_an_epoch_whatever_its_length() -> None:
+    options = TrainingOptions(epochs=1, batch_size=1, evaluate_every=0.1)
+    _, evaluations = losses_of(tiny_model(), LearnerOptions(), options, count=15)
+    assert [step for step, _ in evaluations] == [2, 3, 5, 6, 8, 9, 11, 12, 14, 15]
+
+
 def test_accumulated_batches_step_as_one_big_batch_does() -> None:
-    """Two batches of equal size give the gradient of their union; padding and order differ, the result does not."""
+    """Batches give the gradient of their union, also where the last is short; padding and order differ."""
     options = LearnerOptions(learning_rate=1e-3, schedule={"name": "constant"})
     one, two = (tiny_model(dropout=False) for _ in range(2))
     two.load_state_dict(one.state_dict())
-    big, _ = losses_of(one, options, TrainingOptions(epochs=1, batch_size=8), count=8)
-    small, _ = losses_of(two, options, TrainingOptions(epochs=1, batch_size=4, accumulate=2), count=8)
+    big, _ = losses_of(one, options, TrainingOptions(epochs=1, batch_size=7), count=7)
+    small, _ = losses_of(two, options, TrainingOptions(epochs=1, batch_size=4, accumulate=2), count=7)
     assert len(big) == len(small) == 1
     assert math.isclose(big[0]["loss"], small[0]["loss"], rel_tol=1e-5)
     for (name, first), second in zip(one.named_parameters(), two.parameters(), strict=True):

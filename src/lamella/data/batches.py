@@ -87,7 +87,7 @@ def longest_first(lengths: Indices, batch_size: int) -> Iterator[Indices]:
 
 def collate(features: Features, windows: Indices) -> Batch:
     """Make a padded batch of some windows."""
-    lengths = features.lengths[windows]
+    lengths = features.rows[windows + 1] - features.rows[windows]
     width = math.ceil(int(lengths.max()) / PAD_TO_MULTIPLE_OF) * PAD_TO_MULTIPLE_OF
     width = min(width, features.max_seq_length)  # an encoder may have no positions beyond it
     places = np.arange(width)

@@ -152,10 +152,20 @@ def check(
 
 
 def load_examples(
-    paths: Iterable[str | Path], *, on_bad_answer: Literal["refuse", "fix", "skip", "ignore"] = "refuse"
+    paths: Iterable[str | Path],
+    *,
+    on_bad_answer: Literal["refuse", "fix", "skip", "ignore"] = "refuse",
+    labelled: bool = False,
 ) -> Loaded:
-    """Read the examples of files; their errors are refused, mended, left out with their questions, or ignored."""
+    """Read the examples of files; their errors are refused, mended, left out with their questions, or ignored.
+
+    `labelled` refuses questions of which nobody says whether they have an answer: they can be answered, but neither
+    learnt from nor scored.
+    """
     files = tuple(read(path) for path in dict.fromkeys(map(str, paths)))
+    bare = [problem for file in files for problem in file.problems if problem.kind == "unlabelled" and labelled]
+    if bare:
+        raise DataError(f"{bare[0]}. Training and scoring need answers, or is_impossible where there is none.")
     if on_bad_answer == "ignore":
         return Loaded(tuple(itertools.chain(*(file.examples for file in files))), files, 0, _unread(files))
     report = check(files)

@@ -13,6 +13,7 @@ import io
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -311,8 +312,7 @@ class _RepeatedKeys(dict[str, Any]):
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)
-        keys = [key for key, _ in pairs]
-        self.repeated = sorted({key for key in keys if keys.count(key) > 1})
+        self.repeated = sorted(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
 
 
 class _NotANumber(NamedTuple):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lamella import runs
-from lamella.data.checks import Loaded, load_examples
+from lamella.data.checks import load_examples
+from lamella.data.examples import Example
 from lamella.errors import UnreadableError
 from lamella.inference.metrics import score
 
@@ -26,14 +28,14 @@ def evaluate_file(
     language: Language | None = None,
 ) -> dict[str, Any]:
     """Score a file in the official format. The gold texts are taken as they stand, wherever their offsets point."""
-    loaded = load_examples([data], on_bad_answer="ignore")
+    loaded = load_examples([data], on_bad_answer="ignore", labelled=True)
     return score(
         loaded.examples,
         _read_scores(predictions),
         null_odds=_read_scores(null_odds) if null_odds else None,
         na_prob=_read_scores(na_prob) if na_prob else None,
         missing=missing,
-        language=language or language_of(loaded),
+        language=language or language_of(loaded.examples),
     )
 
 
@@ -49,10 +51,10 @@ def evaluate_model(
     """Predict, score, and write both into an open run folder."""
     from lamella.inference.predict import predict, score_predictions, write_predictions
 
-    loaded = load_examples([data], on_bad_answer=on_bad_answer)
+    loaded = load_examples([data], on_bad_answer=on_bad_answer, labelled=True)
     reader = load_model(model, precision)
     predictions = predict(reader, loaded.examples, batch_size=batch_size)
-    results = score_predictions(reader, loaded.examples, predictions, language=language or language_of(loaded))
+    results = score_predictions(reader, loaded.examples, predictions, language=language or language_of(loaded.examples))
     write_predictions(folder, reader, predictions)
     runs.write_json(folder / runs.RESULTS, results)
     return results
@@ -82,9 +84,12 @@ def load_model(path: Path, precision: str) -> ReaderModel:
     return model
 
 
-def language_of(loaded: Loaded) -> Language:
-    """KorQuAD files are scored by KorQuAD's metric, all others by SQuAD's."""
-    return "ko" if any(file.format == "korquad" for file in loaded.files) else "en"
+def language_of(examples: Sequence[Example]) -> Language:
+    """Korean contexts are scored by KorQuAD's metric, all others by SQuAD's; a sample of them decides."""
+    text = "".join(example.context.text for example in examples[:: max(1, len(examples) // 50)])
+    letters = sum(character.isalpha() for character in text)
+    hangul = sum("\uac00" <= character <= "\ud7a3" for character in text)
+    return "ko" if hangul > 0.5 * max(1, letters) else "en"
 
 
 def _read_scores(path: Path) -> dict[str, Any]:

@@ -36,6 +36,8 @@ class Reader:
 
         "No answer" is one of the candidates, with an empty `answer`; the model's threshold decides whether it leads.
         """
+        if top_k < 1:
+            raise UsageError(f"top_k: expected at least 1. Got {top_k}.")
         example = Example(id="", question=question, context=Context(context))
         prediction = predict(self.model, [example])[""]
         chosen = prediction.text(self.model.decoding.null_score_diff_threshold)

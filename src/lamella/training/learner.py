@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -48,17 +47,10 @@ def make_learner(model: ReaderModel, options: LearnerOptions, total_steps: int) 
 
 
 def parameter_groups(module: nn.Module, learning_rate: float, weight_decay: float) -> list[dict[str, Any]]:
-    """The trained parameters in two groups: biases and LayerNorms are not decayed."""
-    spared = {id(parameter) for one in _layer_norms(module) for parameter in one.parameters()}
-    decayed: list[nn.Parameter] = []
-    undecayed: list[nn.Parameter] = []
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            is_bias = parameter.ndim == 1 and name.rpartition(".")[2] in ("bias", "b")
-            (undecayed if is_bias or id(parameter) in spared else decayed).append(parameter)
-    groups = [(decayed, weight_decay), (undecayed, 0.0)]
+    """The trained parameters in two groups: matrices are decayed; biases, LayerNorms and single factors are not."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [
+        ([parameter for parameter in trained if parameter.ndim >= 2], weight_decay),
+        ([parameter for parameter in trained if parameter.ndim < 2], 0.0),
+    ]
     return [{"params": found, "lr": learning_rate, "weight_decay": decay} for found, decay in groups if found]
-
-
-def _layer_norms(module: nn.Module) -> Iterable[nn.Module]:
-    return (one for one in module.modules() if isinstance(one, torch.nn.LayerNorm))

@@ -33,7 +33,7 @@ def fit(
     """Train. `log` gets a record for every step; `evaluate(step, epoch)` is called on schedule and at the end."""
     order = BucketOrder(train.lengths, options.batch_size, seed=options.order_seed)
     total = total_steps(options, len(order))
-    every = max(1, round(options.evaluate_every * steps_per_epoch(options, len(order))))
+    every = options.evaluate_every * steps_per_epoch(options, len(order))  # steps, not always a whole number
     # The schedule is not given to Accelerate: it would step it once for every process.
     model, optimiser = accelerator.prepare(learner.model, learner.optimiser)
 
@@ -43,12 +43,14 @@ def fit(
     with progress("training", total) as advance:
         for step, (epoch, group) in enumerate(_steps(order, options.accumulate, total), start=1):
             terms: dict[str, Tensor] = {}
+            of_step = sum(map(len, group))
             for indices in group:
                 batch = collate(train, indices).to(accelerator.device)
                 found = learner.loss(learner.model.head.task.choices(model(batch), batch), batch)
-                accelerator.backward(found["loss"] / len(group))
+                share = len(indices) / of_step  # the last batch of an epoch may be short: each window counts alike
+                accelerator.backward(found["loss"] * share)
                 for name, value in found.items():
-                    terms[name] = terms.get(name, 0.0) + value.detach() / len(group)
+                    terms[name] = terms.get(name, 0.0) + value.detach() * share
                 windows += len(indices)
             accelerator.clip_grad_norm_(model.parameters(), learner.max_grad_norm)
             rate = float(learner.schedule.get_last_lr()[0])
@@ -57,12 +59,12 @@ def fit(
             optimiser.zero_grad()
 
             pending.append((step, epoch, rate, terms))
-            due = step % every == 0 or step == total
+            due = _passes(step, every) or step == total
+            note = None
             if due or len(pending) == LOG_STEPS:
-                loss = _flush(pending, log)
                 speed = windows / (time.perf_counter() - began)
-                advance(0, f"loss {loss:.3f}  lr {rate:.1e}  {speed:.0f} windows/s")
-            advance()
+                note = f"loss {_flush(pending, log):.3f}  lr {rate:.1e}  {speed:.0f} windows/s"
+            advance(note=note)
             if due:
                 evaluate(step, epoch)
                 model.train()
@@ -79,7 +81,12 @@ def total_steps(options: TrainingOptions, batches: int) -> int:
     """Optimiser steps of the whole run: `max_steps` where it is given, else the epochs."""
     if options.max_steps is not None:
         return options.max_steps
-    return round(options.epochs * steps_per_epoch(options, batches))
+    return max(1, round(options.epochs * steps_per_epoch(options, batches))) if options.epochs else 0
+
+
+def _passes(step: int, every: float) -> bool:
+    """Whether a multiple of `every` lies behind the last step and not behind this one; a step may pass several."""
+    return math.floor(step / every + 1e-9) > math.floor((step - 1) / every + 1e-9)
 
 
 def _steps(order: BucketOrder, accumulate: int, total: int) -> Iterator[tuple[float, list[Any]]]:

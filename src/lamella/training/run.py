@@ -19,7 +19,7 @@ from lamella.data.features import Features, featurise
 from lamella.encoder.loading import load_encoder
 from lamella.encoder.precision import choose_precision
 from lamella.encoder.tuning import trainable_line
-from lamella.errors import ConfigError
+from lamella.errors import DataError
 from lamella.inference.evaluate import Language, language_of
 from lamella.inference.model import ReaderModel, needs_pooler
 from lamella.inference.predict import predict_features, score_predictions, write_predictions
@@ -30,10 +30,11 @@ from lamella.training.loop import fit, total_steps
 def train(config: RunConfig, folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
     """Train what `config` describes into an open run folder; the best dev scores, or {} without dev data."""
     runs.write_json(folder / runs.CONFIG, config.model_dump(mode="json"))
-    if not config.data.train:
-        raise ConfigError("configuration", ["data.train: is required and was not given."])
     train_data = read_data(config.data.train, config, config.data.max_train_samples, say)
     dev_data = read_data(config.data.dev, config, config.data.max_eval_samples, say)
+    leaked = {one.context.text for one in train_data.examples} & {one.context.text for one in dev_data.examples}
+    if leaked:
+        say(f"{len(leaked)} contexts are in the train and in the dev data: the scores will be too good")
 
     precision = config.training.precision
     accelerator = Accelerator(mixed_precision="fp16" if precision == "fp16" else "no")  # fp16 needs its gradient scaler
@@ -52,11 +53,13 @@ def train(config: RunConfig, folder: Path, *, say: Callable[[str], None]) -> dic
         seed=options.order_seed,
     )
     dev_features = featurise(dev_data.examples, model.tokenizer, config.windows)
+    if not len(train_features):
+        raise DataError(f"{', '.join(config.data.train)}: no window is left to train on; see data.negative_windows.")
     if train_features.lost_answers:
         say(f"{train_features.lost_answers} answers lie on no token and are taught as no answer")
     steps = total_steps(options, len(BucketOrder(train_features.lengths, options.batch_size)))
     learner = make_learner(model, config.learner, steps)
-    keeper = _BestModel(model, dev_features, language_of(dev_data), options.eval_batch_size, folder, say)
+    keeper = _BestModel(model, dev_features, language_of(dev_data.examples), options.eval_batch_size, folder, say)
     say(
         f"training on {len(train_data.examples)} questions in {len(train_features)} windows: {steps} steps, "
         f"{model.precision} on {accelerator.device.type}"
@@ -73,7 +76,7 @@ def read_data(paths: Sequence[str], config: RunConfig, limit: int | None, say: C
     """The first examples of some files, checked; says what was mended or skipped."""
     if not paths:
         return Loaded((), (), mended=0, skipped=0)
-    loaded = load_examples(paths, on_bad_answer=config.data.on_bad_answer)
+    loaded = load_examples(paths, on_bad_answer=config.data.on_bad_answer, labelled=True)
     if loaded.mended or loaded.skipped:
         say(f"{', '.join(paths)}: {loaded.mended} problems mended, {loaded.skipped} questions skipped")
     return replace(loaded, examples=loaded.examples[:limit])
