@@ -151,13 +151,14 @@ def train(
 ) -> None:
     """Train a reader as a run file describes."""
     from lamella.config import load_config
+    from lamella.encoder.sources import start_from
     from lamella.errors import ConfigError, UsageError
     from lamella.runs import MODEL, new_run
 
     overrides = list(settings or [])
     if on_bad_answer:
         overrides.append(f"data.on_bad_answer={on_bad_answer}")
-    checked = load_config(config, overrides)
+    checked = start_from(load_config(config, overrides), out.parent)
     if not checked.data.train:
         raise ConfigError(str(config), ["data.train: is required and was not given."])
     if Path(checked.encoder.name).expanduser().resolve() in (out.resolve(), out.resolve() / MODEL):

@@ -42,7 +42,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Section(BaseModel):
     """A table of the run file."""
 
-    model_config = ConfigDict(**registry.STRICT, frozen=True)
+    model_config = ConfigDict(**registry.STRICT, frozen=True, serialize_by_alias=True)
 
 
 class DataOptions(Section):
@@ -79,6 +79,11 @@ class EncoderOptions(Section):
     name: str = Field(
         default=DEFAULT_ENCODER, min_length=1, description="a folder, a saved model, a packaged encoder or a hub id"
     )
+    from_run: str | None = Field(
+        default=None,
+        alias="from",
+        description='in place of name: a run beside this one, `"first"`, or what its save_at kept, `"first@0.3"`',
+    )
     tuning: PartSpec = Field(default={"name": "full"}, description="which weights of the encoder are trained")
     dropout: Share | None = Field(
         default=None, description="hidden and attention dropout; unset keeps the encoder's own"
@@ -97,6 +102,9 @@ class TrainingOptions(Section):
         default="auto", description="`auto` is bf16 where the hardware computes it, else fp32"
     )
     evaluate_every: float = Field(default=1.0, gt=0, description="epochs between two evaluations on the dev files")
+    save_at: list[Annotated[float, Field(ge=0)]] = Field(
+        default=[], description="epochs at which the model is kept as well, in `models/`; 0 is the untrained one"
+    )
     eval_batch_size: int = Field(default=32, ge=1, description="windows a batch when scoring")
 
 
@@ -188,6 +196,7 @@ def _part_problems(config: RunConfig) -> list[str]:
         ("tuning", "encoder.tuning", config.encoder.tuning),
         ("task", "learner.task", config.learner.task),
         *(("mixer", f"learner.mixer[{place}]", stage) for place, stage in enumerate(config.learner.mixer)),
+        *(("mixer", f"learner.beside[{place}]", stage) for place, stage in enumerate(config.learner.beside)),
         ("loss", "learner.loss", config.learner.loss),
         ("schedule", "learner.schedule", config.learner.schedule),
     ]

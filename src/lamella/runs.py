@@ -33,6 +33,7 @@ CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
 HISTORY = "history.jsonl"
 MODEL = "model"
+MODELS = "models"  # those of `save_at`, by epoch
 PREDICTIONS = "predictions.json"
 NBEST = "nbest_predictions.json"
 NULL_ODDS = "null_odds.json"
@@ -211,7 +212,7 @@ def _held(folder: Path) -> Iterator[None]:
 
 def _remove_earlier(folder: Path) -> None:
     """Remove what an earlier run left, except the record of the new one; any other file stays."""
-    ours = [folder / name for name in (*FILES, MODEL) if name != RUN]
+    ours = [folder / name for name in (*FILES, MODEL, MODELS) if name != RUN]
     for path in [*ours, *folder.glob(f".*{TEMPORARY}")]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

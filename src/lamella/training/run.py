@@ -65,7 +65,15 @@ def train(config: RunConfig, folder: Path, *, say: Callable[[str], None]) -> dic
         f"{model.precision} on {accelerator.device.type}"
     )
     began = time.perf_counter()
-    fit(learner, train_features, options, accelerator, log=_logger(folder), evaluate=keeper.evaluate)
+    fit(
+        learner,
+        train_features,
+        options,
+        accelerator,
+        log=_logger(folder),
+        evaluate=keeper.evaluate,
+        save=lambda epoch: model.save(folder / runs.MODELS / f"{epoch:g}"),
+    )
     say(f"trained in {time.perf_counter() - began:.0f} s")
     if keeper.best:
         say(f"best at epoch {keeper.best['epoch']:g}: {_headline(model, keeper.best)}")
