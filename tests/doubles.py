@@ -100,11 +100,11 @@ def tiny_config(family: str, **options: Any) -> Any:
     return transformers.AutoConfig.for_model(family, **{**sizes, **options})
 
 
-def tiny_encoder(family: str = "bert", *, seed: int = 0, **options: Any) -> LoadedEncoder:
+def tiny_encoder(family: str = "bert", *, seed: int = 0, pooler: bool = False, **options: Any) -> LoadedEncoder:
     """A random encoder of the family, in evaluation mode, that needs no file."""
     torch.manual_seed(seed)
     config = tiny_config(family, **options)
-    extra = {} if family in ("distilbert", "electra") else {"add_pooling_layer": False}
+    extra = {} if family in ("distilbert", "electra") else {"add_pooling_layer": pooler}
     model = transformers.AutoModel.from_config(config, **extra)
     return LoadedEncoder(Encoder(model.eval()), tiny_tokenizer(family), f"tiny-{family}", "0" * 64)
 

@@ -113,7 +113,7 @@ class LearnerOptions(Section):
 
     task: PartSpec = Field(default={"name": "span"}, description="what is asked of the reader")
     mixer: PartList = Field(default=[{"name": "last"}], description="stages from hidden layers to the task's input")
-    layers: Literal["encoder", "all", "pooled+all"] | list[int] = Field(
+    layers: Literal["encoder", "all", "pooled", "pooled+all"] | list[int] = Field(
         default="encoder",
         description="what the mixer may see: layers 1..L, 0..L (the embeddings too), all and the pooled output, a list",
     )
@@ -128,6 +128,11 @@ class LearnerOptions(Section):
     schedule: PartSpec = Field(default={"name": "linear"}, description="the learning rate over the steps")
     max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are clipped to this norm")
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="fixes the head's initial weights and the dropout")
+
+    @property
+    def reads_pooled(self) -> bool:
+        """Whether the head reads the encoder's pooled output, which is built for no other."""
+        return isinstance(self.layers, str) and self.layers.startswith("pooled")
 
 
 class DecodingOptions(Section):

@@ -105,7 +105,7 @@ class ReaderModel(nn.Module):
             found = f"a run that is {state}, without one" if state else "neither" if path.exists() else "nothing there"
             raise UsageError(f"{path}: expected a model folder, or a run folder with one. Found {found}.")
         saved = read_saved(folder)
-        model = cls(load_base(folder, saved, pooler=needs_pooler(saved.config)), saved.config)
+        model = cls(load_base(folder, saved, pooler=saved.config.learner.reads_pooled), saved.config)
         put_tensors(model, read_tensors(folder / MODEL_WEIGHTS), str(folder / MODEL_WEIGHTS))
         return model.eval()
 
@@ -118,11 +118,6 @@ class ReaderModel(nn.Module):
             "windows": self.windows.model_dump(),
             "decoding": self.decoding.model_dump(),
         }
-
-
-def needs_pooler(config: RunConfig) -> bool:
-    """Whether the head that a configuration describes reads the encoder's pooled output."""
-    return config.learner.layers == "pooled+all"
 
 
 def _is_empty(folder: Path) -> bool:

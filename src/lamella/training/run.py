@@ -21,7 +21,7 @@ from lamella.encoder.precision import choose_precision
 from lamella.encoder.tuning import trainable_line
 from lamella.errors import DataError
 from lamella.inference.evaluate import Language, language_of
-from lamella.inference.model import ReaderModel, needs_pooler
+from lamella.inference.model import ReaderModel
 from lamella.inference.predict import predict_features, score_predictions, write_predictions
 from lamella.training.learner import make_learner
 from lamella.training.loop import fit, total_steps
@@ -39,7 +39,7 @@ def train(config: RunConfig, folder: Path, *, say: Callable[[str], None]) -> dic
     precision = config.training.precision
     accelerator = Accelerator(mixed_precision="fp16" if precision == "fp16" else "no")  # fp16 needs its gradient scaler
     set_seed(config.learner.seed)
-    base = load_encoder(config.encoder.name, dropout=config.encoder.dropout, pooler=needs_pooler(config))
+    base = load_encoder(config.encoder.name, dropout=config.encoder.dropout, pooler=config.learner.reads_pooled)
     model = ReaderModel(base, config).to(accelerator.device)
     model.precision = choose_precision(precision, accelerator.device)
     say(trainable_line(model))
