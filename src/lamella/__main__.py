@@ -20,6 +20,11 @@ def main() -> None:
             raise
         sys.stderr.write(f"lamella: {error}\n")
         sys.exit(error.exit_code)
+    except OSError as error:  # a full disk, a folder taken away: nothing of ours is broken
+        if debug:
+            raise
+        sys.stderr.write(f"lamella: {error.filename or 'the output'}: {error.strerror or error}\n")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

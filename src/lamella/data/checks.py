@@ -21,6 +21,7 @@ from lamella.data.fixes import diagnose, leave_out, mend
 from lamella.data.problems import Problem, quote
 from lamella.data.readers import DataFile, read
 from lamella.errors import DataError
+from lamella.progress import progress
 
 UNKNOWN_RATE = 0.05  # of a script's tokens; above it, an encoder does not know the language
 
@@ -132,6 +133,13 @@ def check(
     max_seq_length: int = 384,
 ) -> Report:
     """Examine files one by one and against each other; a tokenizer adds the checks that need one."""
+    with progress("checking", None):
+        return _check(files, tokenizer, max_query_length, max_seq_length)
+
+
+def _check(
+    files: Sequence[DataFile], tokenizer: Tokenizer | None, max_query_length: int, max_seq_length: int
+) -> Report:
     problems: list[Problem] = []
     statistics = []
     for file in files:

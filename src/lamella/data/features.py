@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 from lamella.config import WindowOptions
 from lamella.data.examples import Context, Example
 from lamella.errors import EncoderError
+from lamella.progress import progress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -100,6 +101,17 @@ def featurise(
     An answerable question whose answer lies outside a window makes that window a negative: it is labelled "no answer",
     and `negative_windows` keeps all of them, drops them, or keeps one a question (chosen by `seed` and the id).
     """
+    with progress("cutting windows", None):
+        return _featurise(examples, tokenizer, windows, negative_windows, seed)
+
+
+def _featurise(
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerFast,
+    windows: WindowOptions,
+    negative_windows: str,
+    seed: int,
+) -> Features:
     plain = _without_truncation(tokenizer)
     template = pair_template(tokenizer)
     questions = _tokenise_questions(plain, [example.question for example in examples])

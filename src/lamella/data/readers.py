@@ -20,6 +20,7 @@ from lamella.data.documents import Document, Place, Source, describe, parse
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.problems import Problem, quote
 from lamella.errors import UnreadableError
+from lamella.progress import progress
 from lamella.registry import build, names, part, register
 
 Faults = list[tuple[str, str]]  # kind and reason of each fault of one question
@@ -40,10 +41,11 @@ class DataFile:
 def read(path: str | Path) -> DataFile:
     """Read a data file of any known format (or `demo:train`); only one that cannot be read at all raises."""
     source = Source(str(path))
-    document = parse(source)
-    format = _recognise(document, source.path)
-    reader: Reader = build("reader", format)
-    reader.read(document, source)
+    with progress(f"reading {source.path}", None):
+        document = parse(source)
+        format = _recognise(document, source.path)
+        reader: Reader = build("reader", format)
+        reader.read(document, source)
     source.say_once_what_is_true_of_all("missing_id", "no question has an id; each got one of its own")
     source.say_once_what_is_true_of_all(
         "unlabelled", "no question has answers or is_impossible: fine to predict on, not to train or to score"

@@ -18,7 +18,11 @@ SUFFIXES = {".json": "squad", ".jsonl": "flat"}
 
 def write(examples: Iterable[Example], path: str | Path, format: str | None = None) -> None:
     """Write examples in a format; without one, `.json` means squad and `.jsonl` flat, `.gz` after it packs either."""
-    part("writer", format or _format_of(Path(path))).make(examples, path)
+    chosen = format or format_of(Path(path))
+    if chosen is None:
+        known = ", ".join(f"{suffix}[.gz] ({name})" for suffix, name in SUFFIXES.items())
+        raise UsageError(f"{path}: the name does not say which format to write; end it in one of {known}.")
+    part("writer", chosen).make(examples, path)
 
 
 @register("writer", "squad")
@@ -45,12 +49,10 @@ def write_flat(examples: Iterable[Example], path: str | Path) -> None:
     _write(path, [_row(example, example.context) for example in examples])
 
 
-def _format_of(path: Path) -> str:
+def format_of(path: Path) -> str | None:
+    """The format that a file's name asks for, if it does."""
     suffix = path.with_suffix("").suffix if path.suffix.lower() == ".gz" else path.suffix
-    if suffix.lower() not in SUFFIXES:
-        known = ", ".join(f"{suffix}[.gz] ({name})" for suffix, name in SUFFIXES.items())
-        raise UsageError(f"{path}: the name does not say which format to write; end it in one of {known}.")
-    return SUFFIXES[suffix.lower()]
+    return SUFFIXES.get(suffix.lower())
 
 
 def _row(example: Example, context: Context) -> dict[str, Any]:

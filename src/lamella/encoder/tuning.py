@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -16,6 +16,7 @@ from lamella.registry import register
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Projection = Literal["query", "key", "value", "attention_output", "ffn_input", "ffn_output"]
+Projections = Annotated[Sequence[Projection], Field(min_length=1)]
 
 
 @register("tuning", "full")
@@ -85,10 +86,14 @@ def lora(
     rank: Positive = 8,
     alpha: Positive = 16,
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
-    targets: Sequence[Projection] = ("query", "value"),
+    targets: Projections = ("query", "value"),
 ) -> None:
-    """LoRA (through peft): W + alpha/rank · B · A on the chosen projections; starts exactly unchanged."""
+    """LoRA (through peft): W + alpha/rank · B · A on the chosen projections; starts exactly unchanged.
+
+    What an earlier run's LoRA or IA³ learnt is first merged into the weights it stands on.
+    """
     peft = _peft("tuning 'lora'")
+    _merge(encoder)
     _inject(
         encoder,
         peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=_paths(encoder, targets)),
@@ -96,9 +101,13 @@ def lora(
 
 
 @register("tuning", "ia3")
-def ia3(encoder: Encoder, *, targets: Sequence[Projection] = ("key", "value", "ffn_output")) -> None:
-    """IA³ (through peft): a learned factor for each output of the chosen projections (each input of ffn_output)."""
+def ia3(encoder: Encoder, *, targets: Projections = ("key", "value", "ffn_output")) -> None:
+    """IA³ (through peft): a learned factor for each output of the chosen projections (each input of ffn_output).
+
+    What an earlier run's LoRA or IA³ learnt is first merged into the weights it stands on.
+    """
     peft = _peft("tuning 'ia3'")
+    _merge(encoder)
     feedforward = _paths(encoder, [target for target in targets if target == "ffn_output"])
     _inject(encoder, peft.IA3Config(target_modules=_paths(encoder, targets), feedforward_modules=feedforward))
 
@@ -143,7 +152,33 @@ def _paths(encoder: Encoder, targets: Sequence[Projection]) -> list[str]:
     wanted = {
         id(layer.get_submodule(encoder.family.projections[one])) for layer in encoder.layer_modules for one in targets
     }
-    return [name for name, module in encoder.model.named_modules() if id(module) in wanted]
+    found = {name: module for name, module in encoder.model.named_modules() if id(module) in wanted}
+    _refuse_adapted(found)
+    return list(found)
+
+
+def _merge(encoder: Encoder) -> None:
+    """Make plain layers again of those that peft wrapped: it would start a second injection with the first one lost."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    wrapped = {name: module for name, module in encoder.model.named_modules() if isinstance(module, BaseTunerLayer)}
+    _refuse_adapted(wrapped)
+    for name, module in wrapped.items():
+        module.merge()
+        encoder.model.set_submodule(name, module.get_base_layer())
+    if hasattr(encoder.model, "peft_config"):
+        del encoder.model.peft_config
+
+
+def _refuse_adapted(projections: Mapping[str, Any]) -> None:
+    """An adapter behind a linear layer (ALBERT, DistilBERT) would end up inside what peft wraps, or be lost with it."""
+    adapted = [
+        name for name, module in projections.items() if any(isinstance(one, Adapter) for one in module.children())
+    ]
+    if adapted:
+        raise ConfigError(
+            "encoder.tuning", [f"{adapted[0]} carries an earlier run's adapter: LoRA and IA³ cannot be put on it too."]
+        )
 
 
 def _inject(encoder: Encoder, config: Any) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from lamella.encoder.encoder import HiddenStates
+from lamella.errors import ConfigError
 from lamella.heads.head import LayerWeights, Stage, StageShape
 from lamella.registry import register
 
@@ -60,7 +61,7 @@ class EncoderBlock(Stage):
 
     x = LN(a + FFN(a)), a = LN(q + Attention(q, h_1..L, h_1..L)); one block for all outputs, as large as one of BERT's.
     Number of heads, dropout, the source of the residual and the sharing are unknown from the paper: ours are a head for
-    every 64 dimensions, `dropout`, the query, and one block for start and end.
+    every 64 dimensions (or the next number that divides the width), `dropout`, the query, and one block for all.
     """
 
     reads_q = True
@@ -74,9 +75,9 @@ class EncoderBlock(Stage):
     ) -> None:
         super().__init__()
         width = shape.width
-        self.heads = heads or max(1, width // 64)
+        self.heads = heads or next(count for count in range(max(1, width // 64), 0, -1) if width % count == 0)
         if width % self.heads:
-            raise ValueError(f"encoder_block: {self.heads} heads do not divide the encoder's width {width}")
+            raise ConfigError("learner.mixer", [f"encoder_block.heads: expected a divisor of {width}. Got {heads}."])
         self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
         self.attention_norm = nn.LayerNorm(width)
         self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)

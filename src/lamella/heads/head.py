@@ -19,7 +19,7 @@ from lamella import registry
 from lamella.encoder.encoder import POOLED, HiddenStates
 from lamella.errors import ConfigError
 
-LayerChoice = Literal["encoder", "all", "pooled+all"] | list[int]
+LayerChoice = Literal["encoder", "all", "pooled", "pooled+all"] | list[int]
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,14 @@ class Head(nn.Module):
         outputs: int = registry.part("task", registry.split(task)[0]).make.outputs  # type: ignore[attr-defined]
         chosen = choose_layers(layers, depth)
         if POOLED in chosen and not self.at_cls:
-            raise ConfigError("learner.layers", ['"pooled+all" is for a task that reads [CLS] alone.'])
-        self.stages, main_layers, width = _stack(mixer, chosen, hidden_size, outputs, 1 if self.at_cls else longest)
+            raise ConfigError("learner.layers", ["the pooled output is for a task that reads [CLS] alone."])
+        names = [registry.split(spec)[0] for spec in (*mixer, *beside)]
+        reader = next((name for name in names if cast(Any, registry.part("mixer", name).make).reads_q), None)
+        if reader is not None and (len(names) > 1 or skip):
+            alone = "expected no other stage, no skip and nothing beside it"
+            raise ConfigError("learner.mixer", [f"{reader} compares the layers with the task's own vectors: {alone}."])
+        longest = 1 if self.at_cls else longest
+        self.stages, main_layers, width = _stack(mixer, chosen, hidden_size, outputs, longest)
         self.beside, beside_layers, beside_width = _stack(beside, chosen, hidden_size, outputs, longest)
         self.skip = skip
         wanted = {*main_layers, *beside_layers, *([depth] if skip else [])}
@@ -99,8 +105,6 @@ class Head(nn.Module):
         self.depth = depth
         self.main_layers, self.beside_layers = main_layers, beside_layers
         self.task = registry.build("task", task, width + beside_width + (hidden_size if skip else 0))
-        if any(stage.reads_q for stage in self._all_stages()) and self.task.q.shape[1] != hidden_size:
-            raise ConfigError("learner.mixer", ["a stage that compares layers with the task's vectors stands alone."])
 
     def forward(self, hidden: HiddenStates) -> Tensor:
         """The task's logits, one row for each of its outputs."""
@@ -130,16 +134,15 @@ class Head(nn.Module):
         stage = self.stages[0]
         if not isinstance(stage, LayerWeights):
             return None
+        if self.at_cls:
+            hidden = hidden.at_cls()
         by_number = dict(zip(self.layers, hidden.layers, strict=True))
         chosen = HiddenStates(tuple(by_number[layer] for layer in self.main_layers), hidden.mask, hidden.is_context)
-        return stage.layer_weights(chosen.at_cls() if self.at_cls else chosen, self.task.q)
+        return stage.layer_weights(chosen, self.task.q)
 
     def _is_linear(self) -> bool:
         alone = len(self.stages) == 1 and not len(self.beside) and not self.skip
         return alone and isinstance(self.stages[0], LayerWeights)
-
-    def _all_stages(self) -> list[Stage]:
-        return [cast(Stage, stage) for stage in (*self.stages, *self.beside)]
 
 
 def choose_layers(choice: LayerChoice, depth: int) -> tuple[int, ...]:
@@ -148,6 +151,8 @@ def choose_layers(choice: LayerChoice, depth: int) -> tuple[int, ...]:
         return tuple(range(1, depth + 1))
     if choice == "all":
         return tuple(range(depth + 1))
+    if choice == "pooled":
+        return (POOLED,)
     if choice == "pooled+all":
         return (POOLED, *range(depth + 1))
     unknown = [layer for layer in choice if not 0 <= layer <= depth]

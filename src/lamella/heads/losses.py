@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from lamella.data.batches import Batch
+from lamella.errors import ConfigError
 from lamella.heads.tasks import Choice
 from lamella.registry import register
 
@@ -37,6 +38,9 @@ class CrossEntropy:
         weigh_by: Literal["example", "group"] = "example",
         label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0,
     ) -> None:
+        if not (start or end) or not (answerable or unanswerable):
+            names = "answerable and unanswerable" if start or end else "start and end"
+            raise ConfigError("learner.loss", [f"{names}: expected one of the weights above 0. Got 0 for both."])
         self.choice_weights = {"start": start, "end": end}
         self.answerable, self.unanswerable = answerable, unanswerable
         self.weigh_by, self.label_smoothing = weigh_by, label_smoothing
@@ -63,4 +67,5 @@ class CrossEntropy:
             return (weights * errors).sum() / weights.sum().clamp_min(torch.finfo(torch.float32).tiny)
         groups = [(self.answerable, has_answer), (self.unanswerable, ~has_answer)]
         found = [(weight, errors[of].mean()) for weight, of in groups if of.any()]
-        return torch.stack([weight * mean for weight, mean in found]).sum() / sum(weight for weight, _ in found)
+        total = sum(weight for weight, _ in found)  # 0 where the only group that is there counts for nothing
+        return torch.stack([weight * mean for weight, mean in found]).sum() / (total or 1)

@@ -46,17 +46,23 @@ class Average(LayerWeights):
 
 
 @register("mixer", "first_last")
-class FirstLast(Average):
+class FirstLast(LayerWeights):
     """The mean of the first and the last of the chosen layers: x = (h_1 + h_L) / 2."""
+
+    def __init__(self, shape: StageShape) -> None:
+        super().__init__()
+        self.channels = shape.channels
+        self.out_shape = replace(shape, channels=1)
 
     @staticmethod
     def reads(layers: tuple[int, ...]) -> tuple[int, ...]:
         return (layers[0], layers[-1]) if len(layers) > 1 else layers
 
-    def __init__(self, shape: StageShape) -> None:
-        super().__init__(shape)
-        if shape.channels > 2:  # behind another stage, which gave it more
-            raise ValueError("first_last is a first stage")
+    def weigh(self, project: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
+        weights = torch.zeros(1, self.channels, 1, 1, device=q.device)
+        weights[:, 0] += 0.5
+        weights[:, -1] += 0.5  # of a single layer, the other half
+        return weights
 
 
 @register("mixer", "scalar_mix")

@@ -9,68 +9,65 @@ from typing import TYPE_CHECKING, Any, Literal
 from lamella import runs
 from lamella.data.checks import load_examples
 from lamella.data.examples import Example
-from lamella.errors import UnreadableError
+from lamella.errors import DataError, UnreadableError
 from lamella.inference.metrics import score
 
 if TYPE_CHECKING:
     from lamella.inference.model import ReaderModel
 
 Language = Literal["en", "ko"]
-OnBadAnswer = Literal["refuse", "fix", "skip"]
 
 
 def evaluate_file(
     data: str,
     predictions: Path,
+    *,
     null_odds: Path | None = None,
     na_prob: Path | None = None,
+    threshold: float | None = None,
     missing: Literal["error", "empty"] = "error",
     language: Language | None = None,
 ) -> dict[str, Any]:
-    """Score a file in the official format. The gold texts are taken as they stand, wherever their offsets point."""
-    loaded = load_examples([data], on_bad_answer="ignore", labelled=True)
+    """Score a file in the official format."""
+    examples = read_questions(data, labelled=True)
     return score(
-        loaded.examples,
+        examples,
         _read_scores(predictions),
         null_odds=_read_scores(null_odds) if null_odds else None,
         na_prob=_read_scores(na_prob) if na_prob else None,
+        threshold=threshold,
         missing=missing,
-        language=language or language_of(loaded.examples),
+        language=language or language_of(examples),
     )
 
 
 def evaluate_model(
-    data: str,
-    model: Path,
+    model: ReaderModel,
+    examples: Sequence[Example],
     folder: Path,
+    *,
     batch_size: int = 32,
-    precision: str = "fp32",
-    on_bad_answer: OnBadAnswer = "refuse",
     language: Language | None = None,
 ) -> dict[str, Any]:
     """Predict, score, and write both into an open run folder."""
     from lamella.inference.predict import predict, score_predictions, write_predictions
 
-    loaded = load_examples([data], on_bad_answer=on_bad_answer, labelled=True)
-    reader = load_model(model, precision)
-    predictions = predict(reader, loaded.examples, batch_size=batch_size)
-    results = score_predictions(reader, loaded.examples, predictions, language=language or language_of(loaded.examples))
-    write_predictions(folder, reader, predictions)
+    predictions = predict(model, examples, batch_size=batch_size)
+    results = score_predictions(model, examples, predictions, language=language or language_of(examples))
+    write_predictions(folder, model, predictions)
     runs.write_json(folder / runs.RESULTS, results)
     return results
 
 
-def predict_file(
-    data: str, model: Path, folder: Path, batch_size: int, precision: str, on_bad_answer: OnBadAnswer
-) -> int:
-    """Predict and write the predictions into an open run folder; how many questions there were."""
-    from lamella.inference.predict import predict, write_predictions
+def read_questions(data: str, *, labelled: bool = False) -> Sequence[Example]:
+    """The questions of a file, to be answered or, if `labelled`, scored.
 
-    examples = load_examples([data], on_bad_answer=on_bad_answer).examples
-    reader = load_model(model, precision)
-    predictions = predict(reader, examples, batch_size=batch_size)
-    write_predictions(folder, reader, predictions)
-    return len(predictions)
+    The metric compares texts, so it is all the same where an answer is said to lie.
+    """
+    loaded = load_examples([data], on_bad_answer="ignore", labelled=labelled)
+    if loaded.skipped:
+        raise DataError(f"{data}: {loaded.skipped} questions cannot be read; see them with: lamella check {data}")
+    return loaded.examples
 
 
 def load_model(path: Path, precision: str) -> ReaderModel:

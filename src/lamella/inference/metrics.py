@@ -313,6 +313,6 @@ def _finite(value: object) -> bool:
         return False
 
 
-def _listed(ids: Sequence[str], limit: int = 10) -> str:
+def _listed(ids: Sequence[str], limit: int = 100) -> str:
     more = f" and {len(ids) - limit} more" if len(ids) > limit else ""
     return ", ".join(ids[:limit]) + more

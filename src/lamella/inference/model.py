@@ -45,6 +45,7 @@ class ReaderModel(nn.Module):
     def __init__(self, base: LoadedEncoder, config: RunConfig) -> None:
         super().__init__()
         self.base_name, self.base_sha256 = base.name, base.sha256
+        self.folders = base.folders  # what it was loaded from
         self.tokenizer: PreTrainedTokenizerFast = base.tokenizer
         self.tuning: dict[str, Any] = config.encoder.tuning
         self.head_spec = {name: getattr(config.learner, name) for name in HEAD_OPTIONS}
@@ -107,6 +108,7 @@ class ReaderModel(nn.Module):
         saved = read_saved(folder)
         model = cls(load_base(folder, saved, pooler=saved.config.learner.reads_pooled), saved.config)
         put_tensors(model, read_tensors(folder / MODEL_WEIGHTS), str(folder / MODEL_WEIGHTS))
+        model.folders = (folder, *model.folders)
         return model.eval()
 
     def _config(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from lamella import runs
 from lamella.data.batches import Indices, collate, longest_first
 from lamella.data.examples import Example
 from lamella.data.features import Features, featurise
+from lamella.errors import DataError
 from lamella.inference.decode import Prediction, WindowSpans, best_spans, merge_answerability, merge_windows
 from lamella.inference.metrics import score
 from lamella.inference.model import ReaderModel
@@ -21,6 +23,9 @@ from lamella.progress import progress
 
 def predict(model: ReaderModel, examples: Sequence[Example], *, batch_size: int = 32) -> dict[str, Prediction]:
     """Answer every example. Memory holds the n-best spans of a window, never its logits."""
+    twice = [id for id, times in Counter(one.id for one in examples).items() if times > 1]
+    if twice:
+        raise DataError(f"question {twice[0]}: its id is given to several questions, so that answers would be lost.")
     return predict_features(model, featurise(examples, model.tokenizer, model.windows), batch_size=batch_size)
 
 
@@ -56,9 +61,8 @@ def score_predictions(
     """
     answers = {id: one.best_span.text for id, one in predictions.items()}
     odds = {id: one.null_odds for id, one in predictions.items()}
-    na_prob = {id: one.na_prob for id, one in predictions.items()}
     threshold = model.decoding.null_score_diff_threshold
-    results = score(examples, answers, null_odds=odds, na_prob=na_prob, threshold=threshold, **options)
+    results = score(examples, answers, null_odds=odds, threshold=threshold, **options)
     if model.gives_text:
         return results
     return {key: value for key, value in results.items() if key == "total" or key.startswith("answerability")}

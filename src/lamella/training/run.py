@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,26 @@ from lamella.encoder.loading import load_encoder
 from lamella.encoder.precision import choose_precision
 from lamella.encoder.tuning import trainable_line
 from lamella.errors import DataError
-from lamella.inference.evaluate import Language, language_of
+from lamella.inference.evaluate import language_of
 from lamella.inference.model import ReaderModel
 from lamella.inference.predict import predict_features, score_predictions, write_predictions
 from lamella.training.learner import make_learner
 from lamella.training.loop import fit, total_steps
 
 
-def train(config: RunConfig, folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
-    """Train what `config` describes into an open run folder; the best dev scores, or {} without dev data."""
-    runs.write_json(folder / runs.CONFIG, config.model_dump(mode="json"))
+@dataclass(frozen=True)
+class Prepared:
+    """Everything a run needs, read and checked before a folder is touched."""
+
+    config: RunConfig
+    accelerator: Accelerator
+    model: ReaderModel
+    train: Features
+    dev: Features
+
+
+def prepare(config: RunConfig, *, say: Callable[[str], None]) -> Prepared:
+    """Read the data, load the encoder, build the model, cut the windows."""
     train_data = read_data(config.data.train, config, config.data.max_train_samples, say)
     dev_data = read_data(config.data.dev, config, config.data.max_eval_samples, say)
     leaked = {one.context.text for one in train_data.examples} & {one.context.text for one in dev_data.examples}
@@ -44,32 +54,37 @@ def train(config: RunConfig, folder: Path, *, say: Callable[[str], None]) -> dic
     model.precision = choose_precision(precision, accelerator.device)
     say(trainable_line(model))
 
-    options = config.training
-    train_features = featurise(
+    train = featurise(
         train_data.examples,
         model.tokenizer,
         config.windows,
         negative_windows=config.data.negative_windows,
-        seed=options.order_seed,
+        seed=config.training.order_seed,
     )
-    dev_features = featurise(dev_data.examples, model.tokenizer, config.windows)
-    if not len(train_features):
+    if not len(train):
         raise DataError(f"{', '.join(config.data.train)}: no window is left to train on; see data.negative_windows.")
-    if train_features.lost_answers:
-        say(f"{train_features.lost_answers} answers lie on no token and are taught as no answer")
-    steps = total_steps(options, len(BucketOrder(train_features.lengths, options.batch_size)))
-    learner = make_learner(model, config.learner, steps)
-    keeper = _BestModel(model, dev_features, language_of(dev_data.examples), options.eval_batch_size, folder, say)
+    if train.lost_answers:
+        say(f"{train.lost_answers} answers lie on no token and are taught as no answer")
+    return Prepared(config, accelerator, model, train, featurise(dev_data.examples, model.tokenizer, config.windows))
+
+
+def train(run: Prepared, folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
+    """Train into an open run folder; the best dev scores, or {} without dev data."""
+    options, model = run.config.training, run.model
+    runs.write_json(folder / runs.CONFIG, run.config.model_dump(mode="json"))
+    steps = total_steps(options, len(BucketOrder(run.train.lengths, options.batch_size)))
+    learner = make_learner(model, run.config.learner, steps)
+    keeper = _BestModel(model, run.dev, options.eval_batch_size, folder, say)
     say(
-        f"training on {len(train_data.examples)} questions in {len(train_features)} windows: {steps} steps, "
-        f"{model.precision} on {accelerator.device.type}"
+        f"training on {len(run.train.examples)} questions in {len(run.train)} windows: {steps} steps, "
+        f"{model.precision} on {run.accelerator.device.type}"
     )
     began = time.perf_counter()
     fit(
         learner,
-        train_features,
+        run.train,
         options,
-        accelerator,
+        run.accelerator,
         log=_logger(folder),
         evaluate=keeper.evaluate,
         save=lambda epoch: model.save(folder / runs.MODELS / f"{epoch:g}"),
@@ -94,16 +109,10 @@ class _BestModel:
     """Scores the model on the dev windows and keeps the best one (the last, where there is nothing to score)."""
 
     def __init__(
-        self,
-        model: ReaderModel,
-        dev: Features,
-        language: Language,
-        batch_size: int,
-        folder: Path,
-        say: Callable[[str], None],
+        self, model: ReaderModel, dev: Features, batch_size: int, folder: Path, say: Callable[[str], None]
     ) -> None:
-        self.model, self.dev, self.language, self.batch_size = model, dev, language, batch_size
-        self.folder, self.say = folder, say
+        self.model, self.dev, self.batch_size, self.folder, self.say = model, dev, batch_size, folder, say
+        self.language = language_of(dev.examples)
         self.best: dict[str, Any] = {}
 
     def evaluate(self, step: int, epoch: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from lamella.errors import UnknownNameError
@@ -12,7 +13,7 @@ SPLITS = ("train", "dev")
 def data_path(name: str) -> Path:
     """The file that a name means: `demo:train` and `demo:dev` are bundled, anything else is a path."""
     if not name.startswith("demo:"):
-        return Path(name).expanduser()
+        return Path(os.path.expanduser(name))  # unlike pathlib's, it leaves an unknown ~user as it is
     split = name.removeprefix("demo:")
     if split not in SPLITS:
         raise UnknownNameError("bundled data", name, [f"demo:{one}" for one in SPLITS])

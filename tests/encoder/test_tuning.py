@@ -1,0 +1,345 @@
+"""The ways of tuning: exactly which parameters each trains in every family, and what each refuses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from doubles import DEPTH, FAMILIES, HIDDEN, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
+from lamella import registry
+from lamella.encoder.encoder import Encoder
+from lamella.encoder.loading import load_encoder
+from lamella.errors import ConfigError, LamellaError, MissingExtraError
+from lamella.inference.model import ReaderModel
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LAYERED = [family for family in FAMILIES if family != "albert"]
+
+# The LayerNorms of a layer by name, not by class: the table is the independent word on what they are.
+NORMS = {
+    "albert": ("attention.LayerNorm", "full_layer_layer_norm"),
+    "distilbert": ("sa_layer_norm", "output_layer_norm"),
+    "mpnet": ("attention.LayerNorm", "output.LayerNorm"),
+}
+BERT_NORMS = ("attention.output.LayerNorm", "output.LayerNorm")
+PREFIX = {"albert": "model.encoder.albert_layer_groups.0.albert_layers.", "distilbert": "model.transformer.layer."}
+SITES = {
+    "albert": ("attention.output_dropout", "ffn_output"),
+    "distilbert": ("attention.out_lin", "ffn.dropout"),
+    "mpnet": ("attention.dropout", "output.dropout"),
+}
+BERT_SITES = ("attention.output.dropout", "output.dropout")
+PROJECTIONS = {
+    "albert": ("attention.query", "attention.key", "attention.value", "attention.dense", "ffn", "ffn_output"),
+    "distilbert": ("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "ffn.lin1",
+                   "ffn.lin2"),
+    "mpnet": ("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o", "intermediate.dense",
+              "output.dense"),
+}  # fmt: skip
+BERT_PROJECTIONS = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+                    "intermediate.dense", "output.dense")  # fmt: skip
+ALL_TARGETS = ("query", "key", "value", "attention_output", "ffn_input", "ffn_output")
+
+
+def layers_of(family: str) -> int:
+    """Layers with weights of their own."""
+    return 1 if family == "albert" else DEPTH
+
+
+def layer_name(family: str, number: int) -> str:
+    return f"{PREFIX.get(family, 'model.encoder.layer.')}{number}."
+
+
+def names(encoder: Encoder) -> set[str]:
+    return {name for name, _ in encoder.named_parameters()}
+
+
+def trained(encoder: Encoder) -> set[str]:
+    return {name for name, value in encoder.named_parameters() if value.requires_grad}
+
+
+def norms(family: str) -> set[str]:
+    """The parameters of all LayerNorms, that of the embeddings among them."""
+    modules = ["model.embeddings.LayerNorm"]
+    for number in range(layers_of(family)):
+        modules += [layer_name(family, number) + norm for norm in NORMS.get(family, BERT_NORMS)]
+    return {f"{module}.{part}" for module in modules for part in ("weight", "bias")}
+
+
+def adapters(family: str, layers: Iterable[int], name: str = "adapter") -> set[str]:
+    return {
+        f"{layer_name(family, number)}{site}.{name}.{part}"
+        for number in layers
+        for site in SITES.get(family, BERT_SITES)
+        for part in ("down.weight", "down.bias", "up.weight", "up.bias")
+    }
+
+
+def tune(family: str, tuning: str, **options: Any) -> tuple[Encoder, set[str]]:
+    """A tuned tiny encoder, and the names of the parameters that it had before."""
+    encoder = tiny_encoder(family).encoder
+    before = names(encoder)
+    registry.build("tuning", {"name": tuning, **options}, encoder)
+    return encoder, before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layer_norm_trains_every_layer_norm_and_nothing_else(family: str) -> None:
+    encoder, before = tune(family, "layer_norm")
+    assert trained(encoder) == norms(family)
+    assert norms(family) <= before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bitfit_trains_every_bias_and_nothing_else(family: str) -> None:
+    encoder, before = tune(family, "bitfit")
+    assert trained(encoder) == {name for name in before if name.endswith(".bias")}
+    values = dict(encoder.named_parameters())
+    with_bias = {
+        f"{name}.bias"
+        for name, module in encoder.named_modules()
+        if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None
+    }
+    assert trained(encoder) == with_bias
+    assert all(values[name].ndim == 1 for name in with_bias)
+
+
+@pytest.mark.parametrize("k", range(DEPTH + 1))
+@pytest.mark.parametrize("family", LAYERED)
+def test_top_k_trains_the_top_layers_and_every_layer_norm(family: str, k: int) -> None:
+    encoder, before = tune(family, "top_k", k=k)
+    top = tuple(layer_name(family, number) for number in range(DEPTH - k, DEPTH))
+    expected = {name for name in before if name.startswith(top)} | norms(family) if k < DEPTH else before
+    assert trained(encoder) == expected
+    embeddings = {name for name in before if name.startswith("model.embeddings.") and "LayerNorm" not in name}
+    assert embeddings
+    assert (embeddings <= trained(encoder)) is (k == DEPTH)
+    assert k == DEPTH or not embeddings & trained(encoder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapter_trains_its_adapters_and_every_layer_norm(family: str) -> None:
+    encoder, before = tune(family, "adapter", size=5)
+    assert trained(encoder) == adapters(family, range(layers_of(family))) | norms(family)
+    assert trained(encoder) - before == adapters(family, range(layers_of(family)))
+    shapes = {name.partition(".adapter.")[2]: tuple(value.shape) for name, value in encoder.named_parameters()}
+    assert shapes["down.weight"] == (5, HIDDEN)
+    assert shapes["up.weight"] == (HIDDEN, 5)
+
+
+@pytest.mark.parametrize(
+    ("leave_out", "left"), [([1], [1, 2]), ([DEPTH], [0, 1]), ([1, 2], [2]), ([], [0, 1, 2]), ([2, 2], [0, 2])]
+)
+@pytest.mark.parametrize("family", LAYERED)
+def test_adapters_can_be_left_out_of_layers(family: str, leave_out: list[int], left: list[int]) -> None:
+    encoder, before = tune(family, "adapter", leave_out=leave_out)
+    assert names(encoder) - before == adapters(family, left)
+    assert trained(encoder) == adapters(family, left) | norms(family)
+
+
+@pytest.mark.parametrize("k", [1, DEPTH])
+@pytest.mark.parametrize("family", LAYERED)
+def test_adapters_go_with_trained_top_layers(family: str, k: int) -> None:
+    encoder, _ = tune(family, "adapter", k=k)
+    plain, _ = tune(family, "top_k", k=k)
+    assert trained(encoder) == trained(plain) | adapters(family, range(DEPTH))
+
+
+@pytest.mark.parametrize("targets", [None, ["key"], list(ALL_TARGETS)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lora_trains_two_matrices_for_every_target(family: str, targets: list[str] | None) -> None:
+    encoder, before = tune(family, "lora", rank=3, **({"targets": targets} if targets else {}))
+    paths = dict(zip(ALL_TARGETS, PROJECTIONS.get(family, BERT_PROJECTIONS), strict=True))
+    expected = {
+        f"{layer_name(family, number)}{paths[target]}.lora_{matrix}.default.weight"
+        for number in range(layers_of(family))
+        for target in targets or ("query", "value")
+        for matrix in "AB"
+    }
+    assert trained(encoder) == expected
+    assert {name.replace(".base_layer.", ".") for name in names(encoder) - expected} == before
+    for name, value in encoder.named_parameters():
+        if ".lora_A." in name:
+            assert value.shape[0] == 3
+
+
+@pytest.mark.parametrize("targets", [None, ["query"], list(ALL_TARGETS)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ia3_trains_one_vector_for_every_target(family: str, targets: list[str] | None) -> None:
+    encoder, before = tune(family, "ia3", **({"targets": targets} if targets else {}))
+    paths = dict(zip(ALL_TARGETS, PROJECTIONS.get(family, BERT_PROJECTIONS), strict=True))
+    inner = 48
+    expected = {
+        f"{layer_name(family, number)}{paths[target]}.ia3_l.default": target
+        for number in range(layers_of(family))
+        for target in targets or ("key", "value", "ffn_output")
+    }
+    assert trained(encoder) == expected.keys()
+    assert {name.replace(".base_layer.", ".") for name in names(encoder) - expected.keys()} == before
+    values = dict(encoder.named_parameters())
+    sizes = {"ffn_input": (inner, 1), "ffn_output": (1, inner)}  # the latter scales what goes in
+    assert all(values[name].shape == sizes.get(target, (HIDDEN, 1)) for name, target in expected.items())
+    assert all((values[name] == 1).all() for name in expected)
+
+
+def test_lora_is_exact_with_more_layers_than_peft_lists_one_by_one() -> None:
+    encoder = tiny_encoder("bert", num_hidden_layers=24).encoder
+    registry.build("tuning", {"name": "lora", "targets": ["ffn_output"]}, encoder)
+    expected = {
+        f"model.encoder.layer.{number}.output.dense.lora_{matrix}.default.weight"
+        for number in range(24)
+        for matrix in "AB"
+    }
+    assert trained(encoder) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_full_and_frozen(family: str) -> None:
+    encoder, before = tune(family, "full")
+    assert trained(encoder) == before
+    encoder, before = tune(family, "frozen")
+    assert trained(encoder) == set()
+    assert names(encoder) == before
+
+
+def test_a_pooler_is_trained_only_when_everything_is() -> None:
+    import transformers
+
+    from doubles import tiny_config
+
+    for k, expected in ((0, False), (DEPTH - 1, False), (DEPTH, True)):
+        encoder = Encoder(transformers.BertModel(tiny_config("bert")))
+        registry.build("tuning", {"name": "top_k", "k": k}, encoder)
+        assert ("model.pooler.dense.weight" in trained(encoder)) is expected
+
+
+def refusal(family: str, tuning: str, **options: Any) -> str:
+    """The one line that says why."""
+    encoder = tiny_encoder(family).encoder
+    before = names(encoder)
+    with pytest.raises(ConfigError) as caught:
+        registry.build("tuning", {"name": tuning, **options}, encoder)
+    assert names(encoder) == before  # nothing was half inserted
+    (line,) = caught.value.problems
+    assert "\n" not in line
+    return str(caught.value)
+
+
+def test_more_layers_than_there_are() -> None:
+    for tuning in ("top_k", "adapter"):
+        said = refusal("bert", tuning, k=DEPTH + 1)
+        assert said.endswith(f"encoder.tuning.k: 1 problem\n  expected at most {DEPTH}, the encoder's layers. Got 4.")
+
+
+@pytest.mark.parametrize("leave_out", [[0], [4], [1, 9]])
+def test_layers_to_leave_out_that_are_not_there(leave_out: list[int]) -> None:
+    unknown = [layer for layer in leave_out if not 1 <= layer <= DEPTH]
+    assert refusal("bert", "adapter", leave_out=leave_out).endswith(
+        f"expected layers from 1 to {DEPTH}. Got {unknown}."
+    )
+
+
+def test_what_albert_cannot_have() -> None:
+    for tuning, options in [("top_k", {}), ("top_k", {"k": 0}), ("adapter", {"k": 1}), ("adapter", {"leave_out": [1]})]:
+        assert "this encoder uses one layer's weights at every depth" in refusal("albert", tuning, **options)
+
+
+@pytest.mark.parametrize(
+    ("tuning", "options"),
+    [
+        ("top_k", {"k": -1}),
+        ("top_k", {"k": 1.5}),
+        ("adapter", {"size": 0}),
+        ("adapter", {"leave_out": [-1]}),
+        ("lora", {"targets": []}),
+        ("lora", {"targets": ["pooler"]}),
+        ("lora", {"rank": 0}),
+        ("lora", {"dropout": 1.0}),
+        ("ia3", {"targets": []}),
+    ],
+)
+def test_options_out_of_bounds(tuning: str, options: dict[str, Any]) -> None:
+    refusal("bert", tuning, **options)
+
+
+@pytest.mark.parametrize("tuning", ["lora", "ia3"])
+def test_without_peft_the_command_that_adds_it_is_said(
+    tuning: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_encoder(tmp_path / "base")
+    config = tiny_run_config(encoder={"tuning": tuning})
+    ReaderModel(load_encoder(str(tmp_path / "base")), config).save(tmp_path / "model")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    for attempt in (lambda: tune("bert", tuning), lambda: ReaderModel.load(tmp_path / "model")):
+        with pytest.raises(MissingExtraError) as caught:
+            attempt()
+        assert isinstance(caught.value, LamellaError)
+        assert str(caught.value) == (
+            f"tuning '{tuning}' needs the extra 'lora', which is not installed: pip install 'lamella[lora]'"
+        )
+    tune("bert", "adapter")  # the others need none of it
+
+
+def shake(model: ReaderModel, seed: int = 0) -> None:
+    """Move every trained parameter, as training would."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+
+
+def cases() -> Iterable[Any]:
+    """Every way of tuning with its defaults, and some with options."""
+    specs: list[dict[str, Any]] = [{"name": name} for name in registry.names("tuning")]
+    specs += [{"name": "top_k", "k": 0}, {"name": "top_k", "k": DEPTH}]
+    specs += [{"name": "adapter", "leave_out": [2]}, {"name": "adapter", "k": 1, "size": 3, "zero": True}]
+    specs += [{"name": "lora", "targets": list(ALL_TARGETS), "dropout": 0.2}, {"name": "ia3", "targets": ["query"]}]
+    heads = [
+        {"mixer": "last"},
+        {"mixer": ["scalar_mix", {"name": "compress", "size": 4}], "skip": True, "layers": "all"},
+        {"mixer": "multiplicative"},
+        {"mixer": {"name": "compress", "size": 4, "shared": False}, "beside": ["average"], "task": "answerability"},
+    ]
+    for family in FAMILIES:
+        for number, spec in enumerate(specs):
+            needs_layers = spec["name"] == "top_k" or spec.get("k") or spec.get("leave_out")
+            if family != "albert" or not needs_layers:
+                label = "-".join(str(value) for value in spec.values())
+                yield pytest.param(family, spec, heads[number % len(heads)], id=f"{family}-{label}")
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("encoders")
+    return {family: save_tiny_encoder(folder / family, family) for family in FAMILIES}
+
+
+@pytest.mark.parametrize(("family", "tuning", "learner"), list(cases()))
+def test_logits_are_the_same_after_saving_and_loading(
+    family: str, tuning: dict[str, Any], learner: dict[str, Any], bases: dict[str, Path], tmp_path: Path
+) -> None:
+    batch = tiny_batch(family)
+    config = tiny_run_config(encoder={"tuning": tuning}, learner=learner)
+    model = ReaderModel(load_encoder(str(bases[family])), config).eval()
+    start = logits(model, batch)
+    shake(model)
+    before = logits(model, batch)
+    assert not torch.allclose(before, start)
+    model.save(tmp_path / "model")
+    loaded = ReaderModel.load(tmp_path / "model")
+    assert torch.equal(logits(loaded, batch), before)
+    assert trained(loaded.encoder) == trained(model.encoder)
+
+
+def logits(model: ReaderModel, batch: Any) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(batch)
+    return found
