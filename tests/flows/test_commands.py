@@ -543,7 +543,7 @@ MISTAKES: dict[str, tuple[list[Any], int, str]] = {
     "no such bundled data": (["check", "demo:tran"], 2, "demo:train"),
     "no such family": (["parts", "mixers"], 2, "mixer"),
     "no such model": (["ask", "Who?", "--context", "text.txt", "--model", "nowhere"], 2, "nowhere"),
-    "nobody's home": (["check", "~nobody/x.json"], 2, "~nobody/x.json"),
+    "nobody's home": (["check", "~no-such-user/x.json"], 2, "~no-such-user/x.json"),
     "an endless number": (["train", "good.toml", "--out", "run", "--set", f"training.epochs={'9' * 5000}"], 2, "size"),
     "a bottomless file": (["evaluate", "demo:dev", "deep.json"], 2, "deep.json"),
     "out without a model": (["evaluate", "demo:dev", "list.json", "--out", "run"], 2, "--out"),
