@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 from tokenizers import Tokenizer, models
 
 from doubles import AWKWARD, FAMILIES, example, tiny_tokenizer
@@ -114,6 +116,9 @@ def ids_of(features: Features, window: int) -> list[int]:
 
 
 class TestParity:
+    @pytest.mark.skipif(
+        Version(tokenizers.__version__) < Version("0.23.3"), reason="tokenizers 0.23.2 loses the end of a cut context"
+    )
     @pytest.mark.parametrize(("length", "stride"), [(384, 128), (96, 32), (80, 0), (88, 16)])
     def test_windows_are_those_of_the_tokenizer(self, tokenizer: Any, length: int, stride: int) -> None:
         pairs = [(one["qas"][0]["question"], one["context"]) for one in demo_paragraphs(4)]

@@ -592,7 +592,7 @@ def test_a_mistake_gets_one_clear_line(
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "lamella", "check", "nowhere.json", "--debug"]
+    command = [sys.executable, "-m", "lamella", "evaluate", "demo:dev", "nowhere.json", "--debug"]
     failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "Traceback" in failed.stderr
 

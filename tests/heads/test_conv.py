@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from packaging.version import Version
 from torch import Tensor, nn
 
 from lamella import registry
@@ -366,6 +367,8 @@ def free_shapes() -> tuple[dict[int, Any], ...]:
 
 @every_mixer
 def test_it_exports_with_batch_and_length_left_free(kind: str) -> None:
+    if kind == "inception" and Version(torch.__version__) < Version("2.12"):
+        pytest.skip("torch 2.11 fixes the length of a max pool when it exports")
     head = plain_head(kind)
     exported = torch.export.export(head, plain_input(LENGTHS), dynamic_shapes=free_shapes()).module()
     for lengths in ((14, 3), (1,)):

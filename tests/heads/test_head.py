@@ -96,7 +96,8 @@ def test_a_list_with_other_than_different_layers_of_the_encoder(layers: list[int
 
 
 def test_the_pooled_output_is_for_a_task_that_reads_cls() -> None:
-    assert '"pooled+all" is for a task that reads [CLS] alone' in problem("average", layers="pooled+all")
+    for layers in ("pooled", "pooled+all"):
+        assert "the pooled output is for a task that reads [CLS] alone" in problem("average", layers=layers)
 
 
 @pytest.mark.parametrize("reader", ["dot", "multiplicative", "encoder_block"])

@@ -459,8 +459,9 @@ def test_missing_predictions_are_counted_and_named():
     examples = [example(f"q{number:02}", "river") for number in range(13)]
     with pytest.raises(DataError, match=r"lack 2 of 13 questions: q11, q12\. .*--missing empty"):
         score(examples, {f"q{number:02}": "river" for number in range(11)})
-    with pytest.raises(DataError, match=r"lack 12 of 13 questions: q01, .*, q10 and 2 more\. "):
-        score(examples, {"q00": "river"})
+    many = [example(f"q{number:03}", "river") for number in range(120)]
+    with pytest.raises(DataError, match=r"lack 119 of 120 questions: q001, .*, q100 and 19 more\. "):
+        score(many, {"q000": "river"})
     assert score(examples, {"q00": "river"}, missing="empty")["exact"] == pytest.approx(100 / 13)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from transformers import get_scheduler
 
 from doubles import example, tiny_model
@@ -38,6 +39,7 @@ def losses_of(model: ReaderModel, learner_options: LearnerOptions, options: Trai
     learner = make_learner(model, learner_options, total_steps(options, batches))
     records: list[dict[str, Any]] = []
     evaluations: list[tuple[int, float]] = []
+    AcceleratorState._reset_state(reset_partial_state=True)  # an earlier test may have taken a GPU
     fit(
         learner,
         features,
