@@ -124,7 +124,7 @@ def convert(
     on_bad_answer: OnBadAnswer = "refuse",
 ) -> None:
     """Rewrite a data file in another format."""
-    from lamella.data.checks import load_examples
+    from lamella.data.loading import load_examples
     from lamella.data.writers import write
 
     loaded = load_examples([source], on_bad_answer=on_bad_answer or "refuse")

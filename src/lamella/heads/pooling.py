@@ -13,55 +13,58 @@ from lamella.heads.head import LayerWeights, StageShape
 from lamella.registry import register
 
 
-@register("mixer", "last")
-class Last(LayerWeights):
-    """The last of the chosen layers, as every plain fine-tuned reader has it: x = h_L."""
+class FixedWeights(LayerWeights):
+    """Weights that are known beforehand."""
 
     def __init__(self, shape: StageShape) -> None:
         super().__init__()
-        self.channels = shape.channels
+        self.register_buffer("w", self.shares(shape.channels)[None, :, None, None], persistent=False)  # [1, C, 1, 1]
         self.out_shape = replace(shape, channels=1)
+
+    @staticmethod
+    def shares(channels: int) -> Tensor:
+        """The weight of each channel."""
+        raise NotImplementedError
+
+    def weigh(self, project: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
+        return self.get_buffer("w")
+
+
+@register("mixer", "last")
+class Last(FixedWeights):
+    """The last of the chosen layers, as every plain fine-tuned reader has it: x = h_L."""
 
     @staticmethod
     def reads(layers: tuple[int, ...]) -> tuple[int, ...]:
         return layers[-1:]
 
-    def weigh(self, project: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
-        last = torch.zeros(1, self.channels, 1, 1, device=q.device)
-        last[:, -1] = 1
-        return last
+    @staticmethod
+    def shares(channels: int) -> Tensor:
+        return torch.tensor([0.0] * (channels - 1) + [1.0])
 
 
 @register("mixer", "average")
-class Average(LayerWeights):
+class Average(FixedWeights):
     """The mean of the chosen layers (BERTVision's AP): x = Σ_i h_i / C."""
 
-    def __init__(self, shape: StageShape) -> None:
-        super().__init__()
-        self.channels = shape.channels
-        self.out_shape = replace(shape, channels=1)
-
-    def weigh(self, project: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
-        return torch.full((1, self.channels, 1, 1), 1 / self.channels, device=q.device)
+    @staticmethod
+    def shares(channels: int) -> Tensor:
+        return torch.full((channels,), 1 / channels)
 
 
 @register("mixer", "first_last")
-class FirstLast(LayerWeights):
+class FirstLast(FixedWeights):
     """The mean of the first and the last of the chosen layers: x = (h_1 + h_L) / 2."""
-
-    def __init__(self, shape: StageShape) -> None:
-        super().__init__()
-        self.channels = shape.channels
-        self.out_shape = replace(shape, channels=1)
 
     @staticmethod
     def reads(layers: tuple[int, ...]) -> tuple[int, ...]:
         return (layers[0], layers[-1]) if len(layers) > 1 else layers
 
-    def weigh(self, project: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
-        weights = torch.zeros(1, self.channels, 1, 1, device=q.device)
-        weights[:, 0] += 0.5
-        weights[:, -1] += 0.5  # of a single layer, the other half
+    @staticmethod
+    def shares(channels: int) -> Tensor:
+        weights = torch.zeros(channels)
+        weights[0] += 0.5
+        weights[-1] += 0.5  # of a single layer, the other half
         return weights
 
 

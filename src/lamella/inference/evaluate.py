@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lamella import runs
-from lamella.data.checks import load_examples
 from lamella.data.examples import Example
+from lamella.data.loading import load_examples
 from lamella.errors import DataError, UnreadableError
 from lamella.inference.metrics import score
 

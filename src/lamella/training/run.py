@@ -14,8 +14,8 @@ from accelerate.utils import set_seed
 from lamella import runs
 from lamella.config import RunConfig
 from lamella.data.batches import BucketOrder
-from lamella.data.checks import Loaded, load_examples
 from lamella.data.features import Features, featurise
+from lamella.data.loading import Loaded, load_examples
 from lamella.encoder.loading import load_encoder
 from lamella.encoder.precision import choose_precision
 from lamella.encoder.tuning import trainable_line
