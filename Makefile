@@ -10,7 +10,7 @@ demo: $(INSTALLED)
 	$(BIN)/lamella check demo:train demo:dev
 	$(BIN)/lamella train configs/demo.toml --out runs/demo --overwrite
 	$(BIN)/lamella evaluate demo:dev --model runs/demo --out runs/demo-dev --overwrite
-	$(BIN)/lamella ask "Who discovered Titan?" --context examples/titan.txt --model runs/demo --top-k 3
+	$(BIN)/lamella ask "When did the probe land on Titan?" --context examples/titan.txt --model runs/demo --top-k 3
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not slow"
