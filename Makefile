@@ -12,8 +12,9 @@ demo: $(INSTALLED)
 	$(BIN)/lamella evaluate demo:dev --model runs/demo --out runs/demo-dev --overwrite
 	$(BIN)/lamella ask "When did the probe land on Titan?" --context examples/titan.txt --model runs/demo --top-k 3
 
+# Two workers of one thread each: most tensors in the tests are too small to share among threads.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
