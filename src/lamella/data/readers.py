@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -99,12 +100,7 @@ class Flat:
         return sum("question" in row and "context" in row for row in document.objects)
 
     def read(self, document: Document, source: Source) -> None:
-        for index, row in enumerate(document.entries):
-            place = document.place(index)
-            if not isinstance(row, dict):
-                source.report("wrong_type_article", f"{place.path}: expected an object, found {describe(row)}", place)
-                source.unread += 1
-                continue
+        for row, place in _objects(document, source):
             title = source.title(row, place)
             place = place._replace(article=title or None, id=_name(row, place))
             text = source.fetch(row, "context", str, "wrong_type_context", place)
@@ -126,12 +122,7 @@ class MultiContext:
         return sum("qa" in entry for entry in document.objects)
 
     def read(self, document: Document, source: Source) -> None:
-        for index, entry in enumerate(document.entries):
-            place = document.place(index)
-            if not isinstance(entry, dict):
-                source.report("wrong_type_article", f"{place.path}: expected an object, found {describe(entry)}", place)
-                source.unread += 1
-                continue
+        for entry, place in _objects(document, source):
             qa = source.fetch(entry, "qa", dict, "wrong_type_qa", place)
             if qa is not None:
                 self._read_entry(entry, qa, place._replace(id=_name(qa, place.at("qa"))), source)
@@ -229,6 +220,17 @@ def _is_korean(document: Document) -> bool:
     )
     sample = "".join(paragraph["context"] for paragraph in itertools.islice(paragraphs, 20))
     return 3 * len(_HANGUL.findall(sample)) > len(_LETTER.findall(sample))
+
+
+def _objects(document: Document, source: Source) -> Iterator[tuple[dict[str, Any], Place]]:
+    """The entries that are objects, each with its place; any other is a question that could not be read."""
+    for index, entry in enumerate(document.entries):
+        place = document.place(index)
+        if isinstance(entry, dict):
+            yield entry, place
+        else:
+            source.report("wrong_type_article", f"{place.path}: expected an object, found {describe(entry)}", place)
+            source.unread += 1
 
 
 def _read_nested(document: Document, source: Source) -> None:
