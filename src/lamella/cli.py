@@ -162,28 +162,26 @@ def train(
         typer.Option("--set", help="Change an option: --set training.epochs=3. Repeatable."),
     ] = None,
     on_bad_answer: OnBadAnswer = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that --out holds.")] = False,
+    auto_batch: Annotated[
+        bool, typer.Option("--auto-batch", help="Out of memory, compute a batch in halves, and those in halves.")
+    ] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Train a reader as a run file describes."""
-    from lamella.config import load_config
-    from lamella.encoder.sources import start_from
-    from lamella.errors import ConfigError
-    from lamella.runs import new_run
+    """Train a reader as a run file describes, or several of them in one pass."""
+    from lamella.errors import UsageError
+    from lamella.plan import load_plan
 
+    if resume and overwrite:
+        raise UsageError("train: expected --resume or --overwrite, not both.")
     overrides = list(settings or [])
     if on_bad_answer:
         overrides.append(f"data.on_bad_answer={on_bad_answer}")
-    checked = start_from(load_config(config, overrides), out.parent)
-    if not checked.data.train:
-        raise ConfigError(str(config), ["data.train: is required and was not given."])
+    plan = load_plan(config, overrides)
 
-    from lamella.training.run import prepare
-    from lamella.training.run import train as train_run
+    from lamella.training.run import train_plan
 
-    prepared = prepare(checked, say=typer.echo)
-    with new_run(out, "train", overwrite=overwrite, needs=prepared.model.folders) as folder:
-        train_run(prepared, folder, say=typer.echo)
-    typer.echo(f"{out}: finished")
+    train_plan(plan, out, overwrite=overwrite, resume=resume, auto_batch=auto_batch, say=typer.echo)
 
 
 @app.command()

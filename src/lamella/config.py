@@ -37,6 +37,20 @@ PartSpec = Annotated[dict[str, Any], BeforeValidator(_one_part)]
 PartList = Annotated[list[PartSpec], BeforeValidator(_listed), Field(min_length=1)]
 Paths = Annotated[list[str], BeforeValidator(_listed)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Metric = Literal[
+    "exact",
+    "f1",
+    "HasAns_exact",
+    "HasAns_f1",
+    "NoAns_exact",
+    "NoAns_f1",
+    "best_exact",
+    "best_f1",
+    "answerability_accuracy",
+    "answerability_f1",
+]
+Interval = Annotated[float, Field(gt=0)] | Annotated[str, Field(pattern=r"^[1-9][0-9]* steps$")]
 
 
 class Section(BaseModel):
@@ -58,6 +72,10 @@ class DataOptions(Section):
     negative_windows: Literal["keep", "drop", "subsample"] = Field(
         default="keep",
         description="training windows of an answerable question that miss its answer: all, none, or one a question",
+    )
+    augment: PartSpec | None = Field(default=None, description="changes the training texts, afresh every epoch")
+    workers: int = Field(
+        default=1, ge=0, description="processes that prepare the next epoch of an augmentation; 0: none, it waits"
     )
 
 
@@ -101,11 +119,30 @@ class TrainingOptions(Section):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="`auto` is bf16 where the hardware computes it, else fp32"
     )
-    evaluate_every: float = Field(default=1.0, gt=0, description="epochs between two evaluations on the dev files")
+    evaluate_every: Interval = Field(
+        default=1.0, description='epochs between two evaluations on the dev files, or a text such as "300 steps"'
+    )
+    checkpoint_every: Interval = Field(
+        default=1.0, description="the same between two checkpoints, from which `--resume` goes on"
+    )
+    metric: Metric | None = Field(
+        default=None, description="what the best model is the best by; unset: F1, or that of the task"
+    )
+    patience: int | None = Field(
+        default=None, ge=1, description="stop a learner after so many evaluations without a better score"
+    )
+    target: float | None = Field(default=None, description="stop a learner whose score is at least this")
     save_at: list[Annotated[float, Field(ge=0)]] = Field(
         default=[], description="epochs at which the model is kept as well, in `models/`; 0 is the untrained one"
     )
     eval_batch_size: int = Field(default=32, ge=1, description="windows a batch when scoring")
+    strata: list[Fraction] = Field(
+        default=[],
+        description="fractions of the questions that no batch crosses; those of the learners join by themselves",
+    )
+    trackers: list[Literal["tensorboard", "wandb"]] = Field(
+        default=[], description="where losses and scores are shown as well; `history.jsonl` is always written"
+    )
 
 
 class LearnerOptions(Section):
@@ -128,6 +165,8 @@ class LearnerOptions(Section):
     schedule: PartSpec = Field(default={"name": "linear"}, description="the learning rate over the steps")
     max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are clipped to this norm")
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="fixes the head's initial weights and the dropout")
+    fraction: Fraction = Field(default=1.0, description="learn from this share of the questions")
+    distil: PartSpec | None = Field(default=None, description="a teacher whose logits are learnt as well")
 
     @property
     def reads_pooled(self) -> bool:
@@ -162,9 +201,14 @@ class RunConfig(Section):
 
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run file (TOML, or the `config.json` of a run), put `key=value` overrides on it, check all of it."""
-    table = {} if path is None else _read_table(path)
-    problems = [problem for override in overrides if (problem := _apply(table, override))]
+    table, problems = read_table(path, overrides)
     return check_config(table, where=str(path or "configuration"), problems=problems)
+
+
+def read_table(path: Path | None, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    """A run file with the overrides on it, not checked yet, and what is wrong with the overrides."""
+    table = {} if path is None else _read_file(path)
+    return table, [problem for override in overrides if (problem := _apply(table, override))]
 
 
 def check_config(table: Mapping[str, Any], *, where: str, problems: Sequence[str] = ()) -> RunConfig:
@@ -204,6 +248,8 @@ def _part_problems(config: RunConfig) -> list[str]:
         *(("mixer", f"learner.beside[{place}]", stage) for place, stage in enumerate(config.learner.beside)),
         ("loss", "learner.loss", config.learner.loss),
         ("schedule", "learner.schedule", config.learner.schedule),
+        *([("distiller", "learner.distil", config.learner.distil)] if config.learner.distil else []),
+        *([("augmentation", "data.augment", config.data.augment)] if config.data.augment else []),
     ]
     problems = []
     for family, where, spec in named:
@@ -237,7 +283,7 @@ def _rule_problems(config: RunConfig) -> list[str]:
     return problems
 
 
-def _read_table(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> dict[str, Any]:
     if path.suffix == ".json":
         table = read_json(path)
     else:
@@ -267,12 +313,22 @@ def _apply(table: dict[str, Any], override: str) -> str | None:
         value = text
     except (RecursionError, ValueError):
         return f"--set {key}: expected a value of reasonable size."
-    for name in keys[:-1]:
-        inner = table.setdefault(name, {})
-        if isinstance(inner, str):  # `--set encoder.tuning.k=3` on `tuning = "top_k"`
-            inner = table[name] = {"name": inner}
-        if not isinstance(inner, dict):
+    return _put(table, keys, value, override)
+
+
+def _put(table: dict[str, Any], keys: Sequence[str], value: Any, override: str) -> str | None:
+    name, *rest = keys
+    if not rest:
+        table[name] = value
+        return None
+    inner = table.setdefault(name, {})
+    if isinstance(inner, str):  # `--set encoder.tuning.k=3` on `tuning = "top_k"`
+        inner = table[name] = {"name": inner}
+    # Several tables, `[[learner]]`, each get the value; a list of anything else is no table.
+    tables = inner if isinstance(inner, list) and inner and all(isinstance(one, dict) for one in inner) else [inner]
+    for one in tables:
+        if not isinstance(one, dict):
             return f"--set {override}: {name} is not a table."
-        table = inner
-    table[keys[-1]] = value
+        if problem := _put(one, rest, value, override):
+            return problem
     return None

@@ -117,6 +117,7 @@ FAMILIES: dict[str, Family] = {
         Family("task", "what is asked of the reader", ("lamella.heads.tasks",)),
         Family("loss", "what training makes small", ("lamella.heads.losses",)),
         Family("schedule", "the learning rate over the steps", ("lamella.training.schedule",)),
+        Family("distiller", "adds what a teacher says to the loss", ("lamella.training.distill",)),
     )
 }
 
@@ -273,6 +274,7 @@ _EXPECTATIONS = {
     "less_than_equal": "at most {le}",
     "less_than": "less than {lt}",
     "multiple_of": "a multiple of {multiple_of}",
+    "string_pattern_mismatch": "a text like {pattern}",
     "string_too_short": "a text of at least {min_length} character(s)",
     "too_short": "a list of at least {min_length}",
     "too_long": "a list of at most {max_length}",

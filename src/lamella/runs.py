@@ -39,7 +39,9 @@ NBEST = "nbest_predictions.json"
 NULL_ODDS = "null_odds.json"
 NA_PROB = "na_prob.json"
 RESULTS = "eval_results.json"
-FILES = (RUN, CONFIG, ENVIRONMENT, HISTORY, PREDICTIONS, NBEST, NULL_ODDS, NA_PROB, RESULTS)
+CHECKPOINT = "checkpoint.pt"  # while it trains
+SUMMARY = "runs.json"  # of several runs made by one command, each in a folder of its own
+FILES = (RUN, CONFIG, ENVIRONMENT, HISTORY, PREDICTIONS, NBEST, NULL_ODDS, NA_PROB, RESULTS, CHECKPOINT, SUMMARY)
 
 TEMPORARY = ".lamella-part"  # ends the name of what is being written; a kill may leave it behind
 
@@ -57,22 +59,36 @@ LIBRARIES = (
 
 
 @contextlib.contextmanager
-def new_run(folder: Path, command: str, *, overwrite: bool = False, needs: Iterable[Path] = ()) -> Iterator[Path]:
+def new_run(
+    folder: Path,
+    command: str,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    needs: Iterable[Path] = (),
+    within: Iterable[str] = (),
+) -> Iterator[Path]:
     """Open a run folder for writing; marks it finished, failed or interrupted when the block ends.
 
     A folder that holds anything is refused, unless it holds an earlier run and `overwrite` is given; then only the
-    files of a run and its model folder are removed from it. `needs` are folders that the run reads: it is refused if
-    they lie where it writes.
+    files of a run and its model folders are removed from it. With `resume` they stay. `needs` are folders that the run
+    reads: it is refused if they lie where it writes. `within` names the folders of further runs inside this one.
     """
     whole = folder.resolve()
     for path in needs:
         if whole == path.resolve() or whole in path.resolve().parents:
             raise RunError(f"{folder}: holds {path}, which this run needs; choose another --out.")
-    _check_room(folder, overwrite)
+    _check_room(folder, overwrite or resume)
+    earlier = _record(folder) if folder.exists() else None
     record: dict[str, Any] = {"state": "unfinished", "command": command, "lamella": __version__, "started": _now()}
+    if resume and earlier:
+        record = {**record, "started": earlier.get("started"), "resumed": _now()}
+    if names := list(within):
+        record["runs"] = names
     with _held(folder):
         write_json(folder / RUN, record)  # first: a kill while the earlier run is removed must not leave `finished`
-        _remove_earlier(folder)
+        if not resume:
+            _remove_earlier(folder, (earlier or {}).get("runs", []))
         write_json(folder / ENVIRONMENT, environment())
         try:
             yield folder
@@ -87,13 +103,8 @@ def new_run(folder: Path, command: str, *, overwrite: bool = False, needs: Itera
 
 def run_state(folder: Path) -> str | None:
     """`finished`, `unfinished`, `failed` or `interrupted`; None where the folder is no run."""
-    path = folder / RUN
-    if not path.is_file():
-        return None
-    record = read_json(path)
-    if not isinstance(record, dict) or not isinstance(record.get("state"), str):
-        raise UnreadableError(f"{path}: expected the record of a run, with its state; it is damaged.")
-    return str(record["state"])
+    record = _record(folder)
+    return None if record is None else str(record["state"])
 
 
 def environment() -> dict[str, Any]:
@@ -181,6 +192,16 @@ def append_json_line(path: Path, value: Mapping[str, Any]) -> None:
         raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
 
 
+def _record(folder: Path) -> dict[str, Any] | None:
+    path = folder / RUN
+    if not path.is_file():
+        return None
+    record = read_json(path)
+    if not isinstance(record, dict) or not isinstance(record.get("state"), str):
+        raise UnreadableError(f"{path}: expected the record of a run, with its state; it is damaged.")
+    return record
+
+
 def _check_room(folder: Path, overwrite: bool) -> None:
     """Refuse a folder that is not ours to write into; touches nothing."""
     try:
@@ -195,7 +216,10 @@ def _check_room(folder: Path, overwrite: bool) -> None:
     if state is None:
         raise RunError(f"{folder}: is not empty and holds no run of Lamella; choose another --out.")
     if not overwrite:
-        raise RunError(f"{folder}: holds a run already ({state}); choose another --out, or pass --overwrite.")
+        raise RunError(
+            f"{folder}: holds a run already ({state}); choose another --out, or pass --overwrite"
+            f"{'.' if state == 'finished' else ', or --resume where it was training.'}"
+        )
 
 
 @contextlib.contextmanager
@@ -216,8 +240,15 @@ def _held(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _remove_earlier(folder: Path) -> None:
+def _remove_earlier(folder: Path, within: Iterable[str]) -> None:
     """Remove what an earlier run left, except the record of the new one; any other file stays."""
+    for name in within:
+        inner = folder / name
+        if inner.is_dir() and inner.parent == folder and (inner / RUN).is_file():
+            _remove_earlier(inner, [])
+            (inner / RUN).unlink()
+            with contextlib.suppress(OSError):  # something else lies there
+                inner.rmdir()
     ours = [folder / name for name in (*FILES, MODEL, MODELS) if name != RUN]
     for path in [*ours, *folder.glob(f".*{TEMPORARY}")]:
         if path.is_dir() and not path.is_symlink():

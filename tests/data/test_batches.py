@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from doubles import AWKWARD, FAMILIES, example, tiny_tokenizer
 from lamella.config import WindowOptions
-from lamella.data.batches import BucketOrder, collate, longest_first
+from lamella.data.batches import BucketOrder, Indices, Totals, collate, longest_first
 from lamella.data.demo import data_path
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import Features, featurise
@@ -49,6 +49,10 @@ def padding_share(lengths: np.ndarray, batches: list[np.ndarray]) -> float:
     return 1 - sum(int(lengths[batch].sum()) for batch in batches) / positions
 
 
+def batches_of(order: BucketOrder, epoch: int = 0) -> list[Indices]:
+    return [batch for group in order.epoch(epoch) for batch in group.batches]
+
+
 class TestOrder:
     @settings(max_examples=60, deadline=None)
     @given(
@@ -59,7 +63,7 @@ class TestOrder:
     )
     def test_every_window_exactly_once(self, lengths: list[int], size: int, seed: int, epoch: int) -> None:
         order = BucketOrder(np.array(lengths, np.int64), size, seed=seed)
-        batches = list(order.epoch(epoch))
+        batches = batches_of(order, epoch)
         assert sorted(window for batch in batches for window in batch) == list(range(len(lengths)))
         assert len(batches) == len(order)
         assert all(0 < len(batch) <= size for batch in batches)
@@ -67,7 +71,7 @@ class TestOrder:
 
     def test_every_window_exactly_once_over_many_buckets(self) -> None:
         order = BucketOrder(squad_like_lengths(5003), 16)
-        batches = list(order.epoch(0))
+        batches = batches_of(order)
         assert sorted(np.concatenate(batches)) == list(range(5003))
         assert len(batches) == len(order) == 313
 
@@ -75,7 +79,7 @@ class TestOrder:
         lengths = squad_like_lengths(1000)
 
         def order(seed: int, epoch: int) -> list[list[int]]:
-            return [batch.tolist() for batch in BucketOrder(lengths, 16, seed=seed).epoch(epoch)]
+            return [batch.tolist() for batch in batches_of(BucketOrder(lengths, 16, seed=seed), epoch)]
 
         assert order(1, 2) == order(1, 2)
         assert order(1, 2) != order(2, 2)
@@ -84,24 +88,24 @@ class TestOrder:
 
     def test_other_epochs_make_other_batches_and_not_only_another_order_of_them(self) -> None:
         order = BucketOrder(squad_like_lengths(1000), 16)
-        first, second = ({frozenset(batch.tolist()) for batch in order.epoch(epoch)} for epoch in (0, 1))
+        first, second = ({frozenset(batch.tolist()) for batch in batches_of(order, epoch)} for epoch in (0, 1))
         assert len(first & second) < len(first) / 10
 
     def test_batches_come_in_no_order_of_length(self) -> None:
         lengths = squad_like_lengths(2000)
-        means = [lengths[batch].mean() for batch in BucketOrder(lengths, 16).epoch(0)]
+        means = [lengths[batch].mean() for batch in batches_of(BucketOrder(lengths, 16))]
         assert abs(np.corrcoef(np.arange(len(means)), means)[0, 1]) < 0.3
 
     @settings(max_examples=30, deadline=None)
     @given(windows=st.integers(0, 300), size=st.integers(1, 20), skip=st.integers(0, 30))
     def test_skip_drops_the_first_batches(self, windows: int, size: int, skip: int) -> None:
         order = BucketOrder(squad_like_lengths(windows), size, seed=5)
-        whole = [batch.tolist() for batch in order.epoch(1)]
-        assert [batch.tolist() for batch in order.epoch(1, skip=skip)] == whole[skip:]
+        whole = [batch.tolist() for batch in batches_of(order, 1)]
+        assert [batch.tolist() for group in order.epoch(1, skip=skip) for batch in group.batches] == whole[skip:]
 
     def test_padding_is_a_fraction_of_that_of_random_batches(self) -> None:
         lengths = squad_like_lengths()
-        bucketed = padding_share(lengths, list(BucketOrder(lengths, 16).epoch(0)))
+        bucketed = padding_share(lengths, batches_of(BucketOrder(lengths, 16)))
         shuffled = np.random.default_rng(1).permutation(len(lengths))
         at_random = padding_share(lengths, [shuffled[at : at + 16] for at in range(0, len(shuffled), 16)])
         assert at_random > 0.4
@@ -111,7 +115,60 @@ class TestOrder:
         lengths = features.lengths
         shuffled = np.random.default_rng(1).permutation(len(lengths))
         at_random = padding_share(lengths, [shuffled[at : at + 8] for at in range(0, len(shuffled), 8)])
-        assert padding_share(lengths, list(BucketOrder(lengths, 8).epoch(0))) < at_random / 2
+        assert padding_share(lengths, batches_of(BucketOrder(lengths, 8))) < at_random / 2
+
+
+class TestStrata:
+    """Fractions of the data in one pass: no step mixes them, and each has all of its windows in every epoch."""
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        strata=st.lists(st.integers(-1, 3), max_size=120),
+        size=st.integers(1, 9),
+        accumulate=st.integers(1, 4),
+        epoch=st.integers(0, 9),
+    )
+    def test_no_step_mixes_strata_and_none_is_lost(
+        self, strata: list[int], size: int, accumulate: int, epoch: int
+    ) -> None:
+        lengths, of_window = squad_like_lengths(len(strata)), np.array(strata, np.int64)
+        order = BucketOrder(lengths, size, seed=3, accumulate=accumulate, strata=of_window)
+        groups = list(order.epoch(epoch))
+        assert len(groups) == len(order)
+        for group in groups:
+            assert 1 <= len(group.batches) <= accumulate
+            assert all((of_window[batch] == group.stratum).all() for batch in group.batches)
+            assert all(0 < len(batch) <= size for batch in group.batches)
+        seen = sorted(int(window) for group in groups for batch in group.batches for window in batch)
+        assert seen == np.flatnonzero(of_window >= 0).tolist()
+        for stratum in set(strata) - {-1}:
+            assert sum(group.stratum == stratum for group in groups) == order.groups_in(stratum)
+
+    def test_steps_of_different_strata_come_in_no_order(self) -> None:
+        strata = np.repeat([0, 1], 800)
+        order = BucketOrder(squad_like_lengths(1600), 16, strata=strata)
+        first_half = [group.stratum for group in order.epoch(0)][:50]
+        assert 10 < sum(first_half) < 40
+
+    def test_the_first_stratum_has_the_same_batches_whatever_follows(self) -> None:
+        lengths = squad_like_lengths(300)
+        two = BucketOrder(lengths, 8, strata=np.repeat([0, 1], [100, 200]))
+        three = BucketOrder(lengths, 8, strata=np.repeat([0, 1, 2], [100, 100, 100]))
+        for_two, for_three = (
+            {tuple(group.batches[0].tolist()) for group in order.epoch(4) if group.stratum == 0}
+            for order in (two, three)
+        )
+        assert for_two == for_three
+
+
+def test_totals_count_windows_and_tokens(features: Features) -> None:
+    parts = [collate(features, np.arange(7)), collate(features, np.arange(7, 12))]
+    whole = Totals.of([collate(features, np.arange(12))])
+    assert Totals.of(parts) == whole
+    assert whole.windows == 12
+    assert whole.answerable == sum(features.start[:12] != features.template.cls)
+    assert whole.tokens == features.rows[12]
+    assert Totals.of([]) == Totals(0, 0, 0)
 
 
 class TestLongestFirst:
@@ -127,7 +184,7 @@ class TestLongestFirst:
 
 class TestCollate:
     def test_holds_what_the_features_hold(self, features: Features) -> None:
-        for windows in BucketOrder(features.lengths, 7, seed=1).epoch(0):
+        for windows in batches_of(BucketOrder(features.lengths, 7, seed=1)):
             batch = collate(features, windows)
             assert batch.windows.tolist() == windows.tolist()
             for row, window in enumerate(windows):

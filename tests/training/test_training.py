@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,41 @@ from lamella.config import LearnerOptions, TrainingOptions
 from lamella.data.features import Features, featurise
 from lamella.errors import RunError
 from lamella.inference.model import ReaderModel
-from lamella.training.learner import make_learner, parameter_groups
-from lamella.training.loop import fit, steps_per_epoch, total_steps
+from lamella.training.learner import Learner, make_learner, parameter_groups
+from lamella.training.loop import fit
+from lamella.training.processes import Processes
+from lamella.training.steps import Position, Steps, total_steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = "Christiaan Huygens discovered Titan in 1655 with a telescope that he had built himself."
-SAVED: list[float] = []
 PINNED = [4.3482, 4.2871, 4.2470, 3.9801, 3.8124, 3.5815, 3.2520, 3.2075, 3.0412]
+
+
+class Watcher:
+    """Notes what the loop tells it to do."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, list[dict[str, Any]]] = {}
+        self.evaluations: list[tuple[int, float]] = []
+        self.kept: list[float] = []
+        self.checkpoints: list[Position] = []
+
+    def log(self, learner: Learner, records: Sequence[dict[str, Any]]) -> None:
+        self.records.setdefault(learner.name, []).extend(records)
+
+    def evaluate(self, learners: Sequence[Learner], step: int, epoch: float) -> None:
+        self.evaluations.append((step, epoch))
+
+    def keep(self, learners: Sequence[Learner], epoch: float) -> None:
+        self.kept.append(epoch)
+
+    def checkpoint(self, position: Position) -> None:
+        self.checkpoints.append(position)
+
+
+def alone() -> Processes:
+    AcceleratorState._reset_state(reset_partial_state=True)  # an earlier test may have taken a GPU
+    return Processes(Accelerator(cpu=True))
 
 
 def some_features(model: ReaderModel, count: int = 10) -> Features:
@@ -33,23 +62,19 @@ def some_features(model: ReaderModel, count: int = 10) -> Features:
     return featurise(examples, model.tokenizer, model.windows)
 
 
-def losses_of(model: ReaderModel, learner_options: LearnerOptions, options: TrainingOptions, count: int = 10) -> Any:
+def watch(
+    model: ReaderModel, learner_options: LearnerOptions, options: TrainingOptions, count: int = 10, **more: Any
+) -> Watcher:
     features = some_features(model, count)
-    batches = math.ceil(len(features) / options.batch_size)
-    learner = make_learner(model, learner_options, total_steps(options, batches))
-    records: list[dict[str, Any]] = []
-    evaluations: list[tuple[int, float]] = []
-    AcceleratorState._reset_state(reset_partial_state=True)  # an earlier test may have taken a GPU
-    fit(
-        learner,
-        features,
-        options,
-        Accelerator(cpu=True),
-        log=records.append,
-        evaluate=lambda *at: evaluations.append(at),
-        save=SAVED.append,
-    )
-    return records, evaluations
+    steps = Steps(lambda epoch: features, options, [1.0])
+    watcher = Watcher()
+    fit([make_learner(model, learner_options, steps.total)], steps, options, alone(), watcher, **more)
+    return watcher
+
+
+def losses_of(model: ReaderModel, learner_options: LearnerOptions, options: TrainingOptions, count: int = 10) -> Any:
+    watcher = watch(model, learner_options, options, count)
+    return watcher.records[""], watcher.evaluations
 
 
 @pytest.mark.parametrize("name", registry.names("schedule"))
@@ -102,22 +127,22 @@ def test_a_frozen_encoder_is_not_in_the_optimiser() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "batches", "expected"),
+    ("options", "per_epoch", "expected"),
     [
         (TrainingOptions(epochs=2), 5, 10),
         (TrainingOptions(epochs=0.5), 10, 5),
-        (TrainingOptions(epochs=2, accumulate=2), 5, 6),
         (TrainingOptions(epochs=2, max_steps=3), 5, 3),
         (TrainingOptions(epochs=1, max_steps=0), 5, 0),
         (TrainingOptions(epochs=0.1), 2, 1),  # a little is not nothing
     ],
 )
-def test_total_steps(options: TrainingOptions, batches: int, expected: int) -> None:
-    assert total_steps(options, batches) == expected
+def test_total_steps(options: TrainingOptions, per_epoch: int, expected: int) -> None:
+    assert total_steps(options, per_epoch) == expected
 
 
-def test_steps_per_epoch_count_a_last_group_that_is_not_full() -> None:
-    assert steps_per_epoch(TrainingOptions(accumulate=4), 9) == 3
+def test_an_epoch_counts_a_last_group_that_is_not_full() -> None:
+    features = some_features(tiny_model(), 9)
+    assert Steps(lambda epoch: features, TrainingOptions(batch_size=1, accumulate=4), [1.0]).per_epoch == 3
 
 
 def test_every_step_is_logged_and_evaluations_come_on_time() -> None:
@@ -137,10 +162,8 @@ def test_evaluations_fall_on_every_tenth_of_an_epoch_whatever_its_length() -> No
 
 
 def test_models_are_kept_at_the_epochs_asked_for() -> None:
-    SAVED.clear()
     options = TrainingOptions(epochs=2, batch_size=2, save_at=[1.5, 0, 0.3, 2])
-    losses_of(tiny_model(), LearnerOptions(), options)
-    assert SAVED == [0, 0.3, 1.5, 2]
+    assert watch(tiny_model(), LearnerOptions(), options).kept == [0, 0.3, 1.5, 2]
 
 
 def test_accumulated_batches_step_as_one_big_batch_does() -> None:

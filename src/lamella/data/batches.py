@@ -2,13 +2,13 @@
 
 Windows of like length share a batch, so little of it is padding: SQuAD windows average 170 tokens, and padding them all
 to 384 wastes more than half of every step. The order depends on the seed and the epoch alone, so that a run can go on
-in the middle of an epoch.
+in the middle of an epoch, and two runs of one seed see the same batches.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -52,30 +52,92 @@ class Batch:
         return replace(self, **moved)
 
 
-class BucketOrder:
-    """A reproducible order of batches: shuffled as a whole, of like length within a batch."""
+@dataclass(frozen=True)
+class Totals:
+    """What all batches of an optimiser step hold together, in every process: what the means of a loss divide by."""
 
-    def __init__(self, lengths: Indices, batch_size: int, *, seed: int = 0) -> None:
-        self.lengths = lengths
-        self.batch_size = batch_size
-        self.seed = seed
+    answerable: float  # windows with the answer
+    unanswerable: float
+    tokens: float  # real ones
+
+    @property
+    def windows(self) -> float:
+        return self.answerable + self.unanswerable
+
+    @classmethod
+    def of(cls, batches: Iterable[Batch]) -> Totals:
+        """Counted where the batches lie: on the CPU this waits for nothing."""
+        total = cls(0.0, 0.0, 0.0)
+        for one in batches:
+            answerable = int(one.has_answer.sum())
+            total = cls(
+                total.answerable + answerable,
+                total.unanswerable + len(one.mask) - answerable,
+                total.tokens + int(one.mask.sum()),
+            )
+        return total
+
+
+@dataclass(frozen=True)
+class Group:
+    """The batches of one optimiser step, all of one stratum."""
+
+    stratum: int
+    batches: Sequence[Indices]
+
+
+class BucketOrder:
+    """A reproducible order of batches: shuffled as a whole, of like length within a batch.
+
+    Windows may be split into strata, and then no optimiser step mixes two of them: whoever learns from the first strata
+    only takes or leaves whole steps, so that learners of less and of more data can go through one pass together.
+    """
+
+    def __init__(
+        self,
+        lengths: Indices,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        accumulate: int = 1,
+        strata: NDArray[np.integer[Any]] | None = None,  # of every window, counted from 0; -1 leaves one out
+    ) -> None:
+        self.lengths, self.batch_size, self.seed, self.accumulate = lengths, batch_size, seed, accumulate
+        strata = np.zeros(len(lengths), np.int64) if strata is None else strata
+        self.members = [np.flatnonzero(strata == number) for number in range(int(strata.max(initial=0)) + 1)]
+
+    def groups_in(self, stratum: int) -> int:
+        """Optimiser steps an epoch that one stratum makes."""
+        batches = math.ceil(len(self.members[stratum]) / self.batch_size)
+        return math.ceil(batches / self.accumulate)
 
     def __len__(self) -> int:
-        """Batches an epoch."""
-        return math.ceil(len(self.lengths) / self.batch_size)
+        """Optimiser steps an epoch."""
+        return sum(self.groups_in(stratum) for stratum in range(len(self.members)))
 
-    def epoch(self, epoch: int, *, skip: int = 0) -> Iterator[Indices]:
-        """The batches of one epoch, without the first `skip` of them."""
-        rng = np.random.default_rng([self.seed, epoch])
-        order = rng.permutation(len(self.lengths))
+    def epoch(self, epoch: int, *, skip: int = 0) -> Iterator[Group]:
+        """The optimiser steps of one epoch, without the first `skip` of them."""
+        groups = [
+            Group(stratum, batches[at : at + self.accumulate])
+            for stratum in range(len(self.members))
+            for batches in [self._batches(stratum, epoch)]
+            for at in range(0, len(batches), self.accumulate)
+        ]
+        if len(self.members) > 1:
+            rng = np.random.default_rng([self.seed, epoch, len(self.members), 1])
+            groups = [groups[place] for place in rng.permutation(len(groups))]
+        yield from groups[skip:]
+
+    def _batches(self, stratum: int, epoch: int) -> list[Indices]:
+        rng = np.random.default_rng([self.seed, epoch, *([stratum] if stratum else [])])
+        order = rng.permutation(self.members[stratum])
         pool = self.batch_size * BUCKET_BATCHES
         batches: list[Indices] = []
         for begin in range(0, len(order), pool):
             bucket = order[begin : begin + pool]
             bucket = bucket[np.argsort(self.lengths[bucket], kind="stable")]
             batches += [bucket[at : at + self.batch_size] for at in range(0, len(bucket), self.batch_size)]
-        for place in rng.permutation(len(batches))[skip:]:
-            yield batches[place]
+        return [batches[place] for place in rng.permutation(len(batches))]
 
 
 def longest_first(lengths: Indices, batch_size: int) -> Iterator[Indices]:

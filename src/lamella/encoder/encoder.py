@@ -28,6 +28,14 @@ class HiddenStates:
     mask: Tensor  # [B, T] true on real tokens
     is_context: Tensor  # [B, T] true where an answer may lie
     pooled: Tensor | None = None  # [B, H]
+    numbers: tuple[int, ...] = ()  # which layers these are
+
+    def only(self, layers: Sequence[int]) -> HiddenStates:
+        """Some of the layers, in the order asked: several heads share what one pass made, and each reads its own."""
+        wanted = tuple(layer for layer in layers if layer != POOLED)
+        chosen = tuple(self.layers[self.numbers.index(layer)] for layer in wanted)
+        pooled = self.pooled if POOLED in layers else None
+        return HiddenStates(chosen, self.mask, self.is_context, pooled, wanted)
 
     def at_cls(self) -> HiddenStates:
         """The first token alone, T = 1; the pooled output, where there is one, as the first of the layers."""
@@ -166,7 +174,7 @@ class Encoder(nn.Module):
             output = self.model(**inputs, output_hidden_states=not only_last, return_dict=True)
         states = (output.last_hidden_state,) if only_last else tuple(output.hidden_states[layer] for layer in numbers)
         pooled = output.pooler_output if POOLED in layers else None
-        return HiddenStates(layers=states, mask=batch.mask, is_context=batch.is_context, pooled=pooled)
+        return HiddenStates(states, batch.mask, batch.is_context, pooled, tuple(numbers))
 
     def train(self, mode: bool = True) -> Encoder:
         """A frozen encoder stays in evaluation mode: its dropout would only add noise to what the head reads."""

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from lamella.data.batches import Batch
+from lamella.data.batches import Batch, Totals
 from lamella.errors import ConfigError
 from lamella.heads.tasks import Choice
 from lamella.registry import register
@@ -25,7 +25,10 @@ class CrossEntropy:
     weigh the two choices of a span (the Korean paper's start-weighted loss: start = 2). `answerable` and
     `unanswerable` weigh windows with and without the answer: by `example`, Σ w l / Σ w, or as in that paper by the
     `group` means, (2A + U) / 3 at answerable = 2; the weight of a single window then depends on how many of its kind
-    the batch holds. `label_smoothing` spreads a share of the target over the real tokens.
+    the step holds. `label_smoothing` spreads a share of the target over the real tokens.
+
+    Means are over the whole optimiser step: what a batch gives is its share of them, and the shares of all batches and
+    processes add up to the loss.
     """
 
     def __init__(
@@ -45,13 +48,14 @@ class CrossEntropy:
         self.answerable, self.unanswerable = answerable, unanswerable
         self.weigh_by, self.label_smoothing = weigh_by, label_smoothing
 
-    def __call__(self, choices: Sequence[Choice], batch: Batch) -> dict[str, Tensor]:
-        """The loss under `loss`, and the mean of every choice beside it."""
+    def __call__(self, choices: Sequence[Choice], batch: Batch, totals: Totals | None = None) -> dict[str, Tensor]:
+        """The loss under `loss`, and the mean of every choice beside it; without `totals` the batch is the step."""
+        totals = totals or Totals.of([batch])
         errors = {choice.name: self._errors(choice) for choice in choices}  # each [B]
         weights = {name: self.choice_weights.get(name, 1.0) for name in errors}
         total = sum(weights[name] * error for name, error in errors.items()) / sum(weights.values())
-        loss = self._mean(torch.as_tensor(total), batch.has_answer)
-        return {"loss": loss, **{name: error.detach().mean() for name, error in errors.items()}}
+        loss = (self._window_weights(batch.has_answer, totals) * total).sum()
+        return {"loss": loss, **{name: error.detach().sum() / totals.windows for name, error in errors.items()}}
 
     def _errors(self, choice: Choice) -> Tensor:
         log_p = choice.scores.float().masked_fill(~choice.real, float("-inf")).log_softmax(1)
@@ -61,11 +65,14 @@ class CrossEntropy:
             error = (1 - self.label_smoothing) * error + self.label_smoothing * spread
         return error
 
-    def _mean(self, errors: Tensor, has_answer: Tensor) -> Tensor:
+    def _window_weights(self, has_answer: Tensor, totals: Totals) -> Tensor:
+        """What every window counts, [B]; over a whole step this sums to 1, or to 0 where nothing in it counts."""
+        kinds = [(self.answerable, totals.answerable), (self.unanswerable, totals.unanswerable)]
         if self.weigh_by == "example":
-            weights = torch.where(has_answer, self.answerable, self.unanswerable)
-            return (weights * errors).sum() / weights.sum().clamp_min(torch.finfo(torch.float32).tiny)
-        groups = [(self.answerable, has_answer), (self.unanswerable, ~has_answer)]
-        found = [(weight, errors[of].mean()) for weight, of in groups if of.any()]
-        total = sum(weight for weight, _ in found)  # 0 where the only group that is there counts for nothing
-        return torch.stack([weight * mean for weight, mean in found]).sum() / (total or 1)
+            whole = sum(weight * count for weight, count in kinds)
+            each = [weight / (whole or 1.0) for weight, _ in kinds]
+        else:
+            whole = sum(weight for weight, count in kinds if count)  # of the kinds that are there
+            each = [weight / (whole or 1.0) / max(1.0, count) for weight, count in kinds]
+        answerable, unanswerable = each
+        return torch.where(has_answer, answerable, unanswerable)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from lamella import registry
 from lamella.config import DecodingOptions, RunConfig, WindowOptions
-from lamella.encoder.encoder import Encoder
+from lamella.encoder.encoder import Encoder, HiddenStates
 from lamella.encoder.loading import FORMAT_VERSION, LoadedEncoder, load_base, quiet, read_saved
 from lamella.encoder.precision import autocast
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_FORMAT, MODEL_WEIGHTS, is_saved_model, model_folder
@@ -72,12 +73,21 @@ class ReaderModel(nn.Module):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Half precision, where chosen, is for the encoder; a head is cheap and its logits are compared: fp32."""
+    def encode(self, batch: Batch, layers: Sequence[int]) -> HiddenStates:
+        """The encoder's part. Half precision, where chosen, is for it alone."""
         with autocast(self.device, self.precision):
-            hidden = self.encoder(batch, self.head.layers)
+            hidden: HiddenStates = self.encoder(batch, layers)
+        return hidden
+
+    def forward(self, batch: Batch, hidden: HiddenStates | None = None) -> Tensor:
+        """The logits; from `hidden` where the layers were made already, for several heads or by a cache.
+
+        A head is cheap and its logits are compared with one another: it computes in fp32.
+        """
+        if hidden is None:
+            hidden = self.encode(batch, self.head.layers)
         with torch.autocast(self.device.type, enabled=False):
-            logits: Tensor = self.head(hidden)
+            logits: Tensor = self.head(hidden.only(self.head.layers))
         return logits  # [O, B, T]
 
     def save(self, folder: Path) -> None:

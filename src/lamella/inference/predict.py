@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lamella import runs
-from lamella.data.batches import Indices, collate, longest_first
+from lamella.data.batches import Batch, collate, longest_first
 from lamella.data.examples import Example
 from lamella.data.features import Features, featurise
+from lamella.encoder.encoder import HiddenStates
 from lamella.errors import DataError
-from lamella.inference.decode import Prediction, WindowSpans, best_spans, merge_answerability, merge_windows
+from lamella.inference.decode import Prediction, best_spans, merge_answerability, merge_windows
 from lamella.inference.metrics import score
 from lamella.inference.model import ReaderModel
 from lamella.progress import progress
+
+Encode = Callable[[Batch, Sequence[int]], HiddenStates]  # the encoder, or a cache of what it gave
 
 
 def predict(model: ReaderModel, examples: Sequence[Example], *, batch_size: int = 32) -> dict[str, Prediction]:
@@ -31,24 +33,51 @@ def predict(model: ReaderModel, examples: Sequence[Example], *, batch_size: int 
 
 def predict_features(model: ReaderModel, features: Features, *, batch_size: int = 32) -> dict[str, Prediction]:
     """The same for windows that are cut already (training scores the same ones again and again)."""
-    was_training = model.training
-    model.eval()
-    spans: list[WindowSpans] = []
-    odds: list[tuple[Indices, Tensor]] = []
+    return predict_many([model], features, batch_size=batch_size)[0]
+
+
+def predict_many(
+    models: Sequence[ReaderModel],
+    features: Features,
+    *,
+    encode: Encode | None = None,
+    batch_size: int = 32,
+    rank: int = 0,
+    processes: int = 1,
+    gather: Callable[[list[Any]], list[Any]] = list,
+) -> list[dict[str, Prediction]]:
+    """What several heads on one encoder answer, from one pass of it (or from what `encode` gives in its place).
+
+    Several processes share the windows; `gather` joins what each of them found, so that all know everything.
+    """
+    layers = sorted({layer for model in models for layer in model.head.layers})
+    encode = encode or models[0].encode
+    was_training = [model.training for model in models]
+    for model in models:
+        model.eval()
+    found: list[list[Any]] = [[] for _ in models]
+    mine = list(longest_first(features.lengths, batch_size))[rank::processes]
     try:
-        with progress("answering", len(features)) as advance, torch.inference_mode():
-            for indices in longest_first(features.lengths, batch_size):
-                batch = collate(features, indices).to(model.device)
-                if model.gives_text:
-                    spans.append(best_spans(model(batch), batch, features.template.cls, model.decoding))
-                else:
-                    odds.append((indices, model(batch)[:, :, 0]))
+        with progress("answering", sum(map(len, mine))) as advance, torch.inference_mode():
+            for indices in mine:
+                batch = collate(features, indices).to(models[0].device)
+                hidden = encode(batch, layers)
+                for of_model, model in zip(found, models, strict=True):
+                    logits = model(batch, hidden)
+                    if model.gives_text:
+                        of_model.append(best_spans(logits, batch, features.template.cls, model.decoding))
+                    else:
+                        of_model.append((indices, logits[:, :, 0].cpu()))
                 advance(len(indices))
     finally:
-        model.train(was_training)
-    if not model.gives_text:
-        return merge_answerability(features, odds)
-    return merge_windows(features, spans, model.decoding)
+        for model, mode in zip(models, was_training, strict=True):
+            model.train(mode)
+    return [
+        merge_windows(features, gather(of_model), model.decoding)
+        if model.gives_text
+        else merge_answerability(features, gather(of_model))
+        for model, of_model in zip(models, found, strict=True)
+    ]
 
 
 def score_predictions(

@@ -1,34 +1,174 @@
-"""A learner: what is trained, towards what, and by which steps."""
+"""A learner: a head (and perhaps its encoder) with its objective, its optimiser and its own randomness."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.amp import GradScaler
+from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from lamella import registry
 from lamella.config import LearnerOptions
-from lamella.data.batches import Batch
-from lamella.heads.tasks import Choice
+from lamella.data.batches import Batch, Totals
+from lamella.encoder.encoder import HiddenStates
+from lamella.encoder.tensors import trained_tensors
+from lamella.errors import RunError
 from lamella.inference.model import ReaderModel
+from lamella.training.objective import Forward, Objective, TaskLoss
+from lamella.training.steps import Step
+
+Record = dict[str, Any]
 
 
 @dataclass
 class Learner:
-    """The trained parameters of a model with their loss, optimiser and schedule."""
+    """One of the learners of a pass. What it becomes depends on its options and its batches, not on its neighbours."""
 
+    name: str
     model: ReaderModel
-    loss: Callable[[Sequence[Choice], Batch], dict[str, Tensor]]
-    optimiser: Optimizer
+    objective: Objective
+    optimiser: AdamW
     schedule: LambdaLR
+    scaler: GradScaler
     max_grad_norm: float
+    stratum: int  # it takes the steps of the strata up to this one
+    randomness: Randomness
+    steps: int = 0
+    best: Record = field(default_factory=dict)  # the scores of its best evaluation
+    stale: int = 0  # evaluations since then
+    ended: str | None = None  # why it stopped before the pass did
+    _terms: dict[str, Tensor] = field(default_factory=dict)
+    _pending: list[tuple[int, float, float, dict[str, Tensor]]] = field(default_factory=list)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
+
+    def takes(self, step: Step) -> bool:
+        return self.ended is None and step.stratum <= self.stratum
+
+    def learn(self, batch: Batch, hidden: HiddenStates | None, totals: Totals) -> None:
+        """Add the gradient of one batch."""
+        with self.randomness.used():
+            terms = self.objective(Forward(self.model, batch, hidden), batch, totals)
+            torch.autograd.backward(self.scaler.scale(terms["loss"]))
+        for name, value in terms.items():
+            self._terms[name] = self._terms.get(name, 0.0) + value.detach()
+
+    def forget(self) -> None:
+        """Drop the gradients since the last step."""
+        self.optimiser.zero_grad()
+        self._terms = {}
+
+    def step(self, epoch: float) -> None:
+        """Follow the gradients, which all processes have added up."""
+        self.scaler.unscale_(self.optimiser)
+        nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+        rate = float(self.schedule.get_last_lr()[0])
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.schedule.step()
+        self.steps += 1
+        self.objective.stepped()
+        self._pending.append((self.steps, epoch, rate, self._terms))
+        self.forget()
+
+    def records(self, add_up: Callable[[Tensor], Tensor]) -> list[Record]:
+        """The steps since the last time. Reading a loss waits for the device, so it is done for several at once."""
+        if not self._pending:
+            return []
+        names = list(dict.fromkeys(name for *_, terms in self._pending for name in terms))
+        nothing = torch.zeros((), device=self.model.device)
+        rows = [torch.stack([terms.get(name, nothing).float() for name in names]) for *_, terms in self._pending]
+        values = add_up(torch.stack(rows)).tolist()
+        records = [
+            {
+                "event": "step",
+                "step": step,
+                "epoch": round(epoch, 6),
+                **dict(zip(names, row, strict=True)),
+                "learning_rate": rate,
+            }
+            for (step, epoch, rate, _), row in zip(self._pending, values, strict=True)
+        ]
+        self._pending = []
+        for record in records:
+            if not math.isfinite(record["loss"]):
+                raise RunError(
+                    f"the loss at step {record['step']} is {record['loss']}: training has diverged; lower "
+                    "learner.learning_rate."
+                )
+        return records
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: everything that the next step depends on, but for the randomness."""
+        return {
+            "tensors": trained_tensors(self.model),
+            "optimiser": self.optimiser.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "objective": self.objective.state(),
+            "steps": self.steps,
+            "best": self.best,
+            "stale": self.stale,
+            "ended": self.ended,
+        }
+
+    def put_state(self, state: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            for name, tensor in trained_tensors(self.model).items():
+                tensor.copy_(state["tensors"][name])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.objective.put_state(state["objective"])
+        self.steps, self.best, self.stale, self.ended = (state["steps"], state["best"], state["stale"], state["ended"])
 
 
-def make_learner(model: ReaderModel, options: LearnerOptions, total_steps: int) -> Learner:
+class Randomness:
+    """A stream of random numbers of its own, so that what one learner draws does not depend on the others."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Goes on from where the process's own stream is now."""
+        self.module = None if device.type == "cpu" else torch.get_device_module(device)
+        self.state = self._now()
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        outside = self._now()
+        self._set(self.state)
+        try:
+            yield
+        finally:
+            self.state = self._now()
+            self._set(outside)
+
+    def _now(self) -> list[Tensor]:
+        return [torch.get_rng_state(), *([self.module.get_rng_state()] if self.module else [])]
+
+    def _set(self, state: list[Tensor]) -> None:
+        torch.set_rng_state(state[0])
+        if self.module:
+            self.module.set_rng_state(state[1])
+
+
+def make_learner(
+    model: ReaderModel,
+    options: LearnerOptions,
+    total_steps: int,
+    *,
+    name: str = "",
+    stratum: int = 0,
+    randomness: Randomness | None = None,
+    pass_models: Sequence[ReaderModel] = (),
+) -> Learner:
     """Put together what the options describe."""
     head_rate = options.head_learning_rate or options.learning_rate
     groups = [
@@ -37,12 +177,21 @@ def make_learner(model: ReaderModel, options: LearnerOptions, total_steps: int) 
     ]
     optimiser = AdamW(groups, lr=options.learning_rate, fused=model.device.type in ("cuda", "cpu"))
     schedule = registry.build("schedule", options.schedule, total_steps)
+    objective: Objective = TaskLoss(model.head.task, registry.build("loss", options.loss))
+    if options.distil is not None:
+        objective = registry.build("distiller", options.distil, objective, model, total_steps, pass_models)
+    # Half precision with few exponent bits needs its loss scaled; only a trained encoder computes gradients in it.
+    scales = model.precision == "fp16" and model.encoder.trainable
     return Learner(
+        name=name,
         model=model,
-        loss=registry.build("loss", options.loss),
+        objective=objective,
         optimiser=optimiser,
         schedule=LambdaLR(optimiser, schedule),
+        scaler=GradScaler(model.device.type, enabled=scales),
         max_grad_norm=options.max_grad_norm,
+        stratum=stratum,
+        randomness=randomness or Randomness(model.device),
     )
 
 

@@ -2,123 +2,169 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from accelerate import Accelerator
-from torch import Tensor
+import numpy as np
+from accelerate.utils.memory import should_reduce_batch_size
 
 from lamella.config import TrainingOptions
-from lamella.data.batches import BucketOrder, collate
-from lamella.data.features import Features
+from lamella.data.batches import Totals, collate
 from lamella.errors import RunError
+from lamella.inference.predict import Encode
 from lamella.progress import progress
-from lamella.training.learner import Learner
+from lamella.training.learner import Learner, Record
+from lamella.training.processes import Processes
+from lamella.training.steps import BEGINNING, Position, Step, Steps, passes, steps_between
 
-Record = dict[str, Any]
 LOG_STEPS = 20  # reading a loss waits for the device, so losses are read in groups
 
 
+class Watcher(Protocol):
+    """What becomes of a pass: the loop says when, the watcher does it."""
+
+    def log(self, learner: Learner, records: Sequence[Record]) -> None: ...
+
+    def evaluate(self, learners: Sequence[Learner], step: int, epoch: float) -> None:
+        """Score the learners; ends those that have learnt enough."""
+
+    def keep(self, learners: Sequence[Learner], epoch: float) -> None:
+        """Save the models of an epoch of `save_at`, 0 being the untrained ones."""
+
+    def checkpoint(self, position: Position) -> None: ...
+
+
 def fit(
-    learner: Learner,
-    train: Features,
+    learners: Sequence[Learner],
+    steps: Steps,
     options: TrainingOptions,
-    accelerator: Accelerator,
+    processes: Processes,
+    watcher: Watcher,
     *,
-    log: Callable[[Record], None],
-    evaluate: Callable[[int, float], None],
-    save: Callable[[float], None],
+    encode: Encode | None = None,
+    start: Position = BEGINNING,
+    split: Splitter | None = None,
 ) -> None:
-    """Train. `log` gets a record for every step; `evaluate(step, epoch)` is called on schedule and at the end;
-    `save(epoch)` at each epoch of `save_at`, 0 being the untrained model.
+    """Train all learners in one pass.
+
+    `encode` gives the hidden layers of a batch once for all learners: a frozen encoder, or a cache. Without it there is
+    one learner, and its model runs its own encoder, which it trains.
     """
-    order = BucketOrder(train.lengths, options.batch_size, seed=options.order_seed)
-    total = total_steps(options, len(order))
-    every = options.evaluate_every * steps_per_epoch(options, len(order))  # steps, not always a whole number
-    # The schedule is not given to Accelerate: it would step it once for every process.
-    model, optimiser = accelerator.prepare(learner.model, learner.optimiser)
+    layers = sorted({layer for one in learners for layer in (*one.model.head.layers, *one.objective.layers)})
+    evaluate_every = steps_between(options.evaluate_every, steps.per_epoch)
+    checkpoint_every = steps_between(options.checkpoint_every, steps.per_epoch)
+    split = split or Splitter()
+    done = start.epoch + start.place / max(1, steps.per_epoch)
+    milestones = [epoch for epoch in sorted(options.save_at) if start.step == 0 or epoch > done + 1e-9]
 
-    milestones = sorted(options.save_at)
-    while milestones and milestones[0] == 0:
-        save(milestones.pop(0))
-    model.train()
-    pending: list[tuple[int, float, float, dict[str, Tensor]]] = []
+    def train_step(step: Step, active: Sequence[Learner]) -> None:
+        shares = [processes.share(part) for windows in step.batches for part in split(windows)]
+        batches = [collate(step.features, mine) for mine in shares if len(mine)]
+        totals = processes.add_up_totals(Totals.of(batches))
+        for batch in batches:
+            batch = batch.to(processes.device)
+            hidden = encode(batch, layers) if encode else None
+            for learner in active:
+                learner.learn(batch, hidden, totals)
+
+    if start.step == 0:
+        while milestones and milestones[0] == 0:
+            watcher.keep(learners, milestones.pop(0))
+    for learner in learners:
+        learner.model.train()
     began, windows = time.perf_counter(), 0
-    with progress("training", total) as advance:
-        for step, (epoch, group) in enumerate(_steps(order, options.accumulate, total), start=1):
-            terms: dict[str, Tensor] = {}
-            of_step = sum(map(len, group))
-            for indices in group:
-                batch = collate(train, indices).to(accelerator.device)
-                found = learner.loss(learner.model.head.task.choices(model(batch), batch), batch)
-                share = len(indices) / of_step  # the last batch of an epoch may be short: each window counts alike
-                accelerator.backward(found["loss"] * share)
-                for name, value in found.items():
-                    terms[name] = terms.get(name, 0.0) + value.detach() * share
-                windows += len(indices)
-            accelerator.clip_grad_norm_(model.parameters(), learner.max_grad_norm)
-            rate = float(learner.schedule.get_last_lr()[0])
-            optimiser.step()
-            learner.schedule.step()
-            optimiser.zero_grad()
+    with progress("training", steps.total) as advance:
+        advance(start.step)
+        for step in steps.after(start):
+            active = [learner for learner in learners if learner.takes(step)]
+            if active:
+                split.retry(train_step, step, active)
+            for learner in active:
+                processes.add_up_gradients(learner.parameters)
+                learner.step(step.epoch)
+            windows += sum(map(len, step.batches))
 
-            pending.append((step, epoch, rate, terms))
-            due = _passes(step, every) or step == total
+            last = step.number == steps.total
+            due = passes(step.number, evaluate_every) or last
+            safe = passes(step.number, checkpoint_every) and not last
             note = None
-            if due or len(pending) == LOG_STEPS:
-                speed = windows / (time.perf_counter() - began)
-                note = f"loss {_flush(pending, log):.3f}  lr {rate:.1e}  {speed:.0f} windows/s"
+            if due or safe or step.number % LOG_STEPS == 0:
+                note = _tell(learners, processes, watcher)
+                note += f"  {windows / (time.perf_counter() - began):.0f} windows/s"
             advance(note=note)
-            while milestones and milestones[0] <= epoch + 1e-9:
-                save(milestones.pop(0))
-            if due:
-                evaluate(step, epoch)
-                model.train()
-    if total == 0:
-        evaluate(0, 0.0)
-
-
-def steps_per_epoch(options: TrainingOptions, batches: int) -> int:
-    """Optimiser steps in one pass over the data."""
-    return math.ceil(batches / options.accumulate)
-
-
-def total_steps(options: TrainingOptions, batches: int) -> int:
-    """Optimiser steps of the whole run: `max_steps` where it is given, else the epochs."""
-    if options.max_steps is not None:
-        return options.max_steps
-    return max(1, round(options.epochs * steps_per_epoch(options, batches))) if options.epochs else 0
-
-
-def _passes(step: int, every: float) -> bool:
-    """Whether a multiple of `every` lies behind the last step and not behind this one; a step may pass several."""
-    return math.floor(step / every + 1e-9) > math.floor((step - 1) / every + 1e-9)
-
-
-def _steps(order: BucketOrder, accumulate: int, total: int) -> Iterator[tuple[float, list[Any]]]:
-    """The batches of every optimiser step, with the epochs done after it."""
-    done, epoch = 0, 0
-    while done < total:
-        batches = list(order.epoch(epoch))
-        for begin in range(0, len(batches), accumulate):
-            if done == total:
+            running = [learner for learner in learners if learner.ended is None]
+            while milestones and milestones[0] <= step.epoch + 1e-9:
+                watcher.keep(running, milestones.pop(0))
+            if due and running:
+                watcher.evaluate(running, step.number, step.epoch)
+            if all(learner.ended for learner in learners):
                 return
-            group = batches[begin : begin + accumulate]
-            done += 1
-            yield epoch + (begin + len(group)) / len(batches), group
-        epoch += 1
+            if safe:
+                watcher.checkpoint(step.position)
+    if steps.total == 0:
+        watcher.evaluate(learners, 0, 0.0)
 
 
-def _flush(pending: list[tuple[int, float, float, dict[str, Tensor]]], log: Callable[[Record], None]) -> float:
-    """Log the steps since the last time; the last loss."""
-    loss = math.nan
-    for step, epoch, rate, terms in pending:
-        values = {name: float(value) for name, value in terms.items()}
-        loss = values["loss"]
-        if not math.isfinite(loss):
-            raise RunError(f"the loss at step {step} is {loss}: training has diverged; lower learner.learning_rate.")
-        log({"step": step, "epoch": round(epoch, 6), **values, "learning_rate": rate})
-    pending.clear()
-    return loss
+def _tell(learners: Sequence[Learner], processes: Processes, watcher: Watcher) -> str:
+    """Log what happened since the last time. A learner that diverged ends, and the others go on without it."""
+    note = ""
+    for learner in learners:
+        try:
+            records = learner.records(processes.add_up)
+        except RunError as error:
+            if len(learners) == 1:
+                raise
+            learner.ended = f"failed: {error}"
+            continue
+        watcher.log(learner, records)
+        if records and not note:
+            note = f"loss {records[-1]['loss']:.3f}  lr {records[-1]['learning_rate']:.1e}"
+    return note
+
+
+class Splitter:
+    """Splits a batch that does not fit into memory: the step stays the same, it is only computed piece by piece."""
+
+    def __init__(
+        self, pieces: int = 1, *, automatic: bool = False, say: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self.pieces, self.automatic, self.say = pieces, automatic, say
+
+    def __call__(self, windows: np.ndarray) -> list[np.ndarray]:
+        # Every n-th, not one after the other: pieces are then alike in length, as the shares of processes are.
+        return [windows[piece :: self.pieces] for piece in range(min(self.pieces, len(windows)))]
+
+    def retry(
+        self, train_step: Callable[[Step, Sequence[Learner]], None], step: Step, active: Sequence[Learner]
+    ) -> None:
+        """Do a step; out of memory, do it again in pieces of half the size, or say what would help."""
+        while True:
+            random_states = [learner.randomness.state for learner in active]
+            try:
+                train_step(step, active)
+            except Exception as error:
+                if not should_reduce_batch_size(error):
+                    raise
+                largest = max(map(len, step.batches))
+                longest = max(int(step.features.lengths[windows].max()) for windows in step.batches)
+                size = -(-largest // self.pieces)
+                if not self.automatic or size == 1:
+                    raise RunError(_out_of_memory(size, longest, len(active), self.automatic)) from None
+            else:
+                return
+            self.pieces *= 2
+            for learner, state in zip(active, random_states, strict=True):
+                learner.forget()
+                learner.randomness.state = state
+            self.say(f"out of memory: {size} windows of {longest} tokens; going on with {-(-largest // self.pieces)}")
+
+
+def _out_of_memory(size: int, longest: int, learners: int, automatic: bool) -> str:
+    fewer = ", fewer learners in a pass" if learners > 1 else ""
+    if automatic:
+        return f"out of memory on a single window of {longest} tokens: lower windows.max_seq_length{fewer}."
+    return (
+        f"out of memory on a batch of {size} windows of up to {longest} tokens: lower training.batch_size (and raise "
+        f"training.accumulate), lower windows.max_seq_length{fewer}, or pass --auto-batch."
+    )

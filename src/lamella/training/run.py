@@ -1,62 +1,149 @@
-"""A training run from its configuration to a finished run folder."""
+"""A training run from its plan to finished run folders."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
+import torch
 from accelerate.utils import set_seed
 
 from lamella import runs
 from lamella.config import RunConfig
-from lamella.data.batches import BucketOrder
 from lamella.data.features import Features, featurise
 from lamella.data.loading import Loaded, load_examples
 from lamella.encoder.loading import load_encoder
 from lamella.encoder.precision import choose_precision
+from lamella.encoder.sources import start_from
 from lamella.encoder.tuning import trainable_line
-from lamella.errors import DataError
-from lamella.inference.evaluate import language_of
+from lamella.errors import ConfigError, DataError, RunError
 from lamella.inference.model import ReaderModel
-from lamella.inference.predict import predict_features, score_predictions, write_predictions
-from lamella.training.learner import make_learner
-from lamella.training.loop import fit, total_steps
+from lamella.inference.predict import Encode
+from lamella.plan import Pass, Plan
+from lamella.training.checkpoint import load_checkpoint, put_checkpoint
+from lamella.training.learner import Learner, Randomness, make_learner
+from lamella.training.loop import Splitter, fit
+from lamella.training.processes import Processes, make_accelerator
+from lamella.training.steps import BEGINNING, Steps
+from lamella.training.watch import PassWatcher, headline
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything a run needs, read and checked before a folder is touched."""
+    """Everything a pass needs, read and checked before a folder is touched."""
 
-    config: RunConfig
-    accelerator: Accelerator
-    model: ReaderModel
-    train: Features
+    configs: Pass
+    models: dict[str, ReaderModel]
+    randomness: dict[str, Randomness]
+    steps: Steps
     dev: Features
+    encode: Encode | None  # for all learners at once; None where the one learner trains its encoder
+    encode_dev: Encode | None
+
+    @property
+    def any_config(self) -> RunConfig:
+        """All but the learner's options is the same in each."""
+        return next(iter(self.configs.values()))
+
+    @property
+    def needs(self) -> tuple[Path, ...]:
+        return next(iter(self.models.values())).folders
 
 
-def prepare(config: RunConfig, *, say: Callable[[str], None]) -> Prepared:
-    """Read the data, load the encoder, build the model, cut the windows."""
+def train_plan(
+    plan: Plan,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    auto_batch: bool = False,
+    say: Say = print,
+) -> None:
+    """Train every run of a plan: one into `out` itself, several each into a folder of its name there.
+
+    With `resume` what is finished stays, and a pass goes on from its last checkpoint.
+    """
+    plan = replace(plan, passes=tuple(_located(configs, out.parent) for configs in plan.passes))
+    trackers = next(iter(plan.runs.values())).training.trackers
+    processes = Processes(make_accelerator(trackers, out))
+    if not processes.is_main:
+        say = _silent
+    if auto_batch and processes.count > 1:
+        raise RunError("--auto-batch: expected one process; several would have to run out of memory together.")
+    state = processes.from_main(runs.run_state(out) if out.exists() else None)
+    if resume and state == "finished":
+        say(f"{out}: is finished already")
+        return
+    several, checkpoint = len(plan.runs) > 1, out / runs.CHECKPOINT
+    # A single run without a checkpoint has nothing to go on from; of several, some may be finished.
+    goes_on = processes.from_main(resume and state is not None and (several or checkpoint.is_file()))
+    prepared = prepare(plan.passes[0], processes, say=say)
+    opened = runs.new_run(
+        out,
+        "train",
+        overwrite=overwrite or resume,
+        resume=goes_on,
+        needs=prepared.needs,
+        within=plan.runs if several else (),
+    )
+    with opened if processes.is_main else nullcontext():
+        for number, configs in enumerate(plan.passes):
+            folders = {name: out / name if several else out for name in configs}
+            if goes_on:
+                _refuse_other_options(configs, folders)
+                if all(runs.run_state(folder) == "finished" for folder in folders.values()):
+                    continue
+            if number:
+                prepared = prepare(configs, processes, say=say)
+            if len(plan.passes) > 1:
+                say(f"pass {number + 1} of {len(plan.passes)}: {', '.join(configs)}")
+            content = load_checkpoint(checkpoint, list(configs), processes) if goes_on else None
+            with ExitStack() as stack:
+                for folder in folders.values() if several and processes.is_main else ():
+                    stack.enter_context(runs.new_run(folder, "train", overwrite=True, resume=content is not None))
+                train_pass(prepared, folders, checkpoint, processes, content=content, auto_batch=auto_batch, say=say)
+            if processes.is_main:
+                checkpoint.unlink(missing_ok=True)
+        if several and processes.is_main:
+            summarise(plan, out, say)
+    if trackers:
+        processes.accelerator.end_training()
+    say(f"{out}: finished")
+
+
+def prepare(configs: Pass, processes: Processes, *, say: Say) -> Prepared:
+    """Read the data, load the encoder, build the models, cut the windows."""
+    config = next(iter(configs.values()))
+    if not config.data.train:
+        raise ConfigError("data", ["train: is required and was not given."])
     train_data = read_data(config.data.train, config, config.data.max_train_samples, say)
     dev_data = read_data(config.data.dev, config, config.data.max_eval_samples, say)
     leaked = {one.context.text for one in train_data.examples} & {one.context.text for one in dev_data.examples}
     if leaked:
         say(f"{len(leaked)} contexts are in the train and in the dev data: the scores will be too good")
 
-    precision = config.training.precision
-    accelerator = Accelerator(mixed_precision="fp16" if precision == "fp16" else "no")  # fp16 needs its gradient scaler
-    set_seed(config.learner.seed)
-    base = load_encoder(config.encoder.name, dropout=config.encoder.dropout, pooler=config.learner.reads_pooled)
-    model = ReaderModel(base, config).to(accelerator.device)
-    model.precision = choose_precision(precision, accelerator.device)
-    say(trainable_line(model))
+    pooler = any(one.learner.reads_pooled for one in configs.values())
+    base = load_encoder(config.encoder.name, dropout=config.encoder.dropout, pooler=pooler)
+    models, randomness = {}, {}
+    for name, one in configs.items():
+        set_seed(one.learner.seed)
+        model = ReaderModel(base, one).to(processes.device)
+        model.precision = choose_precision(config.training.precision, processes.device)
+        models[name] = model
+        if processes.rank:  # the same weights in every process, but not the same dropout
+            torch.manual_seed(one.learner.seed * 1_000_003 + processes.rank)
+        randomness[name] = Randomness(processes.device)
+        say(f"{name + ': ' if len(configs) > 1 else ''}{trainable_line(model)}")
 
     train = featurise(
         train_data.examples,
-        model.tokenizer,
+        base.tokenizer,
         config.windows,
         negative_windows=config.data.negative_windows,
         seed=config.training.order_seed,
@@ -65,37 +152,83 @@ def prepare(config: RunConfig, *, say: Callable[[str], None]) -> Prepared:
         raise DataError(f"{', '.join(config.data.train)}: no window is left to train on; see data.negative_windows.")
     if train.lost_answers:
         say(f"{train.lost_answers} answers lie on no token and are taught as no answer")
-    return Prepared(config, accelerator, model, train, featurise(dev_data.examples, model.tokenizer, config.windows))
+    dev = featurise(dev_data.examples, base.tokenizer, config.windows)
+    steps = Steps(lambda epoch: train, config.training, [one.learner.fraction for one in configs.values()])
+    encode = None if base.encoder.trainable else next(iter(models.values())).encode
+    return Prepared(configs, models, randomness, steps, dev, encode, None)
 
 
-def train(run: Prepared, folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
-    """Train into an open run folder; the best dev scores, or {} without dev data."""
-    options, model = run.config.training, run.model
-    runs.write_json(folder / runs.CONFIG, run.config.model_dump(mode="json"))
-    steps = total_steps(options, len(BucketOrder(run.train.lengths, options.batch_size)))
-    learner = make_learner(model, run.config.learner, steps)
-    keeper = _BestModel(model, run.dev, options.eval_batch_size, folder, say)
-    say(
-        f"training on {len(run.train.examples)} questions in {len(run.train)} windows: {steps} steps, "
-        f"{model.precision} on {run.accelerator.device.type}"
-    )
-    began = time.perf_counter()
-    fit(
-        learner,
-        run.train,
+def train_pass(
+    run: Prepared,
+    folders: Mapping[str, Path],
+    checkpoint: Path,
+    processes: Processes,
+    *,
+    content: Mapping[str, Any] | None = None,
+    auto_batch: bool = False,
+    say: Say,
+) -> list[Learner]:
+    """Train the learners of a pass into their open run folders, from its beginning or from a checkpoint's content."""
+    options, steps = run.any_config.training, run.steps
+    learners = [
+        make_learner(
+            run.models[name],
+            config.learner,
+            steps.taken_by(config.learner.fraction),
+            name=name,
+            stratum=steps.stratum(config.learner.fraction),
+            randomness=run.randomness[name],
+            pass_models=list(run.models.values()),
+        )
+        for name, config in run.configs.items()
+    ]
+    start, splitter = BEGINNING, Splitter(automatic=auto_batch, say=say)
+    if content:
+        start = put_checkpoint(content, learners, processes)
+        splitter.pieces = content["pieces"]
+        say(f"resuming after step {start.step} of {steps.total}")
+    if processes.is_main:
+        for name, folder in folders.items():
+            runs.write_json(folder / runs.CONFIG, run.configs[name].model_dump(mode="json"))
+            _cut(folder / runs.HISTORY, content["histories"][name] if content else 0)
+    if options.trackers:
+        processes.accelerator.init_trackers("lamella", config={"epochs": options.epochs})
+    watcher = PassWatcher(
+        learners,
+        folders,
+        checkpoint,
+        run.dev,
         options,
-        run.accelerator,
-        log=_logger(folder),
-        evaluate=keeper.evaluate,
-        save=lambda epoch: model.save(folder / runs.MODELS / f"{epoch:g}"),
+        processes,
+        splitter=splitter,
+        encode_dev=run.encode_dev,
+        say=say,
     )
+    together = f" for {len(learners)} learners at once" if len(learners) > 1 else ""
+    together += f", {processes.count} processes" if processes.count > 1 else ""
+    say(
+        f"training on {len(steps.ranks)} questions in {steps.windows} windows: {steps.total} steps{together}, "
+        f"{learners[0].model.precision} on {processes.device.type}"
+    )
+    for learner in learners if run.encode is None else ():
+        if learner.objective.more_forwards:
+            say(f"its teacher runs an encoder {learner.objective.more_forwards} times more on every batch")
+    began = time.perf_counter()
+    fit(learners, steps, options, processes, watcher, encode=run.encode, start=start, split=splitter)
     say(f"trained in {time.perf_counter() - began:.0f} s")
-    if keeper.best:
-        say(f"best at epoch {keeper.best['epoch']:g}: {_headline(model, keeper.best)}")
-    return keeper.best
+    for learner in learners:
+        front = f"{learner.name}: " if len(learners) > 1 else ""
+        if learner.ended:
+            say(f"{front}ended at step {learner.steps}: {learner.ended}")
+        if learner.best:
+            say(f"{front}best at epoch {learner.best['epoch']:g}: {headline(learner.model, learner.best)}")
+    failed = [learner.ended for learner in learners if learner.ended and learner.ended.startswith("failed")]
+    if len(failed) == len(learners):
+        raise RunError(failed[0])
+    return learners
 
 
-def read_data(paths: Sequence[str], config: RunConfig, limit: int | None, say: Callable[[str], None]) -> Loaded:
+def read_data(paths: Sequence[str], config: RunConfig, limit: int | None, say: Say) -> Loaded:
     """The first examples of some files, checked; says what was mended or skipped."""
     if not paths:
         return Loaded((), (), mended=0, skipped=0)
@@ -105,37 +238,46 @@ def read_data(paths: Sequence[str], config: RunConfig, limit: int | None, say: C
     return replace(loaded, examples=loaded.examples[:limit])
 
 
-class _BestModel:
-    """Scores the model on the dev windows and keeps the best one (the last, where there is nothing to score)."""
-
-    def __init__(
-        self, model: ReaderModel, dev: Features, batch_size: int, folder: Path, say: Callable[[str], None]
-    ) -> None:
-        self.model, self.dev, self.batch_size, self.folder, self.say = model, dev, batch_size, folder, say
-        self.language = language_of(dev.examples)
-        self.best: dict[str, Any] = {}
-
-    def evaluate(self, step: int, epoch: float) -> None:
-        if not len(self.dev):
-            self.model.save(self.folder / runs.MODEL)
-            return
-        predictions = predict_features(self.model, self.dev, batch_size=self.batch_size)
-        results = score_predictions(self.model, self.dev.examples, predictions, language=self.language)
-        runs.append_json_line(self.folder / runs.HISTORY, {"step": step, "epoch": round(epoch, 6), **results})
-        self.say(f"epoch {epoch:.2f}: {_headline(self.model, results)}")
-        deciding = self.model.head.task.headline[1]
-        if not self.best or results[deciding] > self.best[deciding]:
-            self.best = {"step": step, "epoch": round(epoch, 6), **results}
-            self.model.save(self.folder / runs.MODEL)
-            write_predictions(self.folder, self.model, predictions)
-            runs.write_json(self.folder / runs.RESULTS, self.best)
+def summarise(plan: Plan, out: Path, say: Say) -> None:
+    """Write what the runs differ in beside what they scored, and say it best first."""
+    rows = []
+    for name in plan.runs:
+        path = out / name / runs.RESULTS
+        scores = runs.read_json(path) if path.is_file() else {}
+        rows.append({"run": name, "options": dict(plan.varied[name]), "scores": scores})
+    varied = sorted({key for row in rows for key in row["options"]})
+    runs.write_json(out / runs.SUMMARY, {"varied": varied, "runs": rows})
+    if varied:
+        say(f"runs differ in {', '.join(varied)}; see {out / runs.SUMMARY}")
 
 
-def _headline(model: ReaderModel, results: Mapping[str, Any]) -> str:
-    """The two numbers that are told of a task."""
-    short = {"exact": "EM", "f1": "F1", "answerability_accuracy": "accuracy", "answerability_f1": "no-answer F1"}
-    return "  ".join(f"{short[key]} {results[key]:.2f}" for key in model.head.task.headline)
+def _located(configs: Pass, runs_folder: Path) -> Pass:
+    return {name: start_from(config, runs_folder) for name, config in configs.items()}
 
 
-def _logger(folder: Path) -> Callable[[dict[str, Any]], None]:
-    return lambda record: runs.append_json_line(folder / runs.HISTORY, record)
+def _refuse_other_options(configs: Pass, folders: Mapping[str, Path]) -> None:
+    """A run goes on as it began: with other options its result would be neither the one nor the other."""
+    for name, config in configs.items():
+        path = folders[name] / runs.CONFIG
+        if not path.is_file():
+            continue
+        now, then = config.model_dump(mode="json"), runs.read_json(path)
+        for section, options in now.items():
+            for option, value in options.items():
+                before = then.get(section, {}).get(option)
+                if before != value:
+                    raise RunError(
+                        f"{path}: the run began with {section}.{option} = {before!r}. Got {value!r}; resume it with "
+                        "the options it began with, or start anew with --overwrite."
+                    )
+
+
+def _cut(path: Path, length: int) -> None:
+    """Forget what a history says of the time after a checkpoint."""
+    if path.is_file():
+        with path.open("r+b") as file:
+            file.truncate(length)
+
+
+def _silent(line: str) -> None:
+    pass

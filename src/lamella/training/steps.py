@@ -1,0 +1,126 @@
+"""Which windows every optimiser step of a pass takes, and how a pass goes on in its middle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lamella.config import TrainingOptions
+from lamella.data.batches import BucketOrder, Indices
+from lamella.data.examples import Example
+from lamella.data.features import Features
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a pass has come: steps done in all, the epoch it is in, steps done of that epoch."""
+
+    step: int = 0
+    epoch: int = 0
+    place: int = 0
+
+
+BEGINNING = Position()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimiser step of the pass."""
+
+    position: Position  # after it
+    epoch: float  # epochs done after it
+    features: Features
+    stratum: int
+    batches: Sequence[Indices]
+
+    @property
+    def number(self) -> int:
+        return self.position.step
+
+
+class Steps:
+    """The steps of a pass. `feed(epoch)` gives the windows of an epoch; augmentation makes them afresh each time.
+
+    The first epoch says how many steps an epoch has. Augmented texts may cut into a few windows more or fewer: the
+    number of steps stays, so that schedules and evaluations stay, and the last epoch ends a little early or late.
+    """
+
+    def __init__(self, feed: Callable[[int], Features], options: TrainingOptions, fractions: Sequence[float]) -> None:
+        self.feed, self.options = feed, options
+        self.cuts = sorted({*options.strata, *fractions})
+        first = feed(0)
+        self.ranks = question_ranks(first.examples, options.order_seed)
+        self.windows = len(first)
+        self.first = self._order(first)
+        self.per_epoch = len(self.first)
+        self.total = total_steps(options, self.per_epoch)
+
+    def stratum(self, fraction: float) -> int:
+        """The last stratum that a learner of this fraction takes."""
+        return self.cuts.index(fraction)
+
+    def taken_by(self, fraction: float) -> int:
+        """How many steps of the pass such a learner takes."""
+        last = self.stratum(fraction)
+        epochs, rest = divmod(self.total, self.per_epoch)
+        an_epoch = sum(self.first.groups_in(stratum) for stratum in range(min(last + 1, len(self.first.members))))
+        partly = [group.stratum <= last for group in self.first.epoch(epochs)] if rest else []
+        return epochs * an_epoch + sum(partly[:rest])
+
+    def after(self, position: Position) -> Iterator[Step]:
+        """The steps that are left."""
+        number, epoch, place = position.step, position.epoch, position.place
+        while number < self.total:
+            features = self.feed(epoch)
+            order = self._order(features)
+            for group in order.epoch(epoch, skip=place):
+                if number == self.total:
+                    return
+                number, place = number + 1, place + 1
+                at = Position(number, epoch, place)
+                yield Step(at, epoch + place / len(order), features, group.stratum, group.batches)
+            epoch, place = epoch + 1, 0
+
+    def _order(self, features: Features) -> BucketOrder:
+        options = self.options
+        of_example = np.array([self.ranks[question_of(one)] for one in features.examples])
+        bounds = [max(1, round(cut * len(self.ranks))) for cut in self.cuts]
+        strata = np.searchsorted(bounds, of_example[features.example], side="right")
+        strata[strata == len(bounds)] = -1  # what is in no learner's fraction is not part of the pass
+        return BucketOrder(
+            features.lengths, options.batch_size, seed=options.order_seed, accumulate=options.accumulate, strata=strata
+        )
+
+
+def total_steps(options: TrainingOptions, per_epoch: int) -> int:
+    """Optimiser steps of the whole run: `max_steps` where it is given, else the epochs."""
+    if options.max_steps is not None:
+        return options.max_steps
+    return max(1, round(options.epochs * per_epoch)) if options.epochs else 0
+
+
+def steps_between(interval: float | str, per_epoch: int) -> float:
+    """An interval of the options in steps, not always a whole number: epochs, or a text such as "300 steps"."""
+    if isinstance(interval, str):
+        return float(interval.partition(" ")[0])
+    return interval * per_epoch
+
+
+def passes(step: int, every: float) -> bool:
+    """Whether a multiple of `every` lies behind the last step and not behind this one; a step may pass several."""
+    return math.floor(step / every + 1e-9) > math.floor((step - 1) / every + 1e-9)
+
+
+def question_of(example: Example) -> str:
+    """What names a question: its group, where it is asked of several contexts."""
+    return example.group or example.id
+
+
+def question_ranks(examples: Sequence[Example], seed: int) -> dict[str, int]:
+    """The place of every question in one fixed shuffled order; a fraction of the data is a prefix of it."""
+    questions = list(dict.fromkeys(question_of(example) for example in examples))
+    places = np.random.default_rng([seed, len(questions), 2]).permutation(len(questions))
+    return {question: int(place) for question, place in zip(questions, places, strict=True)}

@@ -1,0 +1,136 @@
+"""What is written while a pass trains: histories, scores, the best models, checkpoints; by one process alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lamella import runs
+from lamella.config import TrainingOptions
+from lamella.data.features import Features
+from lamella.errors import ConfigError
+from lamella.inference.evaluate import language_of
+from lamella.inference.model import ReaderModel
+from lamella.inference.predict import Encode, predict_many, score_predictions, write_predictions
+from lamella.training.checkpoint import save_checkpoint
+from lamella.training.learner import Learner, Record
+from lamella.training.loop import Splitter
+from lamella.training.processes import Processes
+from lamella.training.steps import Position
+
+SHORT = {"exact": "EM", "f1": "F1", "answerability_accuracy": "accuracy", "answerability_f1": "no-answer F1"}
+
+
+class PassWatcher:
+    """Keeps the books of a pass: each learner's in the learner's own run folder."""
+
+    def __init__(
+        self,
+        learners: Sequence[Learner],
+        folders: Mapping[str, Path],
+        checkpoint_path: Path,
+        dev: Features,
+        options: TrainingOptions,
+        processes: Processes,
+        *,
+        splitter: Splitter,
+        encode_dev: Encode | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self.learners, self.folders, self.checkpoint_path = learners, folders, checkpoint_path
+        self.dev, self.options, self.processes = dev, options, processes
+        self.splitter, self.encode_dev, self.say = splitter, encode_dev, say
+        self.language = language_of(dev.examples)
+
+    def log(self, learner: Learner, records: Sequence[Record]) -> None:
+        if self.processes.is_main:
+            for record in records:
+                runs.append_json_line(self.folders[learner.name] / runs.HISTORY, record)
+        for record in records:
+            self._track(learner, record)
+
+    def evaluate(self, learners: Sequence[Learner], step: int, epoch: float) -> None:
+        """Score some learners in one pass over the dev windows; the best of each (the last, without any) is kept."""
+        if not len(self.dev):
+            self._save(learners, runs.MODEL)
+            return
+        everything = predict_many(
+            [learner.model for learner in learners],
+            self.dev,
+            encode=self.encode_dev,
+            batch_size=self.options.eval_batch_size,
+            rank=self.processes.rank,
+            processes=self.processes.count,
+            gather=self.processes.gather,
+        )
+        for learner, predictions in zip(learners, everything, strict=True):
+            results = score_predictions(learner.model, self.dev.examples, predictions, language=self.language)
+            record = {"event": "evaluation", "step": learner.steps, "epoch": round(epoch, 6), **results}
+            self.log(learner, [record])
+            metric = self._metric(learner, results)
+            if not learner.best or results[metric] > learner.best[metric]:
+                learner.best, learner.stale = {key: value for key, value in record.items() if key != "event"}, 0
+                if self.processes.is_main:
+                    folder = self.folders[learner.name]
+                    learner.model.save(folder / runs.MODEL)
+                    write_predictions(folder, learner.model, predictions)
+                    runs.write_json(folder / runs.RESULTS, learner.best)
+            else:
+                learner.stale += 1
+            if self.options.target is not None and results[metric] >= self.options.target - 1e-9:
+                learner.ended = f"reached {metric} {results[metric]:.2f}"
+            elif self.options.patience and learner.stale >= self.options.patience:
+                learner.ended = f"no better {metric} for {learner.stale} evaluations"
+            if len(self.learners) == 1:
+                self.say(f"epoch {epoch:.2f}: {headline(learner.model, results)}")
+        if len(self.learners) > 1:
+            leader = max(learners, key=lambda one: one.best[self._metric(one, one.best)])
+            self.say(f"epoch {epoch:.2f}: {leader.name} leads, {headline(leader.model, leader.best)}")
+
+    def keep(self, learners: Sequence[Learner], epoch: float) -> None:
+        self._save(learners, f"{runs.MODELS}/{epoch:g}")
+
+    def checkpoint(self, position: Position) -> None:
+        histories = {name: file_size(folder / runs.HISTORY) for name, folder in self.folders.items()}
+        save_checkpoint(
+            self.checkpoint_path,
+            self.learners,
+            position,
+            self.processes,
+            pieces=self.splitter.pieces,
+            histories=histories,
+        )
+
+    def _save(self, learners: Sequence[Learner], name: str) -> None:
+        if self.processes.is_main:
+            for learner in learners:
+                learner.model.save(self.folders[learner.name] / name)
+
+    def _metric(self, learner: Learner, results: Mapping[str, Any]) -> str:
+        metric = self.options.metric or learner.model.head.task.headline[1]
+        if metric not in results:
+            raise ConfigError("training.metric", [f"expected one of {', '.join(results)}. Got {metric!r}."])
+        return str(metric)
+
+    def _track(self, learner: Learner, record: Record) -> None:
+        """To the trackers; of several learners each has its name before its numbers."""
+        if not self.options.trackers:
+            return
+        front = f"{learner.name}/" if len(self.learners) > 1 else ""
+        numbers = {
+            f"{front}{key}": value
+            for key, value in record.items()
+            if isinstance(value, int | float) and key != "step" and math.isfinite(value)
+        }
+        self.processes.accelerator.log(numbers, step=int(record["step"]))
+
+
+def headline(model: ReaderModel, results: Mapping[str, Any]) -> str:
+    """The two numbers that are told of a task."""
+    return "  ".join(f"{SHORT[key]} {results[key]:.2f}" for key in model.head.task.headline)
+
+
+def file_size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
