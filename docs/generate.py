@@ -26,7 +26,8 @@ def parts_page() -> str:
         'or a table with its options (`schedule = { name = "linear", warmup = 0.06 }`).',
     ]
     for family in registry.describe():
-        lines += ["", f"## {family['family']}", "", f"A {family['family']} {_verb(family['summary'])}.", ""]
+        article = "An" if family["family"][0] in "aeiou" else "A"
+        lines += ["", f"## {family['family']}", "", f"{article} {family['family']} {_verb(family['summary'])}.", ""]
         lines += ["| name | what it is | options |", "|---|---|---|"]
         for part in family["parts"]:
             options = "<br>".join(

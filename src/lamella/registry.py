@@ -102,6 +102,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         Family("reader", "reads a data file", ("lamella.data.readers",)),
         Family("writer", "writes a data file", ("lamella.data.writers",)),
+        Family("augmentation", "changes examples at random, anew every epoch", ("lamella.data.augment",)),
         Family("tuning", "says what of the encoder is trained", ("lamella.encoder.tuning",)),
         Family(
             "mixer",
