@@ -166,6 +166,10 @@ def train(
     auto_batch: Annotated[
         bool, typer.Option("--auto-batch", help="Out of memory, compute a batch in halves, and those in halves.")
     ] = False,
+    overfit: Annotated[
+        int | None,
+        typer.Option("--overfit", min=1, help="Only check that so many questions can be learnt by heart, say 32."),
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Train a reader as a run file describes, or several of them in one pass."""
@@ -181,7 +185,7 @@ def train(
 
     from lamella.training.run import train_plan
 
-    train_plan(plan, out, overwrite=overwrite, resume=resume, auto_batch=auto_batch, say=typer.echo)
+    train_plan(plan, out, overwrite=overwrite, resume=resume, auto_batch=auto_batch, overfit=overfit, say=typer.echo)
 
 
 @app.command()

@@ -87,7 +87,9 @@ def new_run(
         record["runs"] = names
     with _held(folder):
         write_json(folder / RUN, record)  # first: a kill while the earlier run is removed must not leave `finished`
-        if not resume:
+        if resume:
+            _remove_parts(folder)
+        else:
             _remove_earlier(folder, (earlier or {}).get("runs", []))
         write_json(folder / ENVIRONMENT, environment())
         try:
@@ -99,6 +101,11 @@ def new_run(
                 write_json(folder / RUN, {**record, **outcome, "ended": _now()})
             raise
         write_json(folder / RUN, {**record, "state": "finished", "ended": _now()})
+
+
+def mark_failed(folder: Path, error: str) -> None:
+    """Say of a run that ended that it failed: one of several made together, the others of which did not."""
+    write_json(folder / RUN, {**(_record(folder) or {}), "state": "failed", "error": error})
 
 
 def run_state(folder: Path) -> str | None:
@@ -249,12 +256,23 @@ def _remove_earlier(folder: Path, within: Iterable[str]) -> None:
             (inner / RUN).unlink()
             with contextlib.suppress(OSError):  # something else lies there
                 inner.rmdir()
-    ours = [folder / name for name in (*FILES, MODEL, MODELS) if name != RUN]
-    for path in [*ours, *folder.glob(f".*{TEMPORARY}")]:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    for name in (*FILES, MODEL, MODELS):
+        if name != RUN:
+            _remove(folder / name)
+    _remove_parts(folder)
+
+
+def _remove_parts(folder: Path) -> None:
+    """Remove what a kill left half-written."""
+    for path in folder.rglob(f".*{TEMPORARY}"):
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _now() -> str:

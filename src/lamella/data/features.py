@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -103,6 +103,26 @@ def featurise(
     """
     with progress("cutting windows", None):
         return _featurise(examples, tokenizer, windows, negative_windows, seed)
+
+
+def join_features(parts: Sequence[Features]) -> Features:
+    """The windows of several sets, cut in the same way, one set after the other."""
+    first = parts[0]
+    before = np.cumsum([0, *(len(part.examples) for part in parts)])
+    tokens = np.cumsum([0, *(len(part.input_ids) for part in parts)])
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("input_ids", "context_begin", "context_end", "first_token", "start", "end", "max_context")
+    }
+    return replace(
+        first,
+        examples=[example for part in parts for example in part.examples],
+        rows=np.concatenate([[0], *(part.rows[1:] + shift for part, shift in zip(parts, tokens, strict=False))]),
+        example=np.concatenate([part.example + shift for part, shift in zip(parts, before, strict=False)]),
+        offsets=[offsets for part in parts for offsets in part.offsets],
+        lost_answers=sum(part.lost_answers for part in parts),
+        **columns,
+    )
 
 
 def _featurise(

@@ -26,6 +26,7 @@ class Task(nn.Module):
 
     outputs: int
     at_cls = False  # whether it reads the first token alone
+    choice_names: tuple[str, ...]
     headline: tuple[str, str]  # what is reported of it; the best model is the best by the second
 
     def __init__(self, width: int) -> None:
@@ -48,6 +49,7 @@ class Span(Task):
     """Where the answer starts and ends: logit_o(t) = q_o · x_t + b_o, o in (start, end); no answer is [CLS] twice."""
 
     outputs = 2
+    choice_names = ("start", "end")
     headline = ("exact", "f1")
 
     def choices(self, logits: Tensor, batch: Batch) -> list[Choice]:
@@ -66,6 +68,7 @@ class Answerability(Task):
 
     outputs = 2
     at_cls = True
+    choice_names = ("answerability",)
     headline = ("answerability_accuracy", "answerability_f1")
 
     def choices(self, logits: Tensor, batch: Batch) -> list[Choice]:

@@ -56,6 +56,7 @@ class Distilled:
         warmup: float,
     ) -> None:
         self.inner, self.model = inner, model
+        self.names = (*inner.names, "distillation")
         self.weight, self.measure, self.over = weight, measure, over
         self.begins = round(warmup * total_steps)
         self.steps = 0

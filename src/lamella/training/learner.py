@@ -25,6 +25,7 @@ from lamella.training.objective import Forward, Objective, TaskLoss
 from lamella.training.steps import Step
 
 Record = dict[str, Any]
+PROGRESS = ("steps", "best", "stale", "ended", "failed")  # what a checkpoint keeps as it is
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Learner:
     best: Record = field(default_factory=dict)  # the scores of its best evaluation
     stale: int = 0  # evaluations since then
     ended: str | None = None  # why it stopped before the pass did
+    failed: str | None = None  # what went wrong, if that was the reason
     _terms: dict[str, Tensor] = field(default_factory=dict)
     _pending: list[tuple[int, float, float, dict[str, Tensor]]] = field(default_factory=list)
 
@@ -84,7 +86,7 @@ class Learner:
         """The steps since the last time. Reading a loss waits for the device, so it is done for several at once."""
         if not self._pending:
             return []
-        names = list(dict.fromkeys(name for *_, terms in self._pending for name in terms))
+        names = self.objective.names  # not those found: this process may have had no window of a step
         nothing = torch.zeros((), device=self.model.device)
         rows = [torch.stack([terms.get(name, nothing).float() for name in names]) for *_, terms in self._pending]
         values = add_up(torch.stack(rows)).tolist()
@@ -115,10 +117,7 @@ class Learner:
             "schedule": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
             "objective": self.objective.state(),
-            "steps": self.steps,
-            "best": self.best,
-            "stale": self.stale,
-            "ended": self.ended,
+            **{name: getattr(self, name) for name in PROGRESS},
         }
 
     def put_state(self, state: Mapping[str, Any]) -> None:
@@ -129,7 +128,8 @@ class Learner:
         self.schedule.load_state_dict(state["schedule"])
         self.scaler.load_state_dict(state["scaler"])
         self.objective.put_state(state["objective"])
-        self.steps, self.best, self.stale, self.ended = (state["steps"], state["best"], state["stale"], state["ended"])
+        for name in PROGRESS:
+            setattr(self, name, state[name])
 
 
 class Randomness:

@@ -115,7 +115,7 @@ def _tell(learners: Sequence[Learner], processes: Processes, watcher: Watcher) -
         except RunError as error:
             if len(learners) == 1:
                 raise
-            learner.ended = f"failed: {error}"
+            learner.ended = learner.failed = str(error)
             continue
         watcher.log(learner, records)
         if records and not note:

@@ -21,6 +21,7 @@ Terms = dict[str, Tensor]  # `loss` has a gradient; the others are told beside i
 class Objective(Protocol):
     """Gives the terms of a batch: its share of the means over the whole optimiser step."""
 
+    names: tuple[str, ...]  # of its terms
     layers: tuple[int, ...]  # what it reads of the encoder besides what the head does
     more_forwards: int  # how many times it runs a trained encoder besides the learner's own
 
@@ -69,6 +70,7 @@ class TaskLoss:
         loss: Callable[[Sequence[Choice], Batch, Totals], Terms],
     ) -> None:
         self.task, self.loss = task, loss
+        self.names = ("loss", *task.choice_names)
 
     def __call__(self, forward: Forward, batch: Batch, totals: Totals) -> Terms:
         return self.of_logits(forward(), batch, totals)

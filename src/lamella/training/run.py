@@ -15,6 +15,7 @@ from accelerate.utils import set_seed
 from lamella import runs
 from lamella.config import RunConfig
 from lamella.data.features import Features, featurise
+from lamella.data.feed import Feed, Recipe
 from lamella.data.loading import Loaded, load_examples
 from lamella.encoder.loading import load_encoder
 from lamella.encoder.precision import choose_precision
@@ -25,8 +26,9 @@ from lamella.inference.model import ReaderModel
 from lamella.inference.predict import Encode
 from lamella.plan import Pass, Plan
 from lamella.training.checkpoint import load_checkpoint, put_checkpoint
-from lamella.training.learner import Learner, Randomness, make_learner
+from lamella.training.learner import Learner, Randomness, Record, make_learner
 from lamella.training.loop import Splitter, fit
+from lamella.training.overfit import best_possible, overfit_plan, spread, verdict
 from lamella.training.processes import Processes, make_accelerator
 from lamella.training.steps import BEGINNING, Steps
 from lamella.training.watch import PassWatcher, headline
@@ -43,6 +45,8 @@ class Prepared:
     randomness: dict[str, Randomness]
     steps: Steps
     dev: Features
+    feed: Feed
+    targets: dict[str, float]  # of the overfit check: what each model can reach
     encode: Encode | None  # for all learners at once; None where the one learner trains its encoder
     encode_dev: Encode | None
 
@@ -63,13 +67,17 @@ def train_plan(
     overwrite: bool = False,
     resume: bool = False,
     auto_batch: bool = False,
+    overfit: int | None = None,
     say: Say = print,
-) -> None:
+) -> dict[str, Record]:
     """Train every run of a plan: one into `out` itself, several each into a folder of its name there.
 
-    With `resume` what is finished stays, and a pass goes on from its last checkpoint.
+    With `resume` what is finished stays, and a pass goes on from its last checkpoint. Gives the best scores of every
+    run that was trained now, the same in all processes.
     """
     plan = replace(plan, passes=tuple(_located(configs, out.parent) for configs in plan.passes))
+    if overfit is not None:
+        plan = overfit_plan(plan)
     trackers = next(iter(plan.runs.values())).training.trackers
     processes = Processes(make_accelerator(trackers, out))
     if not processes.is_main:
@@ -79,11 +87,13 @@ def train_plan(
     state = processes.from_main(runs.run_state(out) if out.exists() else None)
     if resume and state == "finished":
         say(f"{out}: is finished already")
-        return
+        return {}
+    best: dict[str, Record] = {}
+    targets: dict[str, float] = {}
     several, checkpoint = len(plan.runs) > 1, out / runs.CHECKPOINT
     # A single run without a checkpoint has nothing to go on from; of several, some may be finished.
     goes_on = processes.from_main(resume and state is not None and (several or checkpoint.is_file()))
-    prepared = prepare(plan.passes[0], processes, say=say)
+    prepared = prepare(plan.passes[0], processes, overfit=overfit, say=say)
     opened = runs.new_run(
         out,
         "train",
@@ -100,32 +110,49 @@ def train_plan(
                 if all(runs.run_state(folder) == "finished" for folder in folders.values()):
                     continue
             if number:
-                prepared = prepare(configs, processes, say=say)
+                prepared = prepare(configs, processes, overfit=overfit, say=say)
             if len(plan.passes) > 1:
                 say(f"pass {number + 1} of {len(plan.passes)}: {', '.join(configs)}")
             content = load_checkpoint(checkpoint, list(configs), processes) if goes_on else None
             with ExitStack() as stack:
+                stack.callback(prepared.feed.close)
                 for folder in folders.values() if several and processes.is_main else ():
                     stack.enter_context(runs.new_run(folder, "train", overwrite=True, resume=content is not None))
-                train_pass(prepared, folders, checkpoint, processes, content=content, auto_batch=auto_batch, say=say)
+                learners = train_pass(
+                    prepared, folders, checkpoint, processes, content=content, auto_batch=auto_batch, say=say
+                )
+            best |= {learner.name: learner.best for learner in learners}
+            targets |= prepared.targets
             if processes.is_main:
+                for learner in learners:
+                    if learner.failed:
+                        runs.mark_failed(folders[learner.name], learner.failed)
                 checkpoint.unlink(missing_ok=True)
         if several and processes.is_main:
             summarise(plan, out, say)
+        for line in verdict(best, targets):
+            say(line)
     if trackers:
         processes.accelerator.end_training()
     say(f"{out}: finished")
+    return best
 
 
-def prepare(configs: Pass, processes: Processes, *, say: Say) -> Prepared:
-    """Read the data, load the encoder, build the models, cut the windows."""
+def prepare(configs: Pass, processes: Processes, *, overfit: int | None = None, say: Say) -> Prepared:
+    """Read the data, load the encoder, build the models, cut the windows.
+
+    With `overfit` so many training questions are those to score on as well.
+    """
     config = next(iter(configs.values()))
     if not config.data.train:
         raise ConfigError("data", ["train: is required and was not given."])
     train_data = read_data(config.data.train, config, config.data.max_train_samples, say)
-    dev_data = read_data(config.data.dev, config, config.data.max_eval_samples, say)
+    if overfit is None:
+        dev_data = read_data(config.data.dev, config, config.data.max_eval_samples, say)
+    else:
+        dev_data = train_data = replace(train_data, examples=spread(train_data.examples, overfit))
     leaked = {one.context.text for one in train_data.examples} & {one.context.text for one in dev_data.examples}
-    if leaked:
+    if leaked and overfit is None:
         say(f"{len(leaked)} contexts are in the train and in the dev data: the scores will be too good")
 
     pooler = any(one.learner.reads_pooled for one in configs.values())
@@ -141,21 +168,18 @@ def prepare(configs: Pass, processes: Processes, *, say: Say) -> Prepared:
         randomness[name] = Randomness(processes.device)
         say(f"{name + ': ' if len(configs) > 1 else ''}{trainable_line(model)}")
 
-    train = featurise(
-        train_data.examples,
-        base.tokenizer,
-        config.windows,
-        negative_windows=config.data.negative_windows,
-        seed=config.training.order_seed,
-    )
+    recipe = Recipe(base.tokenizer, config)
+    feed = Feed(recipe, train_data.examples)
+    train = feed(0)
     if not len(train):
         raise DataError(f"{', '.join(config.data.train)}: no window is left to train on; see data.negative_windows.")
     if train.lost_answers:
         say(f"{train.lost_answers} answers lie on no token and are taught as no answer")
     dev = featurise(dev_data.examples, base.tokenizer, config.windows)
-    steps = Steps(lambda epoch: train, config.training, [one.learner.fraction for one in configs.values()])
+    steps = Steps(feed, config.training, [one.learner.fraction for one in configs.values()])
     encode = None if base.encoder.trainable else next(iter(models.values())).encode
-    return Prepared(configs, models, randomness, steps, dev, encode, None)
+    targets = {} if overfit is None else {name: best_possible(model, dev) for name, model in models.items()}
+    return Prepared(configs, models, randomness, steps, dev, feed, targets, encode, None)
 
 
 def train_pass(
@@ -202,6 +226,7 @@ def train_pass(
         processes,
         splitter=splitter,
         encode_dev=run.encode_dev,
+        targets=run.targets,
         say=say,
     )
     together = f" for {len(learners)} learners at once" if len(learners) > 1 else ""
@@ -222,9 +247,8 @@ def train_pass(
             say(f"{front}ended at step {learner.steps}: {learner.ended}")
         if learner.best:
             say(f"{front}best at epoch {learner.best['epoch']:g}: {headline(learner.model, learner.best)}")
-    failed = [learner.ended for learner in learners if learner.ended and learner.ended.startswith("failed")]
-    if len(failed) == len(learners):
-        raise RunError(failed[0])
+    if all(learner.failed for learner in learners):
+        raise RunError(str(learners[0].failed))
     return learners
 
 

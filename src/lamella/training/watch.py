@@ -37,11 +37,12 @@ class PassWatcher:
         *,
         splitter: Splitter,
         encode_dev: Encode | None,
+        targets: Mapping[str, float],
         say: Callable[[str], None],
     ) -> None:
         self.learners, self.folders, self.checkpoint_path = learners, folders, checkpoint_path
         self.dev, self.options, self.processes = dev, options, processes
-        self.splitter, self.encode_dev, self.say = splitter, encode_dev, say
+        self.splitter, self.encode_dev, self.targets, self.say = splitter, encode_dev, targets, say
         self.language = language_of(dev.examples)
 
     def log(self, learner: Learner, records: Sequence[Record]) -> None:
@@ -79,7 +80,8 @@ class PassWatcher:
                     runs.write_json(folder / runs.RESULTS, learner.best)
             else:
                 learner.stale += 1
-            if self.options.target is not None and results[metric] >= self.options.target - 1e-9:
+            target = self.targets.get(learner.name, self.options.target)
+            if target is not None and results[metric] >= target - 1e-9:
                 learner.ended = f"reached {metric} {results[metric]:.2f}"
             elif self.options.patience and learner.stale >= self.options.patience:
                 learner.ended = f"no better {metric} for {learner.stale} evaluations"

@@ -1,0 +1,105 @@
+"""The overfit check: a reader that cannot learn a few questions by heart has something wrong with it.
+
+What can be reached is what decoding the true labels gives: an answer longer than `max_answer_length`, or one that ends
+within a token, is out of reach for any reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from lamella.data.batches import collate, longest_first
+from lamella.data.examples import Example
+from lamella.data.features import Features
+from lamella.errors import RunError
+from lamella.inference.decode import best_spans, merge_windows
+from lamella.inference.evaluate import language_of
+from lamella.inference.model import ReaderModel
+from lamella.inference.predict import score_predictions
+from lamella.plan import Plan
+
+STEPS = 400
+# Nothing may stand between the reader and its 32 questions: no dropout, no decay, no end of the learning rate.
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "data": {"augment": None, "max_eval_samples": None},
+    "encoder": {"dropout": 0.0},
+    "learner": {
+        "fraction": 1.0,
+        "distil": None,
+        "weight_decay": 0.0,
+        "learning_rate": 1e-4,
+        "head_learning_rate": 1e-3,
+        "schedule": {"name": "constant", "warmup": 0.05},
+    },
+    "training": {
+        "batch_size": 16,
+        "accumulate": 1,
+        "max_steps": STEPS,
+        "evaluate_every": "20 steps",
+        "patience": None,
+        "save_at": [],
+        "strata": [],
+    },
+}
+
+
+def overfit_plan(plan: Plan) -> Plan:
+    """The same runs with the options of the check."""
+    passes = []
+    for configs in plan.passes:
+        changed = {}
+        for name, config in configs.items():
+            metric = "answerability_accuracy" if config.learner.task["name"] == "answerability" else "exact"
+            sections = {
+                section: getattr(config, section).model_copy(update=dict(options))
+                for section, options in OPTIONS.items()
+            }
+            sections["training"] = sections["training"].model_copy(update={"metric": metric})
+            changed[name] = config.model_copy(update=sections)
+        passes.append(changed)
+    return replace(plan, passes=tuple(passes))
+
+
+def spread(examples: Sequence[Example], count: int) -> tuple[Example, ...]:
+    """So many examples, evenly from all: the first ones of a file are often about one thing."""
+    if len(examples) <= count:
+        return tuple(examples)
+    return tuple(examples[place] for place in np.linspace(0, len(examples) - 1, count).round().astype(int))
+
+
+def best_possible(model: ReaderModel, features: Features) -> float:
+    """The score of a model that gives the true labels."""
+    if not model.gives_text:
+        return 100.0
+    found = []
+    for windows in longest_first(features.lengths, 64):
+        batch = collate(features, windows)
+        logits = torch.zeros(2, *batch.mask.shape)
+        for row, label in zip(logits, (batch.start, batch.end), strict=True):
+            row.scatter_(1, label[:, None], 10.0)
+        found.append(best_spans(logits, batch, features.template.cls, model.decoding))
+    predictions = merge_windows(features, found, model.decoding)
+    language = language_of(features.examples)
+    return float(score_predictions(model, features.examples, predictions, language=language)["exact"])
+
+
+def verdict(best: Mapping[str, Mapping[str, Any]], targets: Mapping[str, float]) -> list[str]:
+    """A line for every run; an error if one of them did not learn all that can be learnt."""
+    lines: list[str] = []
+    short: list[str] = []
+    for name, target in targets.items():
+        metric = "exact" if "exact" in best[name] else "answerability_accuracy"
+        reached = float(best[name].get(metric, 0.0))
+        line = f"{name}: {metric} {reached:.2f} of {target:.2f} possible, at step {best[name].get('step', 0)}"
+        (lines if reached >= target - 1e-9 else short).append(line)
+    if short:
+        raise RunError(
+            f"not learnt by heart within {STEPS} steps: {'; '.join(short)}. Is the encoder trained (encoder.tuning)? "
+            "Are the labels right (lamella check)?"
+        )
+    return lines

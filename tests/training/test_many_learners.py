@@ -1,0 +1,256 @@
+"""Many learners in one pass: each becomes what it would have become alone, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from doubles import example, save_tiny_encoder, tiny_encoder, tiny_model, tiny_run_config
+from lamella.config import TrainingOptions
+from lamella.data.features import featurise
+from lamella.inference.model import ReaderModel
+from lamella.plan import make_plan
+from lamella.training import run as training_run
+from lamella.training.run import train_plan
+from lamella.training.steps import Position, Steps, question_ranks
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SILENT: Any = lambda line: None  # noqa: E731
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_encoder(tmp_path_factory.mktemp("many") / "tiny")
+
+
+def table(folder: Path, **sections: Any) -> dict[str, Any]:
+    """A small run on the bundled questions."""
+    given = {
+        "data": {"train": "demo:train", "dev": "demo:dev", "max_train_samples": 14, "max_eval_samples": 8},
+        "windows": {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24},
+        "encoder": {"name": str(folder), "tuning": "frozen"},
+        "training": {"epochs": 2, "batch_size": 4, "precision": "fp32"},
+    }
+    return {**given, **{name: {**given.get(name, {}), **options} for name, options in sections.items()}}
+
+
+def train(given: dict[str, Any], out: Path, **options: Any) -> Path:
+    train_plan(make_plan(given, where="test"), out, say=SILENT, **options)
+    return out
+
+
+def results(folder: Path) -> tuple[bytes, list[str], Any]:
+    """The weights, the history, the scores."""
+    history = (folder / "history.jsonl").read_text().splitlines()
+    scores = json.loads((folder / "eval_results.json").read_text())
+    return (folder / "model" / "model.safetensors").read_bytes(), history, scores
+
+
+MIXERS = [
+    "last",
+    "dot",
+    "encoder_block",
+    {"name": "conv_1xn"},
+    ["scalar_mix", {"name": "compress", "size": 4}],
+    {"name": "xception", "widths": [4, 8, 8, 8]},
+]
+
+
+def test_each_learner_is_what_it_is_alone(encoder: Path, tmp_path: Path) -> None:
+    """Mixers with dropout and with batch norm among them: each draws its own randomness."""
+    together = train(
+        table(encoder, learner={"learning_rate": 1e-2}) | {"grid": {"learner": {"mixer": MIXERS}}},
+        tmp_path / "together",
+    )
+    folders = sorted(path for path in together.iterdir() if path.is_dir())
+    assert len(folders) == 6
+    for folder in folders:
+        alone = train(json.loads((folder / "config.json").read_text()), tmp_path / f"alone-{folder.name}")
+        assert results(alone) == results(folder), folder.name
+
+
+def test_fractions_learn_alone_what_they_learn_together(encoder: Path, tmp_path: Path) -> None:
+    grid = {"learner": {"fraction": [0.1, 0.5, 1.0], "mixer": ["dot", "conv_1xn"]}}
+    together = train(table(encoder) | {"grid": grid}, tmp_path / "together")
+    folders = sorted(path for path in together.iterdir() if path.is_dir())
+    steps = {}
+    for folder in folders:
+        alone = train(json.loads((folder / "config.json").read_text()), tmp_path / f"alone-{folder.name}")
+        assert results(alone) == results(folder), folder.name
+        history = [json.loads(line) for line in results(folder)[1]]
+        taken = [record for record in history if record["event"] == "step"]
+        assert [record["step"] for record in taken] == list(range(1, len(taken) + 1))
+        assert taken[-1]["learning_rate"] < 0.3 * max(record["learning_rate"] for record in taken)  # its own schedule
+        steps[folder.name.partition("fraction")[2]] = len(taken)
+    assert steps["0.1"] < steps["0.5"] < steps["1"]
+
+
+def test_the_encoder_runs_once_for_all(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    encode = ReaderModel.encode
+    monkeypatch.setattr(
+        ReaderModel, "encode", lambda self, batch, layers: calls.append(layers) or encode(self, batch, layers)
+    )
+    counts = []
+    for mixers in (["dot"], MIXERS):
+        calls.clear()
+        train(table(encoder) | {"grid": {"learner": {"mixer": mixers}}}, tmp_path / f"{len(mixers)}")
+        counts.append(len(calls))
+    assert counts[0] == counts[1] > 0
+
+
+def test_the_summary_says_what_varied(encoder: Path, tmp_path: Path) -> None:
+    out = train(table(encoder) | {"grid": {"learner": {"seed": [0, 1]}}}, tmp_path / "out")
+    summary = json.loads((out / "runs.json").read_text())
+    assert summary["varied"] == ["learner.seed"]
+    assert [(row["run"], row["options"]) for row in summary["runs"]] == [
+        ("seed0", {"learner.seed": 0}),
+        ("seed1", {"learner.seed": 1}),
+    ]
+    assert all("f1" in row["scores"] for row in summary["runs"])
+
+
+def test_a_learner_that_diverges_does_not_take_the_others_with_it(encoder: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    given = table(encoder) | {"grid": {"learner": {"learning_rate": [1e-3, 1e38]}}}
+    train_plan(make_plan(given, where="test"), tmp_path / "out", say=said.append)
+    assert any("ended at step" in line and "the loss at step" in line for line in said)
+    assert (tmp_path / "out" / "learning_rate0.001" / "model").is_dir()
+    states = [
+        json.loads((tmp_path / "out" / name / "run.json").read_text())["state"]
+        for name in ("learning_rate0.001", "learning_rate1e+38")
+    ]
+    assert states == ["finished", "failed"]
+
+
+def test_overwriting_removes_the_runs_of_the_earlier_plan_and_nothing_else(encoder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    train(table(encoder, training={"max_steps": 1}) | {"grid": {"learner": {"seed": [0, 1]}}}, out)
+    (out / "notes").mkdir()
+    (out / "notes" / "mine.txt").write_text("mine")
+    train(table(encoder, training={"max_steps": 1}) | {"grid": {"learner": {"seed": [1, 2]}}}, out, overwrite=True)
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["notes", "seed1", "seed2"]
+
+
+def test_a_fraction_is_a_prefix_of_one_order_of_the_questions() -> None:
+    examples = [example("A text.", id=f"q{n}") for n in range(100)]
+    features = featurise(examples, tiny_encoder().tokenizer, tiny_run_config().windows)
+    ranks = question_ranks(examples, seed=4)
+    assert sorted(ranks.values()) == list(range(100))
+    options = TrainingOptions(batch_size=8, order_seed=4, strata=[0.1, 0.3])
+    steps = Steps(lambda epoch: features, options, [1.0])
+    seen: dict[int, list[set[str]]] = {}
+    for step in steps.after(Position()):
+        ids = {features.examples[features.example[window]].id for windows in step.batches for window in windows}
+        of_epoch = seen.setdefault(step.position.epoch, [set() for _ in steps.cuts])
+        of_epoch[step.stratum] |= ids
+    first, second = seen[0], seen[1]
+    assert first == second  # the same questions in every epoch
+    assert [len(ids) for ids in first] == [10, 20, 70]
+    assert first[0] == {id for id, rank in ranks.items() if rank < 10}
+    assert steps.taken_by(0.1) == 2 * 2
+    assert steps.taken_by(0.3) == 2 * (2 + 3)
+    assert steps.taken_by(1.0) == steps.total
+
+
+def test_the_contexts_of_a_question_stay_together() -> None:
+    from dataclasses import replace
+
+    examples = [replace(example("A text.", id=f"q{n}"), group=f"g{n // 5}") for n in range(50)]
+    assert len(question_ranks(examples, seed=0)) == 10
+
+
+@pytest.mark.parametrize("interrupted_after", [0, 1, 5, 6, 7, 11])
+def test_steps_go_on_in_the_middle(interrupted_after: int) -> None:
+    model = tiny_model()
+    examples = [example("A text.", id=f"q{n}") for n in range(22)]
+    features = featurise(examples, model.tokenizer, model.windows)
+    steps = Steps(lambda epoch: features, TrainingOptions(epochs=2, batch_size=4), [1.0])
+    whole = list(steps.after(Position()))
+    assert len(whole) == 12
+    at = whole[interrupted_after - 1].position if interrupted_after else Position()
+    rest = list(steps.after(at))
+    for step, other in zip(rest, whole[interrupted_after:], strict=True):
+        assert (step.position, step.epoch) == (other.position, other.epoch)
+        assert all(np.array_equal(one, two) for one, two in zip(step.batches, other.batches, strict=True))
+
+
+def test_a_pass_ends_when_all_its_learners_have_learnt_enough(encoder: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    given = table(encoder, training={"epochs": 50, "patience": 2, "evaluate_every": "2 steps"})
+    train_plan(
+        make_plan(given | {"grid": {"learner": {"seed": [0, 1]}}}, where="test"), tmp_path / "out", say=said.append
+    )
+    for seed in (0, 1):
+        history = [
+            json.loads(line) for line in (tmp_path / "out" / f"seed{seed}" / "history.jsonl").read_text().splitlines()
+        ]
+        scores = [record["f1"] for record in history if record["event"] == "evaluation"]
+        best = scores.index(max(scores))
+        assert len(scores) == best + 1 + 2 < 50
+    assert sum("no better f1 for 2 evaluations" in line for line in said) == 2
+
+
+def test_training_stops_at_the_target(encoder: Path, tmp_path: Path) -> None:
+    given = table(encoder, training={"epochs": 50, "target": 0.0, "evaluate_every": "3 steps", "metric": "exact"})
+    out = train(given, tmp_path / "out")
+    assert json.loads((out / "eval_results.json").read_text())["step"] == 3
+
+
+def test_the_best_model_may_be_the_best_by_another_metric(encoder: Path, tmp_path: Path) -> None:
+    given = table(encoder, training={"metric": "HasAns_f1"}, learner={"learning_rate": 1e-2})
+    out = train(given, tmp_path / "out")
+    history = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    best = json.loads((out / "eval_results.json").read_text())["HasAns_f1"]
+    assert best == max(record["HasAns_f1"] for record in history if record["event"] == "evaluation")
+
+
+def test_out_of_memory_is_one_line_with_what_helps(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starve(monkeypatch, largest=2)
+    with pytest.raises(training_run.RunError, match=r"batch of 4 windows of up to \d+ tokens: .*--auto-batch\.$"):
+        train(table(encoder), tmp_path / "out")
+
+
+@pytest.mark.parametrize("tuning", ["frozen", "full"])
+def test_a_batch_that_does_not_fit_is_computed_in_halves(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuning: str
+) -> None:
+    """The result is the same but for rounding: the step is the same one, in pieces."""
+    given = table(encoder, encoder={"tuning": tuning, "dropout": 0.0}, learner={"weight_decay": 0.0})
+    plain = train(given, tmp_path / "plain")
+    starve(monkeypatch, largest=1)
+    halved = train(given, tmp_path / "halved", auto_batch=True)
+    one, two = (
+        [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()] for folder in (plain, halved)
+    )
+    for before, after in zip(one, two, strict=True):
+        assert before.keys() == after.keys()
+        if before["event"] == "step":
+            assert after["loss"] == pytest.approx(before["loss"], rel=1e-4)
+
+
+def test_a_single_window_that_does_not_fit_ends_the_run(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starve(monkeypatch, largest=0)
+    with pytest.raises(training_run.RunError, match=r"out of memory on a single window"):
+        train(table(encoder), tmp_path / "out", auto_batch=True)
+
+
+def starve(monkeypatch: pytest.MonkeyPatch, *, largest: int) -> None:
+    """A machine that cannot hold more than so many windows in training."""
+    encode = ReaderModel.encode
+
+    def limited(self: ReaderModel, batch: Any, layers: Any) -> Any:
+        if len(batch.mask) > largest and self.training:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return encode(self, batch, layers)
+
+    monkeypatch.setattr(ReaderModel, "encode", limited)

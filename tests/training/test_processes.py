@@ -1,0 +1,147 @@
+"""Two real processes train what one does: the same losses, weights and scores, and nothing is written twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from doubles import save_tiny_encoder
+from lamella.plan import make_plan
+from lamella.training.run import train_plan
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# Every process of the launch trains each plan, and writes down what it was told.
+SCRIPT = """
+import json, os, sys
+from pathlib import Path
+from lamella.plan import make_plan
+from lamella.training.run import train_plan
+
+folder = Path(sys.argv[1])
+for name, table in json.loads((folder / "plans.json").read_text()).items():
+    said = []
+    best = train_plan(make_plan(table, where=name), folder / "two" / name, say=said.append)
+    (folder / f"{name}-{os.environ['RANK']}.json").write_text(json.dumps({"best": best, "said": said}))
+"""
+
+
+def plans(encoder: Path) -> dict[str, Any]:
+    common = {
+        "data": {"train": "demo:train", "dev": "demo:dev", "max_train_samples": 14, "max_eval_samples": 9},
+        "windows": {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24},
+        "training": {"epochs": 2, "batch_size": 3, "precision": "fp32", "evaluate_every": 0.5},
+    }
+    full = {"name": str(encoder), "tuning": "full", "dropout": 0.0}
+    frozen = {**full, "tuning": "frozen"}
+    by_group = {"name": "cross_entropy", "answerable": 2.0, "weigh_by": "group"}
+    return {
+        "full": {**common, "encoder": full, "learner": {"learning_rate": 1e-3}},
+        # Batches of three for two processes, several of them a step, means over the groups of the whole step.
+        "groups": {
+            **common,
+            "encoder": full,
+            "learner": {"learning_rate": 1e-3, "loss": by_group},
+            "training": {**common["training"], "accumulate": 2},
+        },
+        # One window a batch: one of the two processes has nothing to do.
+        "lonely": {
+            **common,
+            "encoder": {**full, "tuning": {"name": "adapter", "size": 4}},
+            "training": {**common["training"], "batch_size": 1, "max_steps": 12},
+        },
+        "teacher": {
+            **common,
+            "encoder": full,
+            "learner": {"learning_rate": 1e-3, "distil": {"name": "sda", "k": 2}},
+        },
+        "many": {
+            **common,
+            "encoder": frozen,
+            "grid": {"learner": {"mixer": ["dot", "scalar_mix"], "fraction": [0.5, 1.0]}},
+        },
+        "answerability": {**common, "encoder": frozen, "learner": {"task": "answerability"}},
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every plan trained in two processes, started by torchrun, and in one."""
+    folder = tmp_path_factory.mktemp("processes")
+    encoder = save_tiny_encoder(folder / "tiny")
+    (folder / "plans.json").write_text(json.dumps(plans(encoder)))
+    (folder / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    launched = subprocess.run(
+        [*command, str(folder / "script.py"), str(folder)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert launched.returncode == 0, launched.stderr[-3000:]
+    for name, table in plans(encoder).items():
+        train_plan(make_plan(table, where=name), folder / "one" / name, say=lambda line: None)
+    return folder
+
+
+def run_folders(plan: Path) -> list[Path]:
+    return sorted(path.parent for path in plan.rglob("history.jsonl"))
+
+
+@pytest.mark.parametrize("name", list(plans(Path())))
+def test_two_processes_learn_what_one_does(folder: Path, name: str) -> None:
+    ones, twos = run_folders(folder / "one" / name), run_folders(folder / "two" / name)
+    assert [path.name for path in ones] == [path.name for path in twos]
+    assert len(ones) == (4 if name == "many" else 1)
+    for one, two in zip(ones, twos, strict=True):
+        before, after = (
+            [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()] for run in (one, two)
+        )
+        assert len(before) == len(after)
+        for left, right in zip(before, after, strict=True):
+            assert left.keys() == right.keys()
+            for key, value in left.items():
+                expected = pytest.approx(value, rel=2e-4, abs=1e-5) if isinstance(value, float) else value
+                assert right[key] == expected, (left, right)
+        weights, others = (load_file(run / "model" / "model.safetensors") for run in (one, two))
+        assert weights.keys() == others.keys()
+        for key, value in weights.items():
+            if not key.endswith(("key.bias", "task.b")):  # no gradient but noise, which AdamW blows up
+                torch.testing.assert_close(others[key], value, rtol=1e-3, atol=2e-4, msg=key)
+        assert json.loads((one / "predictions.json").read_text() if (one / "predictions.json").exists() else "{}") == (
+            json.loads((two / "predictions.json").read_text() if (two / "predictions.json").exists() else "{}")
+        )
+
+
+@pytest.mark.parametrize("name", list(plans(Path())))
+def test_all_processes_know_the_scores_and_one_speaks(folder: Path, name: str) -> None:
+    first, second = (json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in (0, 1))
+    assert first["best"] == second["best"]
+    assert first["best"]
+    assert second["said"] == []
+    assert any("2 processes" in line for line in first["said"])
+
+
+def test_the_command_line_under_torchrun(folder: Path, tmp_path: Path) -> None:
+    """`torchrun -m lamella train`: a user's mistake is still one line, from one process, and an exit code."""
+    config = tmp_path / "run.json"
+    config.write_text(json.dumps(plans(folder / "tiny")["full"]))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "lamella"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    out = folder / "one" / "full"  # holds a run already
+    launched = subprocess.run(
+        [*command, "train", str(config), "--out", str(out)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert launched.returncode != 0
+    assert launched.stderr.count(f"lamella: {out}: holds a run already") == 1
+    assert "Error: lamella" not in launched.stderr

@@ -1,0 +1,225 @@
+"""A run that was killed goes on to the same weights and the same history as one that never was."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from doubles import save_tiny_encoder
+from lamella import runs
+from lamella.errors import RunError
+from lamella.plan import make_plan
+from lamella.training import watch
+from lamella.training.run import train_plan
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+class Killed(BaseException):
+    """Stands for a kill inside one process: nothing after it is written, not even the state of the run."""
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_encoder(tmp_path_factory.mktemp("resume") / "tiny")
+
+
+def table(folder: Path, **sections: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "data": {"train": "demo:train", "dev": "demo:dev", "max_train_samples": 20, "max_eval_samples": 6},
+        "windows": {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24},
+        "encoder": {"name": str(folder), "tuning": "full"},
+        "learner": {"learning_rate": 1e-3},
+        "training": {
+            "epochs": 3,
+            "batch_size": 4,
+            "precision": "fp32",
+            "evaluate_every": "7 steps",
+            "checkpoint_every": "3 steps",
+            "save_at": [0, 1.5],
+        },
+    }
+    return {**given, **{name: {**given.get(name, {}), **options} for name, options in sections.items()}}
+
+
+def outcome(out: Path) -> dict[str, Any]:
+    """Everything that a run leaves behind, but for the clock."""
+    found: dict[str, Any] = {}
+    for path in sorted(out.rglob("*")):
+        if path.is_file() and path.name not in (runs.RUN, runs.ENVIRONMENT):
+            found[str(path.relative_to(out))] = path.read_bytes()
+    return found
+
+
+# One process imports the libraries and then forks a training process for every line it reads: a start costs a fork.
+NURSERY = """
+import os, sys
+from pathlib import Path
+from lamella.plan import load_plan
+from lamella.training.run import train_plan
+
+for line in sys.stdin:
+    config, out = map(Path, line.split())
+    child = os.fork()
+    if not child:
+        try:
+            train_plan(load_plan(config), out, resume=True, say=lambda line: None)
+        finally:
+            os._exit(0)
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    print("gone", flush=True)
+"""
+
+
+def written(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def test_killed_ten_times_at_random_moments(encoder: Path, tmp_path: Path) -> None:
+    """Real processes and real SIGKILLs, some of them while a checkpoint is half-written."""
+    config = tmp_path / "run.json"
+    # Dropout is on, so a wrong random state would show. Enough steps that a process lives to be killed.
+    given = table(encoder, training={"epochs": 40, "evaluate_every": 10, "save_at": []})
+    config.write_text(json.dumps(given))
+    train_plan(make_plan(given, where="test"), tmp_path / "whole", say=lambda line: None)
+
+    out, dice, halves, steps = tmp_path / "killed", random.Random(5), 0, []
+    nursery = subprocess.Popen(
+        [sys.executable, "-c", NURSERY], env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert nursery.stdin is not None
+    assert nursery.stdout is not None
+    with nursery:
+        for kill in range(12):
+            before, wait, began = written(out / runs.CHECKPOINT), dice.uniform(0.0, 0.3), None
+            nursery.stdin.write(f"{config} {out}\n")
+            nursery.stdin.flush()
+            child = int(nursery.stdout.readline())
+            deadline = time.monotonic() + 120
+            while time.monotonic() < deadline:
+                if began is None and written(out / runs.CHECKPOINT) != before:
+                    began = time.monotonic()
+                half = any(out.glob(f".{runs.CHECKPOINT}.*{runs.TEMPORARY}"))
+                if began is not None and (half if kill % 2 else time.monotonic() - began > wait):
+                    halves += half
+                    break
+                time.sleep(0.0002)
+            assert runs.run_state(out) == "unfinished", "the run ended before it was killed: make it longer"
+            os.kill(child, signal.SIGKILL)
+            assert nursery.stdout.readline() == "gone\n"
+            steps.append(torch.load(out / runs.CHECKPOINT, weights_only=True)["position"][0])
+        assert halves >= 3
+        assert sorted(set(steps)) == steps  # each went on from the one before
+        nursery.stdin.write(f"{config} {out}\n")
+        nursery.stdin.flush()
+        nursery.stdout.readline()
+        nursery.stdout.readline()
+    assert runs.run_state(out) == "finished"
+    assert outcome(out) == outcome(tmp_path / "whole")
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, evaluation: int) -> None:
+    """End the process's work at the n-th evaluation, as a kill would: no file says so."""
+    evaluate, calls = watch.PassWatcher.evaluate, []
+
+    def maybe(self: watch.PassWatcher, *arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == evaluation:
+            raise Killed
+        evaluate(self, *arguments)
+
+    monkeypatch.setattr(watch.PassWatcher, "evaluate", maybe)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"encoder": {"tuning": {"name": "adapter", "size": 8}}},
+        {"learner": {"distil": {"name": "sda", "k": 3}}},
+        {"learner": {"distil": {"name": "sdv", "k": 2, "every": 2}}, "encoder": {"tuning": "frozen"}},
+        {"learner": {"mixer": [{"name": "xception", "widths": [4, 8, 8, 8]}]}, "encoder": {"tuning": "frozen"}},
+        {"training": {"accumulate": 3, "evaluate_every": "2 steps"}},
+        {"training": {"patience": 9, "epochs": 20, "evaluate_every": "2 steps"}},
+        {"grid": {"learner": {"mixer": ["dot", "conv_1xn"], "fraction": [0.3, 1.0]}}, "encoder": {"tuning": "frozen"}},
+        {"grid": {"learner": {"seed": [0, 1, 2]}}},
+    ],
+    ids=str,
+)
+def test_everything_that_learning_depends_on_is_in_the_checkpoint(
+    changes: dict[str, Any], encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(table(encoder, **changes), where="test")
+    train_plan(plan, tmp_path / "whole", say=lambda line: None)
+    for evaluation in (3, 2, 4):
+        killed_at(monkeypatch, evaluation)
+        with pytest.raises(Killed):
+            train_plan(plan, tmp_path / "out", resume=True, say=lambda line: None)
+        monkeypatch.undo()
+    train_plan(plan, tmp_path / "out", resume=True, say=lambda line: None)
+    assert outcome(tmp_path / "out") == outcome(tmp_path / "whole")
+
+
+def test_a_finished_run_stays_as_it_is(encoder: Path, tmp_path: Path) -> None:
+    plan = make_plan(table(encoder, training={"max_steps": 2}), where="test")
+    train_plan(plan, tmp_path / "out", say=lambda line: None)
+    before, said = outcome(tmp_path / "out"), []
+    train_plan(plan, tmp_path / "out", resume=True, say=said.append)
+    assert said == [f"{tmp_path / 'out'}: is finished already"]
+    assert outcome(tmp_path / "out") == before
+    assert not (tmp_path / "out" / runs.CHECKPOINT).exists()
+
+
+def test_where_nothing_is_resume_starts(encoder: Path, tmp_path: Path) -> None:
+    train_plan(
+        make_plan(table(encoder, training={"max_steps": 1}), where="test"),
+        tmp_path / "out",
+        resume=True,
+        say=lambda line: None,
+    )
+    assert runs.run_state(tmp_path / "out") == "finished"
+
+
+def interrupted(encoder: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    killed_at(monkeypatch, 2)
+    with pytest.raises(Killed):
+        train_plan(make_plan(table(encoder), where="test"), out, say=lambda line: None)
+    monkeypatch.undo()
+    return out
+
+
+def test_other_options_are_refused(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = interrupted(encoder, tmp_path / "out", monkeypatch)
+    before = outcome(out)
+    other = make_plan(table(encoder, learner={"learning_rate": 1e-2}), where="test")
+    with pytest.raises(RunError, match=r"began with learner\.learning_rate = 0\.001\. Got 0\.01; .*--overwrite"):
+        train_plan(other, out, resume=True, say=lambda line: None)
+    assert outcome(out) == before
+
+
+def test_a_damaged_checkpoint_is_said_to_be_one(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = interrupted(encoder, tmp_path / "out", monkeypatch)
+    path = out / runs.CHECKPOINT
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(RunError, match=r"checkpoint\.pt: is damaged, .*--overwrite\.$"):
+        train_plan(make_plan(table(encoder), where="test"), out, resume=True, say=lambda line: None)
+    train_plan(make_plan(table(encoder), where="test"), out, overwrite=True, say=lambda line: None)
+
+
+def test_without_resume_or_overwrite_the_run_is_safe(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = interrupted(encoder, tmp_path / "out", monkeypatch)
+    with pytest.raises(RunError, match=r"holds a run already \(\w+\); .*--overwrite, or --resume"):
+        train_plan(make_plan(table(encoder), where="test"), out, say=lambda line: None)
