@@ -32,8 +32,6 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "fraction": 1.0,
         "distil": None,
         "weight_decay": 0.0,
-        "learning_rate": 1e-4,
-        "head_learning_rate": 1e-3,
         "schedule": {"name": "constant", "warmup": 0.05},
     },
     "training": {
@@ -47,6 +45,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
+RATES = {"learning_rate": 1e-4, "head_learning_rate": 1e-3}  # where the run file names none
+
 
 def overfit_plan(plan: Plan) -> Plan:
     """The same runs with the options of the check."""
@@ -54,11 +54,13 @@ def overfit_plan(plan: Plan) -> Plan:
     for configs in plan.passes:
         changed = {}
         for name, config in configs.items():
+            rates = RATES if "learning_rate" not in config.learner.model_fields_set else {}
             metric = "answerability_accuracy" if config.learner.task["name"] == "answerability" else "exact"
             sections = {
                 section: getattr(config, section).model_copy(update=dict(options))
                 for section, options in OPTIONS.items()
             }
+            sections["learner"] = sections["learner"].model_copy(update=rates)
             sections["training"] = sections["training"].model_copy(update={"metric": metric})
             changed[name] = config.model_copy(update=sections)
         passes.append(changed)

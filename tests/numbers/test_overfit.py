@@ -1,0 +1,74 @@
+"""Any head learns a few questions by heart when its encoder is tuned with it (the appendix figure of the PCE paper)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles import save_tiny_encoder
+from lamella import registry
+from lamella.config import DEFAULT_ENCODER
+from lamella.data.readers import read
+from lamella.errors import RunError
+from lamella.plan import make_plan
+from lamella.training.run import train_plan
+
+MIXERS = registry.names("mixer")
+SMALLER: dict[str, dict[str, Any]] = {"xception": {"widths": [16, 16, 32, 32]}}  # the network of the paper is large
+WINDOWS = {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_encoder(tmp_path_factory.mktemp("overfit") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled questions with a sentence or two around their answers, so that many steps take seconds."""
+    path = tmp_path_factory.mktemp("short") / "train.jsonl"
+    lines = []
+    for one in read("demo:train").examples[::12]:
+        middle = one.answers[0].begin_char if one.answers else len(one.context.text) // 2
+        begin = one.context.text.rfind(" ", 0, max(0, middle - 60)) + 1
+        text = one.context.text[begin : begin + 200]
+        answers = [{"text": a.text, "answer_start": a.begin_char - begin} for a in one.answers[:1]]
+        lines.append(json.dumps({"id": one.id, "question": one.question, "context": text, "answers": answers}))
+    path.write_text("\n".join(lines))
+    return path
+
+
+def check(out: Path, train: object = "demo:train", **sections: Any) -> list[str]:
+    said: list[str] = []
+    plan = make_plan({"data": {"train": str(train)}, "training": {"precision": "fp32"}, **sections}, where="test")
+    train_plan(plan, out, overfit=32, say=said.append)
+    return said
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_tiny_reader_learns_32_questions_by_heart(mixer: str, encoder: Path, short: Path, tmp_path: Path) -> None:
+    said = check(
+        tmp_path / "run",
+        short,
+        windows=WINDOWS,
+        encoder={"name": str(encoder)},
+        learner={"mixer": {"name": mixer, **SMALLER.get(mixer, {})}, "learning_rate": 3e-3, "head_learning_rate": 1e-2},
+    )
+    assert "possible, at step" in said[-2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_real_reader_learns_32_questions_by_heart(mixer: str, tmp_path: Path) -> None:
+    check(tmp_path / "run", encoder={"name": DEFAULT_ENCODER}, learner={"mixer": mixer})
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_one_that_cannot_learn_is_told_so(encoder: Path, short: Path, tmp_path: Path) -> None:
+    """A frozen random encoder: nothing in its layers tells the answers apart."""
+    with pytest.raises(RunError, match=r"not learnt by heart within 400 steps: run: exact .* possible"):
+        check(tmp_path / "run", short, windows=WINDOWS, encoder={"name": str(encoder), "tuning": "frozen"})
