@@ -31,6 +31,7 @@ from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import Features, featurise
 from lamella.encoder.loading import load_tokenizer
 from lamella.encoder.sources import find_encoder
+from lamella.runs import write_json
 from lamella.version import __version__
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data" / "cs224n-dev.json.gz"
@@ -40,10 +41,10 @@ CHUNK = 1000  # the batch size of `datasets.map`, which the example leaves at it
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--quick", action="store_true", help="the first 1,500 questions, 3 repeats")
+    arguments.add_argument("--quick", action="store_true", help="the first 1,500 questions, 5 repeats")
     arguments.add_argument("--out", type=Path, help="write the numbers to this json file")
     options = arguments.parse_args()
-    count, repeats = (1500, 3) if options.quick else (6078, 7)
+    count, repeats = (1500, 5) if options.quick else (6078, 7)
 
     examples, data = questions(count)
     tokenizer = load_tokenizer(find_encoder(DEFAULT_ENCODER))
@@ -74,7 +75,7 @@ def main() -> None:
         },
     }
     if options.out:
-        options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_json(options.out, result)
     print(
         f"{len(examples)} questions about {result['contexts']} contexts of {data}, {repeats} repeats: "
         f"{result['ours']:.2f} s ours, {result['peer']:.2f} s in pairs"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import platform
 import random
 import statistics
@@ -23,15 +22,16 @@ import numpy as np
 
 from lamella.data.examples import Answer, Context, Example
 from lamella.inference.metrics import score
+from lamella.runs import write_json
 from lamella.version import __version__
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--quick", action="store_true", help="1,200 questions, 3 repeats")
+    arguments.add_argument("--quick", action="store_true", help="1,200 questions, 15 repeats")
     arguments.add_argument("--out", type=Path, help="write the numbers to this json file")
     options = arguments.parse_args()
-    count, repeats = (1200, 3) if options.quick else (12000, 7)
+    count, repeats = (1200, 15) if options.quick else (12000, 7)
 
     examples, predictions, odds = made_up_set(count)
     plain = plain_definitions()
@@ -54,7 +54,7 @@ def main() -> None:
         "versions": {"lamella": __version__, "numpy": np.__version__, "python": platform.python_version()},
     }
     if options.out:
-        options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_json(options.out, result)
     print(f"{count} questions, {repeats} repeats: {result['ours']:.3f} s ours, {result['peer']:.3f} s plain loops")
     print(f"metric: {result['ratio']:.1f} x as fast ({min(ratios):.1f} to {max(ratios):.1f})")
 

@@ -1,13 +1,16 @@
 """What every mixer costs beside the encoder: forward of a head against forward of a frozen BERT-base.
 
+    python benchmarks/mixers.py [--quick] [--out mixers.json]
+
 The encoder has random weights (its speed does not depend on them); windows are of SQuAD's mean length. `ratio` is the
-encoder's time over that of the dearest of the cheap mixers (pooling, dot, multiplicative, compress): at least 4 means
-that each of them costs at most a quarter of the encoder.
+encoder's time (the peer) over that of the dearest of the cheap mixers (pooling, dot, multiplicative, compress): at
+least 4 means that each of them costs at most a quarter of the encoder.
 """
 
 from __future__ import annotations
 
 import argparse
+import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -21,17 +24,18 @@ from lamella.data.batches import Batch
 from lamella.encoder.encoder import Encoder
 from lamella.heads.head import Head
 from lamella.runs import library_versions, write_json
+from lamella.version import __version__
 
 DEPTH, HIDDEN, TOKENS = 12, 768, 170
 CHEAP = ("last", "average", "first_last", "scalar_mix", "dot", "multiplicative", "compress")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--quick", action="store_true")
-    arguments = parser.parse_args()
-    repeats, windows = (3, 2) if arguments.quick else (7, 8)
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--quick", action="store_true", help="2 windows, 3 repeats")
+    arguments.add_argument("--out", type=Path, help="write the numbers to this json file")
+    options = arguments.parse_args()
+    repeats, windows = (3, 2) if options.quick else (7, 8)
 
     torch.manual_seed(0)
     config = BertConfig(hidden_size=HIDDEN, num_hidden_layers=DEPTH, vocab_size=1000)
@@ -53,20 +57,23 @@ def main() -> None:
     for name, share in sorted(shares.items(), key=lambda item: statistics.median(item[1])):
         low, high = 100 * min(share), 100 * max(share)
         print(f"{name:<16} {100 * statistics.median(share):7.1f} %   ({low:.1f} to {high:.1f})")
-    ratios = [1 / max(shares[name][turn] for name in CHEAP) for turn in range(repeats)]
+    dearest = [max(times[name][turn] for name in CHEAP) for turn in range(repeats)]
+    ratios = [its / mine for mine, its in zip(dearest, of_encoder, strict=True)]
     result = {
+        "repeats": repeats,
         "ratio": statistics.median(ratios),
         "spread": [min(ratios), max(ratios)],
-        "ours": {name: statistics.median(times[name]) for name in heads},
+        "ours": statistics.median(dearest),
         "peer": statistics.median(of_encoder),
+        "seconds": {name: statistics.median(times[name]) for name in heads},
         "share_of_encoder": {name: statistics.median(share) for name, share in shares.items()},
         "windows": windows,
         "tokens": TOKENS,
         "threads": torch.get_num_threads(),
-        "versions": library_versions(),
+        "versions": {"lamella": __version__, "python": platform.python_version(), **library_versions()},
     }
-    if arguments.out:
-        write_json(arguments.out, result)
+    if options.out:
+        write_json(options.out, result)
     spread = f"{min(ratios):.1f} to {max(ratios):.1f}"
     print(f"mixers: the encoder takes {statistics.median(ratios):.1f} x the dearest of the cheap ones ({spread})")
 

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import gc
+import pickle
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from doubles import DEPTH, FAMILIES, HIDDEN, tiny_batch, tiny_encoder, tiny_model
+from lamella import registry
 from lamella.data.batches import Batch
 from lamella.encoder.encoder import FAMILIES as FAMILY_TABLE
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.tuning import frozen, full
 from lamella.errors import EncoderError
+from lamella.heads.head import Head
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+def inputs_of(encoder: Encoder, batch: Batch) -> dict[str, Any]:
+    types = {"token_type_ids": batch.token_types} if encoder.family.token_types else {}
+    return {"input_ids": batch.input_ids, "attention_mask": batch.mask.long(), **types}
+
+
 def direct(encoder: Encoder, batch: Batch) -> tuple[Tensor, ...]:
     """All hidden states as transformers itself gives them."""
-    inputs: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
-    if encoder.family.token_types:
-        inputs["token_type_ids"] = batch.token_types
-    with torch.no_grad():
-        states: tuple[Tensor, ...] = encoder.model(**inputs, output_hidden_states=True).hidden_states
+    states: tuple[Tensor, ...] = encoder.model(**inputs_of(encoder, batch), output_hidden_states=True).hidden_states
     return states
 
 
@@ -47,19 +58,161 @@ def test_every_layer_can_be_asked_for_in_any_order(family: str) -> None:
         assert hidden.is_context is batch.is_context
 
 
-def test_the_last_layer_alone_does_not_make_the_model_keep_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_layer_nobody_asked_for_is_let_go_while_the_encoder_runs(family: str) -> None:
+    """When a layer begins, of all the layers below it only its own input and what was asked for are still there.
+
+    The output of the embeddings is another matter: transformers itself holds on to it to the end.
+    """
+    encoder, batch = tiny_encoder(family, num_hidden_layers=5).encoder, tiny_batch(family)
+    frozen(encoder)
+    seen: list[weakref.ref[Tensor]] = []
+    alive: list[list[int]] = []
+
+    def begin(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        alive.append([number for number, output in enumerate(seen, start=1) if output() is not None])
+
+    def end(layer: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        seen.append(weakref.ref(output[0] if isinstance(output, tuple) else output))
+
+    for layer in encoder.layer_modules:
+        layer.register_forward_pre_hook(begin)
+        layer.register_forward_hook(end)
+    for asked, expected in [
+        ((5,), [[], [1], [2], [3], [4]]),
+        ((2, 0), [[], [1], [2], [2, 3], [2, 4]]),
+        ((1, 3), [[], [1], [1, 2], [1, 3], [1, 3, 4]]),
+    ]:
+        seen.clear()
+        alive.clear()
+        hidden = encoder(batch, asked)
+        assert alive == expected
+        assert [number for number, output in enumerate(seen, start=1) if output() is not None] == sorted({*asked} - {0})
+        del hidden
+        assert all(output() is None for output in seen)
+
+
+def test_nothing_is_kept_of_a_run_that_fails() -> None:
     encoder, batch = tiny_encoder().encoder, tiny_batch()
-    asked: list[bool] = []
-    original = encoder.model.forward
+    frozen(encoder)
+    seen: list[weakref.ref[Tensor]] = []
+    encoder.layer_modules[0].register_forward_hook(lambda m, a, output: seen.append(weakref.ref(output)))
 
-    def spy(**inputs: Any) -> Any:
-        asked.append(inputs["output_hidden_states"])
-        return original(**inputs)
+    def fail(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        raise RuntimeError("here")
 
-    monkeypatch.setattr(encoder.model, "forward", spy)
-    encoder(batch, (DEPTH,))
-    encoder(batch, (0, DEPTH))
-    assert asked == [False, True]
+    handle = encoder.layer_modules[1].register_forward_pre_hook(fail)
+    with contextlib.suppress(RuntimeError):
+        encoder(batch, (1, 2))
+    gc.collect()
+    assert seen
+    assert seen[0]() is None
+    handle.remove()
+    assert torch.equal(encoder(batch, (2,)).layers[0], direct(encoder, batch)[2])
+
+
+@pytest.mark.parametrize("tuning", ["full", "adapter", "lora"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_and_gradients_in_training_are_those_of_transformers(family: str, tuning: str) -> None:
+    encoder, batch = tiny_encoder(family).encoder, tiny_batch(family)
+    registry.build("tuning", tuning, encoder)
+    encoder.train()
+    found, gradients = [], []
+    for run in (lambda: encoder(batch, range(DEPTH + 1)).layers, lambda: direct(encoder, batch)):
+        encoder.zero_grad()
+        torch.manual_seed(3)  # of the dropout
+        layers = run()
+        chance = torch.Generator().manual_seed(4)
+        torch.stack([(layer * torch.randn(layer.shape, generator=chance)).sum() for layer in layers]).sum().backward()
+        found.append([layer.detach() for layer in layers])
+        gradients.append({name: value.grad for name, value in encoder.named_parameters() if value.grad is not None})
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+    assert gradients[0].keys() == gradients[1].keys()
+    assert gradients[0]
+    assert all(torch.equal(value, gradients[1][name]) for name, value in gradients[0].items())
+
+
+def test_shared_layers_in_several_groups() -> None:
+    encoder = tiny_encoder("albert", num_hidden_layers=4, num_hidden_groups=2, inner_group_num=3).encoder
+    batch = tiny_batch("albert")
+    expected = direct(encoder, batch)
+    assert len(expected) - 1 == encoder.depth == 12
+    for number, layer in enumerate(encoder(batch, range(13)).layers):
+        assert torch.equal(layer, expected[number]), number
+
+
+def test_layers_under_autocast_inference_mode_and_other_weights() -> None:
+    encoder, batch = tiny_encoder().encoder, tiny_batch()
+    asked = (0, 1, DEPTH)
+    for context in (torch.autocast("cpu", torch.bfloat16), torch.inference_mode(), torch.no_grad()):
+        with context:
+            expected, found = direct(encoder, batch), encoder(batch, asked).layers
+        assert all(torch.equal(layer, expected[number]) for number, layer in zip(asked, found, strict=True))
+    other = tiny_encoder(seed=1).encoder
+    weights = dict(other.named_parameters())
+    swapped = torch.func.functional_call(encoder, weights, (batch, asked)).layers
+    assert all(torch.equal(mine, its) for mine, its in zip(swapped, other(batch, asked).layers, strict=True))
+
+
+@pytest.mark.parametrize("family", ["albert", "bert", "mpnet"])
+@pytest.mark.parametrize("tuning", ["frozen", "adapter"])
+def test_copies_keep_their_own_layers(family: str, tuning: str) -> None:
+    encoder, batch = tiny_encoder(family).encoder, tiny_batch(family)
+    registry.build("tuning", tuning, encoder)
+    before = encoder(batch, range(DEPTH + 1)).layers
+    for copied in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
+        assert all(torch.equal(a, b) for a, b in zip(copied(batch, range(DEPTH + 1)).layers, before, strict=True))
+        with torch.no_grad():
+            for parameter in copied.parameters():
+                parameter.mul_(1.5)
+        changed = copied(batch, range(DEPTH + 1)).layers
+        assert all(not torch.allclose(a, b) for a, b in zip(changed, before, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(changed, direct(copied, batch), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(encoder(batch, range(DEPTH + 1)).layers, before, strict=True))
+
+
+def test_a_second_encoder_around_the_same_model_counts_as_well_as_the_first() -> None:
+    first, batch = tiny_encoder().encoder, tiny_batch()
+    expected, second = direct(first, batch), Encoder(first.model)
+    for encoder in (first, second):
+        assert all(torch.equal(a, b) for a, b in zip(encoder(batch, range(DEPTH + 1)).layers, expected, strict=True))
+
+
+def test_threads_that_share_an_encoder_each_get_what_they_asked_for() -> None:
+    encoder = tiny_encoder().encoder
+    frozen(encoder)
+    asked = [(1,), (0, 2), (DEPTH,), (2, 1)]
+    batches = [tiny_batch(count=count) for count in (1, 2, 3, 4)]
+    expected = [
+        [direct(encoder, batch)[layer] for layer in layers] for batch, layers in zip(batches, asked, strict=True)
+    ]
+    barrier = threading.Barrier(len(asked), timeout=60)
+
+    def wait(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        barrier.wait()
+
+    for layer in encoder.layer_modules:  # so that all are always in the same layer
+        layer.register_forward_pre_hook(wait)
+    with ThreadPoolExecutor(len(asked)) as pool:
+        found = list(pool.map(lambda batch, layers: encoder(batch, layers).layers, batches, asked))
+    for mine, its in zip(found, expected, strict=True):
+        assert len(mine) == len(its)
+        assert all(torch.equal(a, b) for a, b in zip(mine, its, strict=True))
+
+
+def test_an_encoder_that_runs_while_another_does() -> None:
+    outer, inner, batch = tiny_encoder().encoder, tiny_encoder(seed=1).encoder, tiny_batch()
+    expected, other = direct(outer, batch), direct(inner, batch)
+    found: list[Tensor] = []
+
+    def run_inner(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        found.extend(inner(batch, (0, 2)).layers)
+
+    outer.layer_modules[1].register_forward_pre_hook(run_inner)
+    layers = outer(batch, range(DEPTH + 1)).layers
+    assert torch.equal(found[0], other[0])
+    assert torch.equal(found[1], other[2])
+    assert all(torch.equal(a, b) for a, b in zip(layers, expected, strict=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -170,3 +323,27 @@ def test_an_unsupported_model_is_refused_with_the_supported_ones() -> None:
         EncoderError, match=r"^some/gpt: its config says model_type 'gpt2'; supported are albert, bert,"
     ):
         Encoder(Model())  # type: ignore[arg-type]
+
+
+def test_an_exported_reader_keeps_the_layers_that_its_head_reads() -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = tiny_encoder("albert").encoder
+            registry.build("tuning", "adapter", self.encoder)
+            self.head = Head(DEPTH, HIDDEN, mixer=[{"name": "average"}], task={"name": "span"}, layers=[0, 2])
+
+        def forward(self, ids: Tensor, real: Tensor, types: Tensor, is_context: Tensor) -> Tensor:
+            none = torch.zeros(1, dtype=torch.long)
+            batch = Batch(ids, real, types, is_context, is_context, none, none, windows=np.zeros(1))
+            logits: Tensor = self.head(self.encoder(batch, self.head.layers))
+            return logits
+
+    def plain(batch: Batch) -> tuple[Tensor, ...]:
+        return batch.input_ids, batch.mask, batch.token_types, batch.is_context
+
+    network = Network().eval()
+    free = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=network.encoder.longest_window)}
+    program = torch.export.export(network, plain(tiny_batch("albert")), dynamic_shapes=[free] * 4)
+    other = plain(tiny_batch("albert", count=2))
+    torch.testing.assert_close(program.module()(*other), network(*other), atol=1e-6, rtol=0)

@@ -152,6 +152,18 @@ def test_adapters_go_with_trained_top_layers(family: str, k: int) -> None:
     assert trained(encoder) == trained(plain) | adapters(family, range(DEPTH))
 
 
+@pytest.mark.parametrize("second", ["top_k", "adapter"])
+@pytest.mark.parametrize("family", LAYERED)
+def test_an_earlier_adapter_is_trained_with_the_layer_that_it_stands_in(family: str, second: str) -> None:
+    encoder, _ = tune(family, "adapter", size=5)
+    registry.build("tuning", {"name": second, "k": 1}, encoder)
+    top = layer_name(family, DEPTH - 1)
+    new = adapters(family, range(DEPTH), "adapter_2") if second == "adapter" else set()
+    assert trained(encoder) == {name for name in names(encoder) if name.startswith(top)} | norms(family) | new
+    assert adapters(family, [DEPTH - 1]) <= trained(encoder)
+    assert not adapters(family, range(DEPTH - 1)) & trained(encoder)
+
+
 @pytest.mark.parametrize("targets", [None, ["key"], list(ALL_TARGETS)], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_lora_trains_two_matrices_for_every_target(family: str, targets: list[str] | None) -> None:
@@ -337,6 +349,28 @@ def test_logits_are_the_same_after_saving_and_loading(
     loaded = ReaderModel.load(tmp_path / "model")
     assert torch.equal(logits(loaded, batch), before)
     assert trained(loaded.encoder) == trained(model.encoder)
+
+
+@pytest.mark.parametrize(
+    "second", [{"name": "adapter", "k": 1}, {"name": "top_k", "k": 2}], ids=lambda spec: spec["name"]
+)
+def test_a_model_that_trained_an_earlier_runs_adapters_again(
+    second: dict[str, Any], bases: dict[str, Path], tmp_path: Path
+) -> None:
+    first = ReaderModel(load_encoder(str(bases["bert"])), tiny_run_config(encoder={"tuning": "adapter"}))
+    shake(first)
+    first.save(tmp_path / "first")
+    batch, config = tiny_batch(), tiny_run_config(encoder={"tuning": second})
+    model = ReaderModel(load_encoder(str(tmp_path / "first")), config).eval()
+    shake(model, seed=1)
+    model.save(tmp_path / "second")
+    loaded = ReaderModel.load(tmp_path / "second")
+    assert torch.equal(logits(loaded, batch), logits(model, batch))
+    assert trained(loaded.encoder) == trained(model.encoder)
+    kept, moved = (f"{layer_name('bert', number)}output.dropout.adapter.up.weight" for number in (0, DEPTH - 1))
+    before, after = first.encoder.state_dict(), loaded.encoder.state_dict()
+    assert torch.equal(after[kept], before[kept])
+    assert not torch.equal(after[moved], before[moved])
 
 
 def logits(model: ReaderModel, batch: Any) -> Tensor:

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 import typer
 
 from doubles import save_tiny_encoder
+from lamella import registry
 from lamella.cli import app
 from lamella.config import check_config, load_config
+from lamella.encoder.encoder import Encoder
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -88,6 +92,46 @@ def test_the_generated_pages_are_current() -> None:
     command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("family", ["loss", "mixer", "task", "tuning"])
+def test_every_part_of_a_reader_is_explained(family: str) -> None:
+    explained = "".join(page.read_text(encoding="utf-8") for page in ROOT.glob("docs/concepts/*.md"))
+    missing = [name for name in registry.names(family) if f"`{name}`" not in explained]
+    assert not missing
+
+
+def test_the_page_about_tuning_counts_right() -> None:
+    """The last column of its table: what of a layer of BERT-base is trained; in words where options decide."""
+    rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", (ROOT / "docs/concepts/tuning.md").read_text("utf-8"), re.M)
+    assert sorted(name for name, _ in rows) == sorted(registry.names("tuning"))
+    H, m, r = 768, 64, 8
+    in_words = {
+        "top_k": "7,087,872, or 3,072 below",
+        "adapter": "2(2Hm + m + H) + 3,072",
+        "lora": "2 · 2Hr, at the default query and value",
+        "ia3": "2H + 4H, at the default key, value and ffn_output",
+    }
+    formulas = {
+        "top_k": (7_087_872, 3_072),
+        "adapter": 2 * (2 * H * m + m + H) + 3_072,
+        "lora": 4 * H * r,
+        "ia3": 6 * H,
+    }
+    for name, said in rows:
+        with torch.device("meta"):
+            encoder = Encoder(transformers.BertModel(transformers.BertConfig(), add_pooling_layer=False))
+            registry.build("tuning", name, encoder)
+        bottom, top = (
+            sum(value.numel() for value in layer.parameters() if value.requires_grad)
+            for layer in (encoder.layer_modules[0], encoder.layer_modules[-1])
+        )
+        if name in in_words:
+            assert said == in_words[name]
+            assert formulas[name] == ((top, bottom) if name == "top_k" else top)
+        else:
+            assert said == f"{top:,}"
+        assert name == "top_k" or top == bottom
 
 
 def test_the_bundled_data_set_is_as_large_and_varied_as_promised() -> None:

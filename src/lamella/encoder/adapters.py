@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,9 +43,10 @@ def insert_adapter(site: nn.Module, adapter: Adapter) -> None:
     while hasattr(site, name):
         name = f"{NAME}_{int(name.rpartition('_')[2]) + 1}" if "_" in name else f"{NAME}_2"
     site.add_module(name, adapter)
+    site.register_forward_hook(partial(_apply, name))
 
-    def apply(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
-        adapted: Tensor = module.get_submodule(name)(output)
-        return adapted
 
-    site.register_forward_hook(apply)
+def _apply(name: str, site: nn.Module, arguments: Any, output: Tensor) -> Tensor:
+    """The hook of a site, which finds its adapter by name: in a copy of the encoder, that of the copy."""
+    adapted: Tensor = site.get_submodule(name)(output)
+    return adapted

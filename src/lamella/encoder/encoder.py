@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -130,12 +131,18 @@ def family_of(model_type: str, where: str) -> Family:
 
 
 class Encoder(nn.Module):
-    """A transformers encoder that keeps no more layers than are asked for."""
+    """A transformers encoder that keeps no more layers than are asked for.
+
+    A hook on every layer sets aside what the run in progress wants of it; the rest is let go as the run goes on.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.family = family_of(model.config.model_type, str(model.name_or_path))
         self.model = model
+        for layer in self.layer_modules:
+            if _set_aside not in layer._forward_hooks.values():  # another Encoder may have put it there
+                layer.register_forward_hook(_set_aside)
 
     @property
     def hidden_size(self) -> int:
@@ -166,16 +173,53 @@ class Encoder(nn.Module):
     def forward(self, batch: Batch, layers: Sequence[int]) -> HiddenStates:
         """Run the encoder. Where nothing of it is trained, no graph is kept and dropout is off."""
         numbers = [layer for layer in layers if layer != POOLED]
-        only_last = numbers == [self.depth]
         inputs: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
         if self.family.token_types:
             inputs["token_type_ids"] = batch.token_types
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.trainable):
-            output = self.model(**inputs, output_hidden_states=not only_last, return_dict=True)
-        states = (output.last_hidden_state,) if only_last else tuple(output.hidden_states[layer] for layer in numbers)
+        run, outer = _Run(frozenset(numbers)), _IN_PROGRESS.run
+        _IN_PROGRESS.run = run
+        try:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self.trainable):
+                output = self.model(**inputs, output_hidden_states=False, return_dict=True)
+        finally:
+            _IN_PROGRESS.run = outer
+        states = tuple(run.kept[layer] for layer in numbers)
         pooled = output.pooler_output if POOLED in layers else None
         return HiddenStates(states, batch.mask, batch.is_context, pooled, tuple(numbers))
 
     def train(self, mode: bool = True) -> Encoder:
         """A frozen encoder stays in evaluation mode: its dropout would only add noise to what the head reads."""
         return super().train(mode and self.trainable)
+
+
+@dataclass
+class _Run:
+    """One run of an encoder: the layers that are wanted, how many it has passed, and those it kept."""
+
+    wanted: frozenset[int]
+    passed: int = 0
+    kept: dict[int, Tensor] = field(default_factory=dict)
+
+
+class _InProgress(threading.local):
+    """The run that a thread is in: several may share an encoder, so a run cannot be an attribute of it."""
+
+    run: _Run | None = None
+
+
+_IN_PROGRESS = _InProgress()
+
+
+def _set_aside(layer: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+    """The hook of every layer. Layers are told apart by counting, since a shared one (ALBERT) runs at every depth.
+
+    It knows neither encoder nor layer: copied or pickled with its layer, it works for the copy.
+    """
+    run = _IN_PROGRESS.run
+    if run is None:  # the transformers model was called by itself
+        return
+    if run.passed == 0 and 0 in run.wanted:
+        run.kept[0] = arguments[0]
+    run.passed += 1
+    if run.passed in run.wanted:
+        run.kept[run.passed] = output[0] if isinstance(output, tuple) else output  # MPNet gives a tuple

@@ -35,7 +35,8 @@ def frozen(encoder: Encoder) -> None:
 def top_k(encoder: Encoder, *, k: Count = 1) -> None:
     """Train the top k layers and every LayerNorm (Hulburd's Lk); at k = all layers the embeddings too.
 
-    In the paper "frozen" layers still train their LayerNorms, and the embeddings train only when all layers do.
+    In the paper "frozen" layers still train their LayerNorms, and the embeddings train only when all layers do. What an
+    earlier run put into a layer (adapters, LoRA) is part of that layer: on top it is trained, below it is not.
     """
     layers = encoder.layer_modules
     if encoder.family.shared_layers:
@@ -58,7 +59,8 @@ def adapter(
 
     An adapter stands behind the attention's and behind the feed-forward's output, before the sum and the LayerNorm:
     LayerNorm(adapter(f(x)) + x). `leave_out` names layers without adapters, counted from 1 at the bottom. `zero`
-    starts from exactly the pretrained encoder. A shared layer (ALBERT) has one pair for all depths.
+    starts from exactly the pretrained encoder. A shared layer (ALBERT) has one pair for all depths. An earlier run's
+    adapters stay in front of the new ones, and are trained again only with a layer that `k` puts on top.
     """
     layers = encoder.layer_modules
     if encoder.family.shared_layers and leave_out:

@@ -1,0 +1,52 @@
+"""Every file in benchmarks/: the options they share, and what they write."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = sorted((Path(__file__).resolve().parents[2] / "benchmarks").glob("*.py"))
+every_benchmark = pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+
+
+def test_there_are_benchmarks() -> None:
+    assert {"featurise", "metric", "mixers"} <= {path.stem for path in BENCHMARKS}
+
+
+@every_benchmark
+def test_it_has_the_options_that_all_have(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert f"python benchmarks/{path.name} " in said
+    assert "--quick" in said
+    assert "--out" in said
+
+
+@pytest.mark.slow
+@every_benchmark
+def test_a_quick_run_says_its_ratio_last_and_writes_the_numbers(path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "numbers.json"
+    done = subprocess.run(
+        [sys.executable, str(path), "--quick", "--out", str(out)], capture_output=True, text=True, check=True
+    )
+    found = json.loads(out.read_text(encoding="utf-8"))
+    low, high = found["spread"]
+    assert 0 < low <= found["ratio"] <= high
+    assert low < high  # several repeats, never quite alike
+    assert found["ours"] > 0
+    assert found["peer"] > 0
+    assert found["versions"]
+    headline = done.stdout.splitlines()[-1]
+    assert headline.startswith(f"{path.stem}: ")
+    assert f"{found['ratio']:.1f} x" in headline
+    assert f"({low:.1f} to {high:.1f})" in headline
