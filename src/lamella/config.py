@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -18,6 +18,7 @@ from lamella.errors import ConfigError, UnknownNameError, UnreadableError
 from lamella.runs import read_json, read_text
 
 DEFAULT_ENCODER = "all-MiniLM-L6-v2"
+POOLED = -1  # stands among the numbers of layers for the encoder's pooled output
 SPECIAL_TOKENS = 4  # at most: RoBERTa's <s> question </s></s> context </s>
 
 
@@ -152,7 +153,7 @@ class LearnerOptions(Section):
     mixer: PartList = Field(default=[{"name": "last"}], description="stages from hidden layers to the task's input")
     layers: Literal["encoder", "all", "pooled", "pooled+all"] | list[int] = Field(
         default="encoder",
-        description="what the mixer may see: layers 1..L, 0..L (the embeddings too), all and the pooled output, a list",
+        description="what the mixer may see: layers 1..L, 0..L (the embeddings too), the pooled output, it and all, a list",
     )
     skip: bool = Field(default=False, description="the task reads the encoder's last layer beside the mixer's output")
     beside: Annotated[list[PartSpec], BeforeValidator(_listed)] = Field(
@@ -171,7 +172,11 @@ class LearnerOptions(Section):
     @property
     def reads_pooled(self) -> bool:
         """Whether the head reads the encoder's pooled output, which is built for no other."""
-        return isinstance(self.layers, str) and self.layers.startswith("pooled")
+        if not isinstance(self.layers, str) or not self.layers.startswith("pooled"):
+            return False
+        seen = (POOLED,) if self.layers == "pooled" else (POOLED, 0, 1)
+        firsts = [stages[0]["name"] for stages in (self.mixer, self.beside) if stages]
+        return any(POOLED in cast(Any, registry.part("mixer", name).make).reads(seen) for name in firsts)
 
 
 class DecodingOptions(Section):

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from doubles import DEPTH, FAMILIES, save_tiny_encoder, tiny_batch, tiny_config, tiny_run_config, tiny_tokenizer
+from lamella.config import POOLED
 from lamella.encoder.encoder import FAMILIES as FAMILY_TABLE
 from lamella.encoder.encoder import POOLED, HiddenStates
 from lamella.encoder.loading import load_encoder

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from lamella.config import POOLED
 from lamella.errors import EncoderError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamella.data.batches import Batch
-
-
-POOLED = -1  # stands among the numbers of layers for the pooled output
 
 
 @dataclass(frozen=True)

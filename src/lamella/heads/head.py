@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from lamella import registry
-from lamella.encoder.encoder import POOLED, HiddenStates
+from lamella.config import POOLED
+from lamella.encoder.encoder import HiddenStates
 from lamella.errors import ConfigError
 
 LayerChoice = Literal["encoder", "all", "pooled", "pooled+all"] | list[int]
