@@ -12,7 +12,7 @@ import transformers
 from doubles import DEPTH, FAMILIES, save_tiny_encoder, tiny_batch, tiny_config, tiny_run_config, tiny_tokenizer
 from lamella.config import POOLED
 from lamella.encoder.encoder import FAMILIES as FAMILY_TABLE
-from lamella.encoder.encoder import POOLED, HiddenStates
+from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.loading import load_encoder
 from lamella.errors import ConfigError, EncoderError, ModelError
 from lamella.heads.head import Head
