@@ -70,7 +70,7 @@ def new_run(folder: Path, command: str, *, overwrite: bool = False, needs: Itera
             raise RunError(f"{folder}: holds {path}, which this run needs; choose another --out.")
     _check_room(folder, overwrite)
     record: dict[str, Any] = {"state": "unfinished", "command": command, "lamella": __version__, "started": _now()}
-    with _held(folder):
+    with held(folder):
         write_json(folder / RUN, record)  # first: a kill while the earlier run is removed must not leave `finished`
         _remove_earlier(folder)
         write_json(folder / ENVIRONMENT, environment())
@@ -118,7 +118,25 @@ def library_versions() -> dict[str, str]:
     return versions
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder while it is written, so that no other process writes into it; the system lets go at a kill."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
+    try:
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise RunError(f"{folder}: another process is writing there; wait, or choose another --out.") from None
+    finally:
+        os.close(handle)
+
+
+def write_bytes(path: Path, data: bytes | memoryview) -> None:
     """Write a file so that a reader sees the old one or the new one, never a part."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -196,24 +214,6 @@ def _check_room(folder: Path, overwrite: bool) -> None:
         raise RunError(f"{folder}: is not empty and holds no run of Lamella; choose another --out.")
     if not overwrite:
         raise RunError(f"{folder}: holds a run already ({state}); choose another --out, or pass --overwrite.")
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Hold the folder while the run lasts, so that no other process writes into it; the system lets go at a kill."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
-    try:
-        if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise RunError(f"{folder}: another process is writing its run there; wait, or choose another --out.") from None
-    finally:
-        os.close(handle)
 
 
 def _remove_earlier(folder: Path) -> None:
