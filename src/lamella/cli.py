@@ -166,6 +166,9 @@ def train(
     auto_batch: Annotated[
         bool, typer.Option("--auto-batch", help="Out of memory, compute a batch in halves, and those in halves.")
     ] = False,
+    cache: Annotated[
+        Path | None, typer.Option("--cache", help="Read hidden states that `lamella extract` wrote there.")
+    ] = None,
     overfit: Annotated[
         int | None,
         typer.Option("--overfit", min=1, help="Only check that so many questions can be learnt by heart, say 32."),
@@ -185,7 +188,42 @@ def train(
 
     from lamella.training.run import train_plan
 
-    train_plan(plan, out, overwrite=overwrite, resume=resume, auto_batch=auto_batch, overfit=overfit, say=typer.echo)
+    train_plan(
+        plan,
+        out,
+        overwrite=overwrite,
+        resume=resume,
+        auto_batch=auto_batch,
+        overfit=overfit,
+        cache=cache,
+        say=typer.echo,
+    )
+
+
+@app.command()
+def extract(
+    config: Annotated[Path, typer.Argument(help="The run file (TOML) whose learners will read the hidden states.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write them into.")],
+    storage: Annotated[
+        Literal["fp32", "fp16", "bf16", "int8"], typer.Option("--storage", help="Number format on disk.")
+    ] = "fp16",
+    all_layers: Annotated[
+        bool, typer.Option("--all-layers", help="Keep every layer, not only those that the learners read.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change an option: --set data.max_train_samples=500. Repeatable."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a cache of other options.")] = False,
+) -> None:
+    """Write the hidden states of a frozen encoder to disk, to train many heads from with `train --cache`."""
+    from lamella.plan import load_plan
+
+    plan = load_plan(config, list(settings or []))
+
+    from lamella.training.run import extract as extract_states
+
+    extract_states(plan, out, storage=storage, all_layers=all_layers, overwrite=overwrite, say=typer.echo)
 
 
 @app.command()

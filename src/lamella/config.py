@@ -153,7 +153,7 @@ class LearnerOptions(Section):
     mixer: PartList = Field(default=[{"name": "last"}], description="stages from hidden layers to the task's input")
     layers: Literal["encoder", "all", "pooled", "pooled+all"] | list[int] = Field(
         default="encoder",
-        description="what the mixer may see: layers 1..L, 0..L (0: the embeddings), the pooled output, it and all, a list",
+        description="what the mixer may see: layers 1..L, 0..L (0: embeddings), the pooled output, it and all, a list",
     )
     skip: bool = Field(default=False, description="the task reads the encoder's last layer beside the mixer's output")
     beside: Annotated[list[PartSpec], BeforeValidator(_listed)] = Field(

@@ -85,7 +85,7 @@ def new_run(
         record = {**record, "started": earlier.get("started"), "resumed": _now()}
     if names := list(within):
         record["runs"] = names
-    with _held(folder):
+    with held(folder):
         write_json(folder / RUN, record)  # first: a kill while the earlier run is removed must not leave `finished`
         if resume:
             _remove_parts(folder)
@@ -136,7 +136,25 @@ def library_versions() -> dict[str, str]:
     return versions
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder while it is written, so that no other process writes into it; the system lets go at a kill."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
+    try:
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise RunError(f"{folder}: another process is writing there; wait, or choose another --out.") from None
+    finally:
+        os.close(handle)
+
+
+def write_bytes(path: Path, data: bytes | memoryview) -> None:
     """Write a file so that a reader sees the old one or the new one, never a part."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -227,24 +245,6 @@ def _check_room(folder: Path, overwrite: bool) -> None:
             f"{folder}: holds a run already ({state}); choose another --out, or pass --overwrite"
             f"{'.' if state == 'finished' else ', or --resume where it was training.'}"
         )
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Hold the folder while the run lasts, so that no other process writes into it; the system lets go at a kill."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
-    try:
-        if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise RunError(f"{folder}: another process is writing its run there; wait, or choose another --out.") from None
-    finally:
-        os.close(handle)
 
 
 def _remove_earlier(folder: Path, within: Iterable[str]) -> None:

@@ -17,11 +17,14 @@ from lamella.config import RunConfig
 from lamella.data.features import Features, featurise
 from lamella.data.feed import Feed, Recipe
 from lamella.data.loading import Loaded, load_examples
+from lamella.encoder.cache import open_cache
+from lamella.encoder.extraction import CacheReport, write_cache
 from lamella.encoder.loading import load_encoder
 from lamella.encoder.precision import choose_precision
 from lamella.encoder.sources import start_from
+from lamella.encoder.storage import Storage
 from lamella.encoder.tuning import trainable_line
-from lamella.errors import ConfigError, DataError, RunError
+from lamella.errors import ConfigError, DataError, RunError, UsageError
 from lamella.inference.model import ReaderModel
 from lamella.inference.predict import Encode
 from lamella.plan import Pass, Plan
@@ -68,6 +71,7 @@ def train_plan(
     resume: bool = False,
     auto_batch: bool = False,
     overfit: int | None = None,
+    cache: Path | None = None,
     say: Say = print,
 ) -> dict[str, Record]:
     """Train every run of a plan: one into `out` itself, several each into a folder of its name there.
@@ -93,7 +97,7 @@ def train_plan(
     several, checkpoint = len(plan.runs) > 1, out / runs.CHECKPOINT
     # A single run without a checkpoint has nothing to go on from; of several, some may be finished.
     goes_on = processes.from_main(resume and state is not None and (several or checkpoint.is_file()))
-    prepared = prepare(plan.passes[0], processes, overfit=overfit, say=say)
+    prepared = prepare(plan.passes[0], processes, overfit=overfit, cache=cache, say=say)
     opened = runs.new_run(
         out,
         "train",
@@ -110,7 +114,7 @@ def train_plan(
                 if all(runs.run_state(folder) == "finished" for folder in folders.values()):
                     continue
             if number:
-                prepared = prepare(configs, processes, overfit=overfit, say=say)
+                prepared = prepare(configs, processes, overfit=overfit, cache=cache, say=say)
             if len(plan.passes) > 1:
                 say(f"pass {number + 1} of {len(plan.passes)}: {', '.join(configs)}")
             content = load_checkpoint(checkpoint, list(configs), processes) if goes_on else None
@@ -138,10 +142,13 @@ def train_plan(
     return best
 
 
-def prepare(configs: Pass, processes: Processes, *, overfit: int | None = None, say: Say) -> Prepared:
+def prepare(
+    configs: Pass, processes: Processes, *, overfit: int | None = None, cache: Path | None = None, say: Say
+) -> Prepared:
     """Read the data, load the encoder, build the models, cut the windows.
 
-    With `overfit` so many training questions are those to score on as well.
+    With `overfit` so many training questions are those to score on as well. With `cache` the hidden states are read
+    from there, and the encoder stands by idle.
     """
     config = next(iter(configs.values()))
     if not config.data.train:
@@ -177,9 +184,14 @@ def prepare(configs: Pass, processes: Processes, *, overfit: int | None = None, 
         say(f"{train.lost_answers} answers lie on no token and are taught as no answer")
     dev = featurise(dev_data.examples, base.tokenizer, config.windows)
     steps = Steps(feed, config.training, [one.learner.fraction for one in configs.values()])
-    encode = None if base.encoder.trainable else next(iter(models.values())).encode
+    encode: Encode | None = None if base.encoder.trainable else next(iter(models.values())).encode
+    encode_dev: Encode | None = None
+    if cache is not None:
+        _refuse_uncacheable(config)
+        states = open_cache(cache, identity={"sha256": base.sha256})
+        encode, encode_dev = states.source(train), states.source(dev) if len(dev) else None
     targets = {} if overfit is None else {name: best_possible(model, dev) for name, model in models.items()}
-    return Prepared(configs, models, randomness, steps, dev, feed, targets, encode, None)
+    return Prepared(configs, models, randomness, steps, dev, feed, targets, encode, encode_dev)
 
 
 def train_pass(
@@ -252,6 +264,41 @@ def train_pass(
     return learners
 
 
+def extract(
+    plan: Plan,
+    out: Path,
+    *,
+    storage: Storage = "fp16",
+    all_layers: bool = False,
+    overwrite: bool = False,
+    say: Say = print,
+) -> CacheReport:
+    """Write the hidden states that the learners of a plan read, of its training and its dev windows, into a cache."""
+    if len(plan.passes) > 1:
+        raise UsageError("extract: expected a run file of one pass; its grid varies what the encoder reads.")
+    configs = _located(plan.passes[0], out.parent)
+    config = next(iter(configs.values()))
+    _refuse_uncacheable(config)
+    prepared = prepare(configs, Processes(make_accelerator()), say=say)
+    model = next(iter(prepared.models.values()))
+    layers = {layer for one in prepared.models.values() for layer in one.head.layers}
+    if all_layers:
+        layers |= set(range(model.encoder.depth + 1))
+    splits = {"train": prepared.feed(0), "dev": prepared.dev}
+    return write_cache(
+        out,
+        model.encoder,
+        {name: features for name, features in splits.items() if len(features)},
+        sorted(layers),
+        identity={"sha256": model.base_sha256},
+        storage=storage,
+        precision=model.precision,
+        batch_size=config.training.eval_batch_size,
+        overwrite=overwrite,
+        say=say,
+    )
+
+
 def read_data(paths: Sequence[str], config: RunConfig, limit: int | None, say: Say) -> Loaded:
     """The first examples of some files, checked; says what was mended or skipped."""
     if not paths:
@@ -277,6 +324,17 @@ def summarise(plan: Plan, out: Path, say: Say) -> None:
 
 def _located(configs: Pass, runs_folder: Path) -> Pass:
     return {name: start_from(config, runs_folder) for name, config in configs.items()}
+
+
+def _refuse_uncacheable(config: RunConfig) -> None:
+    if config.encoder.tuning["name"] != "frozen":
+        raise ConfigError(
+            "encoder.tuning", ["expected frozen: the hidden states of an encoder that learns change at every step."]
+        )
+    if config.data.augment is not None:
+        raise ConfigError(
+            "data.augment", ["expected none with a cache: augmented texts are new in every epoch, and so in no cache."]
+        )
 
 
 def _refuse_other_options(configs: Pass, folders: Mapping[str, Path]) -> None:
