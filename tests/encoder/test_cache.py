@@ -103,7 +103,7 @@ def compare_all(given: Given, layers: tuple[int, ...] = ALL, tolerance: float = 
     cache = given.open()
     for features in (given.train, given.dev):
         source = cache.source(features)
-        for indices in BucketOrder(features.lengths, 5, seed=3).epoch(0):
+        for (indices,) in (group.batches for group in BucketOrder(features.lengths, 5, seed=3).epoch(0)):
             batch = collate(features, indices)
             compare(given.encoder(batch, layers), source(batch, layers), tolerance)
 
@@ -299,7 +299,7 @@ def test_training_from_the_cache_gives_the_losses_of_training_live(
         head = Head(DEPTH, HIDDEN, mixer=[{"name": mixer}], task={"name": "span"})
         loss = registry.build("loss", "cross_entropy")
         optimiser = torch.optim.AdamW(head.parameters(), lr=0.02)
-        for indices in BucketOrder(features.lengths, 2, seed=1).epoch(0):
+        for (indices,) in (group.batches for group in BucketOrder(features.lengths, 2, seed=1).epoch(0)):
             batch = collate(features, indices)
             hidden = source(batch, head.layers) if cached else round_states(encoder(batch, head.layers), storage)
             found = loss(head.task.choices(head(hidden), batch), batch)["loss"]

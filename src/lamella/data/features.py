@@ -118,7 +118,9 @@ def join_features(parts: Sequence[Features]) -> Features:
         first,
         examples=[example for part in parts for example in part.examples],
         rows=np.concatenate([[0], *(part.rows[1:] + shift for part, shift in zip(parts, tokens, strict=False))]),
-        example=np.concatenate([part.example + shift for part, shift in zip(parts, before, strict=False)]),
+        example=np.concatenate([part.example + shift for part, shift in zip(parts, before, strict=False)]).astype(
+            np.int32
+        ),
         offsets=[offsets for part in parts for offsets in part.offsets],
         lost_answers=sum(part.lost_answers for part in parts),
         **columns,

@@ -1,0 +1,85 @@
+"""The windows of every epoch: the same ones, or fresh ones, whoever makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from doubles import tiny_run_config, tiny_tokenizer
+from lamella.data.features import Features, featurise, join_features
+from lamella.data.feed import Feed, Recipe
+from lamella.data.readers import read
+
+EXAMPLES = read("demo:train").examples[:30]
+
+
+def feed(**data: Any) -> Feed:
+    config = tiny_run_config(data=data, training={"epochs": 3})
+    return Feed(Recipe(tiny_tokenizer("bert"), config), EXAMPLES)
+
+
+def equal(one: Features, two: Features) -> bool:
+    names = (
+        "input_ids",
+        "rows",
+        "example",
+        "context_begin",
+        "context_end",
+        "first_token",
+        "start",
+        "end",
+        "max_context",
+    )
+    return all(np.array_equal(getattr(one, name), getattr(two, name)) for name in names) and [
+        example.context.text for example in one.examples
+    ] == [example.context.text for example in two.examples]
+
+
+def test_without_augmentation_all_epochs_are_one() -> None:
+    plain = feed()
+    assert plain(0) is plain(5)
+
+
+def test_augmentation_is_fresh_every_epoch_and_the_same_every_time() -> None:
+    one, two = feed(augment="eda", workers=0), feed(augment="eda", workers=0)
+    first, second = one(0), one(1)
+    assert not equal(first, second)
+    assert equal(first, two(0))
+    assert equal(second, two(1))
+    assert equal(second, feed(augment="eda", workers=0)(1))  # an epoch does not depend on those before it
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_make_what_this_process_makes(workers: int) -> None:
+    here, there = feed(augment="eda", workers=0), feed(augment="eda", workers=workers)
+    try:
+        for epoch in (0, 1, 2):
+            assert equal(here(epoch), there(epoch))
+        assert there.next is None  # nothing is prepared for after the end
+    finally:
+        there.close()
+
+
+def test_answers_are_where_the_labels_say_after_augmentation() -> None:
+    features = feed(augment={"name": "eda", "rate": 0.3}, workers=0)(0)
+    for window in range(len(features)):
+        example = features.examples[features.example[window]]
+        if features.start[window] != features.template.cls:
+            begin, end = features.characters(window, int(features.start[window]), int(features.end[window]))
+            assert example.answers[0].text in example.context.text[begin:end]
+
+
+def test_joined_windows_are_those_cut_together() -> None:
+    tokenizer, windows = tiny_tokenizer("bert"), tiny_run_config().windows
+    parts = [featurise(EXAMPLES[begin : begin + 11], tokenizer, windows) for begin in (0, 11, 22)]
+    whole = featurise(EXAMPLES, tokenizer, windows)
+    joined = join_features(parts)
+    assert equal(joined, whole)
+    assert len(joined.offsets) == len(whole.offsets)
+    assert joined.input_ids.dtype == whole.input_ids.dtype
+    assert joined.example.dtype == whole.example.dtype
+    for window in range(len(whole)):
+        place = int(whole.context_begin[window])
+        assert joined.characters(window, place, place) == whole.characters(window, place, place)

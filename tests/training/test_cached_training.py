@@ -1,0 +1,132 @@
+"""Training from a cache: live's losses, up to what storage rounds away."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles import save_tiny_encoder
+from lamella.encoder.storage import round_states
+from lamella.errors import ConfigError, RunError, UsageError
+from lamella.inference.model import ReaderModel
+from lamella.plan import make_plan
+from lamella.training.run import extract, train_plan
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_encoder(tmp_path_factory.mktemp("cached") / "tiny", pooler=True)
+
+
+def table(folder: Path, **sections: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "data": {"train": "demo:train", "dev": "demo:dev", "max_train_samples": 20, "max_eval_samples": 8},
+        "windows": {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24},
+        "encoder": {"name": str(folder), "tuning": "frozen"},
+        "learner": {"learning_rate": 1e-2},
+        "training": {"epochs": 1, "batch_size": 4, "precision": "fp32"},
+        "grid": {"learner": {"mixer": ["dot", "scalar_mix", "compress"]}},
+    }
+    return {**given, **{name: {**given.get(name, {}), **options} for name, options in sections.items()}}
+
+
+def silent(line: str) -> None:
+    pass
+
+
+def train(given: dict[str, Any], out: Path, **options: Any) -> dict[str, list[dict[str, Any]]]:
+    train_plan(make_plan(given, where="test"), out, say=silent, **options)
+    return {
+        path.parent.name: [json.loads(line) for line in path.read_text().splitlines()]
+        for path in out.rglob("history.jsonl")
+    }
+
+
+@pytest.mark.parametrize("storage", ["fp32", "fp16", "bf16", "int8"])
+def test_an_epoch_from_the_cache_has_the_losses_of_live(
+    storage: Any, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Live hidden states are rounded as storing rounds them; then the two agree to 1e-4."""
+    given = table(encoder)
+    extract(make_plan(given, where="test"), tmp_path / "cache", storage=storage, say=silent)
+    encode = ReaderModel.encode
+    monkeypatch.setattr(ReaderModel, "encode", lambda self, *given: round_states(encode(self, *given), storage))
+    live = train(given, tmp_path / "live")
+
+    def never(self: ReaderModel, *given: Any) -> Any:
+        raise AssertionError("the encoder ran")
+
+    monkeypatch.setattr(ReaderModel, "encode", never)
+    cached = train(given, tmp_path / "cached", cache=tmp_path / "cache")
+    assert live.keys() == cached.keys()
+    assert len(live) == 3
+    for name, records in live.items():
+        assert len(records) == len(cached[name]) > 10
+        for expected, found in zip(records, cached[name], strict=True):
+            assert expected["event"] == found["event"]
+            for key in ("loss", "start", "end") if expected["event"] == "step" else ("exact", "f1"):
+                assert found[key] == pytest.approx(expected[key], rel=1e-4), (name, key)
+
+
+def test_rounding_shows_without_the_same_rounding(encoder: Path, tmp_path: Path) -> None:
+    """So that the test above can fail."""
+    given = table(encoder, grid={"learner": {"seed": [0]}})
+    extract(make_plan(given, where="test"), tmp_path / "cache", storage="int8", say=silent)
+    live, cached = train(given, tmp_path / "live"), train(given, tmp_path / "cached", cache=tmp_path / "cache")
+    pairs = zip(live["live"], cached["cached"], strict=True)
+    assert any(abs(one["loss"] / two["loss"] - 1) > 1e-4 for one, two in pairs if "loss" in one)
+
+
+def test_the_pooled_output_is_cached_too(encoder: Path, tmp_path: Path) -> None:
+    given = table(
+        encoder,
+        learner={"task": "answerability", "layers": "pooled+all"},
+        grid={"learner": {"mixer": ["average", "compress"]}},
+    )
+    extract(make_plan(given, where="test"), tmp_path / "cache", storage="fp32", say=silent)
+    live, cached = train(given, tmp_path / "live"), train(given, tmp_path / "cached", cache=tmp_path / "cache")
+    for name, records in live.items():
+        for expected, found in zip(records, cached[name], strict=True):
+            if expected["event"] == "step":
+                assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+
+
+def test_what_does_not_fit_is_refused_in_a_line(encoder: Path, tmp_path: Path) -> None:
+    given = table(encoder)
+    extract(make_plan(given, where="test"), tmp_path / "cache", say=silent)
+
+    def refused(error: type[Exception], match: str, **changes: Any) -> None:
+        out = tmp_path / "out"
+        with pytest.raises(error, match=match):
+            train(table(encoder, **changes), out, cache=tmp_path / "cache")
+        assert not out.exists()
+
+    refused(ConfigError, "augmented texts are new in every epoch", data={"augment": "eda"})
+    refused(ConfigError, "expected frozen", encoder={"tuning": "full"})
+    refused(RunError, "other data or cut in another way", data={"max_train_samples": 10})
+    refused(RunError, "other data or cut in another way", windows={"doc_stride": 16})
+    other = save_tiny_encoder(tmp_path / "other", seed=1)
+    refused(RunError, "was extracted with sha256", encoder={"name": str(other)})
+    with pytest.raises(ConfigError, match="augmented texts"):
+        extract(make_plan(table(encoder, data={"augment": "eda"}), where="test"), tmp_path / "new", say=silent)
+    with pytest.raises(UsageError, match="one pass"):
+        grid = {"training": {"order_seed": [0, 1]}}
+        extract(make_plan(table(encoder, grid=grid), where="test"), tmp_path / "new", say=silent)
+
+
+def test_the_commands(encoder: Path, tmp_path: Path, lamella: Any) -> None:
+    config = tmp_path / "run.json"
+    config.write_text(json.dumps(table(encoder)))
+    code, out, err = lamella("extract", config, "--out", tmp_path / "cache", "--storage", "int8", "--all-layers")
+    assert (code, err) == (0, "")
+    assert "to write" in out
+    code, out, err = lamella("train", config, "--out", tmp_path / "run", "--cache", tmp_path / "cache")
+    assert (code, err) == (0, "")
+    code, out, err = lamella("train", config, "--out", tmp_path / "run2", "--cache", tmp_path / "nothing")
+    assert code == 2
+    assert err.count("\n") == 1
