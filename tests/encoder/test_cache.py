@@ -602,16 +602,16 @@ def test_a_split_without_windows_is_no_trouble(given_windows: Given) -> None:
     assert given_windows.shards() == []
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("device", ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
 @pytest.mark.parametrize("storage", STORAGES)
-def test_states_come_on_the_device_of_the_batch(given_windows: Given, storage: Storage) -> None:
-    given_windows.encoder.to("cuda")
+def test_states_come_on_the_device_of_the_batch(given_windows: Given, storage: Storage, device: str) -> None:
+    given_windows.encoder.to(device)
     given_windows.write((POOLED, *ALL), storage=storage)
     source = given_windows.open().source(given_windows.train)
     batch = collate(given_windows.train, np.arange(5))
-    here, there = source(batch, (POOLED, *ALL)), source(batch.to(torch.device("cuda")), (POOLED, *ALL))
+    here, there = source(batch, (POOLED, *ALL)), source(batch.to(torch.device(device)), (POOLED, *ALL))
     assert here.pooled is not None
     assert there.pooled is not None
     for one, other in zip((here.pooled, *here.layers), (there.pooled, *there.layers), strict=True):
-        assert other.device.type == "cuda"
+        assert other.device.type == device
         assert torch.equal(one, other.cpu())

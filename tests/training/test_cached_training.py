@@ -83,11 +83,8 @@ def test_rounding_shows_without_the_same_rounding(encoder: Path, tmp_path: Path)
 
 
 def test_the_pooled_output_is_cached_too(encoder: Path, tmp_path: Path) -> None:
-    given = table(
-        encoder,
-        learner={"task": "answerability", "layers": "pooled+all"},
-        grid={"learner": {"mixer": ["average", "compress"]}},
-    )
+    learner = {"task": "answerability", "layers": "pooled+all"}
+    given = table(encoder, learner=learner, grid={"learner": {"mixer": ["average", "compress"]}})
     extract(make_plan(given, where="test"), tmp_path / "cache", storage="fp32", say=silent)
     live, cached = train(given, tmp_path / "live"), train(given, tmp_path / "cached", cache=tmp_path / "cache")
     for name, records in live.items():
@@ -114,9 +111,9 @@ def test_what_does_not_fit_is_refused_in_a_line(encoder: Path, tmp_path: Path) -
     refused(RunError, "was extracted with sha256", encoder={"name": str(other)})
     with pytest.raises(ConfigError, match="augmented texts"):
         extract(make_plan(table(encoder, data={"augment": "eda"}), where="test"), tmp_path / "new", say=silent)
+    several = make_plan(table(encoder, grid={"training": {"order_seed": [0, 1]}}), where="test")
     with pytest.raises(UsageError, match="one pass"):
-        grid = {"training": {"order_seed": [0, 1]}}
-        extract(make_plan(table(encoder, grid=grid), where="test"), tmp_path / "new", say=silent)
+        extract(several, tmp_path / "new", say=silent)
 
 
 def test_the_commands(encoder: Path, tmp_path: Path, lamella: Any) -> None:

@@ -108,7 +108,7 @@ def featurise(
 def join_features(parts: Sequence[Features]) -> Features:
     """The windows of several sets, cut in the same way, one set after the other."""
     first = parts[0]
-    before = np.cumsum([0, *(len(part.examples) for part in parts)])
+    before = np.cumsum([0, *(len(part.examples) for part in parts)], dtype=np.int32)
     tokens = np.cumsum([0, *(len(part.input_ids) for part in parts)])
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts])
@@ -118,9 +118,7 @@ def join_features(parts: Sequence[Features]) -> Features:
         first,
         examples=[example for part in parts for example in part.examples],
         rows=np.concatenate([[0], *(part.rows[1:] + shift for part, shift in zip(parts, tokens, strict=False))]),
-        example=np.concatenate([part.example + shift for part, shift in zip(parts, before, strict=False)]).astype(
-            np.int32
-        ),
+        example=np.concatenate([part.example + shift for part, shift in zip(parts, before, strict=False)]),
         offsets=[offsets for part in parts for offsets in part.offsets],
         lost_answers=sum(part.lost_answers for part in parts),
         **columns,
