@@ -1,0 +1,348 @@
+"""How many windows a second full fine-tuning takes, beside `transformers.Trainer` set up as its `run_qa.py` does.
+
+    python benchmarks/train_speed.py [--quick] [--out train_speed.json]
+    python benchmarks/train_speed.py --device cuda --encoder FOLDER --data squad-train.json [--out train_speed.json]
+
+The peer takes windows padded to 384 tokens in random order, ours takes batches of like length, padded to their longest.
+Else both are the same: encoder, windows and labels (compared one by one first), batch size, precision (fp32 on the CPU,
+bf16 on a GPU), dropout, AdamW, learning rate, clipping. The peer's windows are cut beforehand and lie in memory, where
+`run_qa.py` reads them from a file; ours are likewise. The first step is not timed on either side. Ours goes through
+whole epochs, for its batches are of unlike length; the peer's are all alike, so that a few steps of it are enough.
+
+Text comes from `--data` (any file in SQuAD format; the last tenth of its questions is the dev set) or is made of the
+bundled set: the text around every answer, as long as SQuAD's contexts are.
+
+Without `--quick`, both are also trained to the end with three seeds. The dev loss of all is computed by the same code,
+in which padding takes no part; the verdict says where our median lies in the range of the peer's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from featurise import WINDOWS, agree, in_pairs
+from transformers import (
+    AutoModelForQuestionAnswering,
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    default_data_collator,
+)
+
+from lamella.config import DEFAULT_ENCODER, LearnerOptions, RunConfig, TrainingOptions
+from lamella.data.batches import Totals, collate, longest_first
+from lamella.data.examples import Answer, Context, Example
+from lamella.data.features import Features, featurise
+from lamella.data.loading import load_examples
+from lamella.encoder.loading import load_encoder, load_tokenizer, quiet
+from lamella.encoder.sources import find_encoder
+from lamella.heads.losses import CrossEntropy
+from lamella.inference.model import ReaderModel
+from lamella.runs import library_versions, write_json
+from lamella.training.learner import Learner, Record, make_learner
+from lamella.training.loop import fit
+from lamella.training.processes import Processes
+from lamella.training.steps import Position, Steps
+
+# Characters of the contexts of SQuAD's training questions, and the share of questions whose context is no longer.
+SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+CHARACTERS = (150, 310, 545, 690, 890, 1330, 1850, 3200)
+LEARNER = LearnerOptions(learning_rate=1e-4, weight_decay=0.0, schedule={"name": "linear", "warmup": 0.0})
+EPOCHS = 2  # of the training whose dev loss is compared
+
+Padded = list[dict[str, Any]]  # the peer's windows
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is trained."""
+
+    batch: int
+    questions: int  # of an epoch of ours
+    peer_steps: int  # the first of them is not timed
+    repeats: int
+    learnt: int = 0  # questions of the training whose dev loss is compared; 0: it is not
+    scored: int = 0  # dev questions
+    seeds: int = 3
+
+
+SIZES = {
+    ("cpu", True): Size(batch=6, questions=36, peer_steps=3, repeats=2),
+    ("cpu", False): Size(batch=16, questions=160, peer_steps=5, repeats=5, learnt=160, scored=96),
+    ("cuda", True): Size(batch=32, questions=1600, peer_steps=51, repeats=3),
+    ("cuda", False): Size(batch=32, questions=6400, peer_steps=101, repeats=7, learnt=6400, scored=1600),
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is the same for both."""
+
+    encoder: str
+    device: str
+    batch: int
+
+    @property
+    def precision(self) -> str:
+        return "bf16" if self.device == "cuda" else "fp32"
+
+    def wait(self) -> None:
+        """A GPU goes on working when its commands have been given."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the numbers to this json file")
+    parser.add_argument("--quick", action="store_true", help="a handful of steps, and no dev loss")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--encoder", default=DEFAULT_ENCODER, help="a folder, a packaged encoder or a hub id")
+    parser.add_argument("--data", help="a file in SQuAD format; unset: text made of the bundled set")
+    parser.add_argument("--batch", type=int, help="windows a batch; unset: 16, with --quick 6; on a GPU 32")
+    arguments = parser.parse_args()
+    size = SIZES[arguments.device, arguments.quick]
+    setup = Setup(arguments.encoder, arguments.device, arguments.batch or size.batch)
+
+    train, dev = questions(arguments.data, size)
+    tokenizer = load_tokenizer(find_encoder(setup.encoder))
+    features = featurise(train[: size.questions], tokenizer, WINDOWS)
+    pairs = in_pairs(train[: size.questions], tokenizer)
+    agree(features, pairs)
+    padded = rows(pairs)
+    ours, peer = [], []
+    for turn in range(size.repeats):  # in turn, so that a busy moment touches both
+        peer.append(speed_of_peer(setup, padded, size.peer_steps, seed=turn))
+        ours.append(speed_of_ours(setup, features, seed=turn))
+    ratios = [mine / its for mine, its in zip(ours, peer, strict=True)]
+    losses = compare_losses(setup, train[: size.learnt], dev, tokenizer, size.seeds) if size.learnt else None
+
+    result = {
+        "ratio": statistics.median(ratios),
+        "spread": [min(ratios), max(ratios)],
+        "ours": statistics.median(ours),
+        "peer": statistics.median(peer),
+        "unit": "windows/s",
+        "dev_loss": losses,
+        "device": torch.cuda.get_device_name() if setup.device == "cuda" else "cpu",
+        "precision": setup.precision,
+        "encoder": Path(setup.encoder).name,
+        "data": Path(arguments.data).name if arguments.data else "the bundled set, at SQuAD's lengths",
+        "mean_length": float(features.lengths.mean()),
+        "batch_size": setup.batch,
+        "repeats": size.repeats,
+        "threads": torch.get_num_threads(),
+        "versions": library_versions(),
+    }
+    if arguments.out:
+        write_json(arguments.out, result)
+    print(
+        f"{result['encoder']} on {result['device']}, {setup.precision}, batches of {setup.batch} windows of "
+        f"{result['mean_length']:.0f} tokens on average: {result['ours']:.1f} windows/s ours, {result['peer']:.1f} peer"
+    )
+    print(f"dev loss: {losses['verdict']}" if losses else "dev loss: not compared in a quick run")
+    spread = f"{min(ratios):.1f} to {max(ratios):.1f}"
+    print(f"train_speed: {result['ratio']:.1f} x the windows per second of transformers.Trainer ({spread})")
+
+
+def speed_of_ours(setup: Setup, features: Features, *, seed: int) -> float:
+    """Windows a second over one epoch, after a step that is not timed."""
+    model = make_model(setup, seed)
+    first = TrainingOptions(max_steps=1, batch_size=setup.batch, order_seed=seed)
+    epoch = TrainingOptions(epochs=1, batch_size=setup.batch, order_seed=seed)
+    total = 1 + Steps(lambda epoch: features, epoch, [1.0]).total
+    learner = make_learner(model, LEARNER, total)
+    train_ours(setup, learner, features, first)
+    setup.wait()
+    began = time.perf_counter()
+    train_ours(setup, learner, features, epoch)
+    setup.wait()
+    return len(features) / (time.perf_counter() - began)
+
+
+def make_model(setup: Setup, seed: int) -> ReaderModel:
+    torch.manual_seed(seed)
+    model = ReaderModel(load_encoder(setup.encoder), RunConfig(windows=WINDOWS)).to(setup.device)
+    model.precision = setup.precision
+    return model
+
+
+def train_ours(setup: Setup, learner: Learner, features: Features, options: TrainingOptions) -> None:
+    steps = Steps(lambda epoch: features, options, [1.0])
+    fit([learner], steps, options, Processes(Accelerator(cpu=setup.device == "cpu")), Quiet())
+
+
+class Quiet:
+    """Watches a pass and does nothing."""
+
+    def log(self, learner: Learner, records: Sequence[Record]) -> None: ...
+
+    def evaluate(self, learners: Sequence[Learner], step: int, epoch: float) -> None: ...
+
+    def keep(self, learners: Sequence[Learner], epoch: float) -> None: ...
+
+    def checkpoint(self, position: Position) -> None: ...
+
+
+def speed_of_peer(setup: Setup, padded: Padded, steps: int, *, seed: int) -> float:
+    """Windows a second over all steps but the first."""
+    clock = Clock(setup)
+    train_peer(setup, padded, seed, callbacks=[clock], max_steps=steps)
+    return setup.batch * (steps - 1) / (clock.ended - clock.began)
+
+
+class Clock(TrainerCallback):
+    """Notes when the first and the last step of a training ended."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.began, self.ended = setup, 0.0, 0.0
+
+    def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **more: Any) -> None:
+        if state.global_step == 1:
+            self.setup.wait()
+            self.began = time.perf_counter()
+        if state.global_step == state.max_steps:
+            self.setup.wait()
+            self.ended = time.perf_counter()
+
+
+def train_peer(
+    setup: Setup, padded: Padded, seed: int, *, callbacks: Sequence[TrainerCallback] = (), **length: Any
+) -> PreTrainedModel:
+    """The Trainer with its defaults, but for what LEARNER says and for all that it would write."""
+    torch.manual_seed(seed)
+    with quiet(), tempfile.TemporaryDirectory() as folder:
+        model = AutoModelForQuestionAnswering.from_pretrained(find_encoder(setup.encoder).folder, dtype=torch.float32)
+        trainer = Trainer(
+            model=model,
+            args=TrainingArguments(
+                output_dir=folder,
+                per_device_train_batch_size=setup.batch,
+                learning_rate=LEARNER.learning_rate,
+                weight_decay=LEARNER.weight_decay,
+                max_grad_norm=LEARNER.max_grad_norm,
+                use_cpu=setup.device == "cpu",
+                bf16=setup.precision == "bf16",
+                seed=seed,
+                remove_unused_columns=False,  # there are none
+                disable_tqdm=True,
+                logging_strategy="no",
+                save_strategy="no",
+                report_to=[],
+                **length,
+            ),
+            train_dataset=padded,
+            data_collator=default_data_collator,
+            callbacks=list(callbacks),
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    gc.collect()  # a trainer and its callbacks hold one another, and so the weights, until they are looked for
+    return model
+
+
+def compare_losses(
+    setup: Setup, train: Sequence[Example], dev: Sequence[Example], tokenizer: Any, seeds: int
+) -> dict[str, Any]:
+    """The dev losses of both after the same training, and how they lie to one another."""
+    features, dev_windows = (featurise(examples, tokenizer, WINDOWS) for examples in (train, dev))
+    padded = rows(in_pairs(train, tokenizer))
+    options = TrainingOptions(epochs=EPOCHS, batch_size=setup.batch)
+    ours, peer = [], []
+    for seed in range(seeds):
+        model = make_model(setup, seed)
+        options = options.model_copy(update={"order_seed": seed})
+        total = Steps(lambda epoch: features, options, [1.0]).total
+        train_ours(setup, make_learner(model, LEARNER, total), features, options)
+        ours.append(dev_loss(model, dev_windows))
+        put_weights(model, train_peer(setup, padded, seed, num_train_epochs=EPOCHS))
+        peer.append(dev_loss(model, dev_windows))
+    median = statistics.median(ours)
+    place = "below" if median < min(peer) else "above" if median > max(peer) else "within"
+    verdict = (
+        f"{median:.3f} ours ({min(ours):.3f} to {max(ours):.3f}) lies {place} the peer's {min(peer):.3f} to "
+        f"{max(peer):.3f} over {seeds} seeds"
+    )
+    return {"ours": ours, "peer": peer, "place": place, "verdict": verdict, "windows": len(features), "epochs": EPOCHS}
+
+
+def put_weights(model: ReaderModel, peer: PreTrainedModel) -> None:
+    """Make a reader of the peer's model: the same encoder, and its output layer as the head's."""
+    model.encoder.model.load_state_dict(peer.base_model.state_dict())
+    with torch.no_grad():
+        model.head.task.q.copy_(peer.qa_outputs.weight)
+        model.head.task.b.copy_(peer.qa_outputs.bias)
+
+
+def dev_loss(model: ReaderModel, windows: Features) -> float:
+    """The mean over all windows, in fp32."""
+    model.eval().precision = "fp32"
+    batches = [collate(windows, chosen) for chosen in longest_first(windows.lengths, 32)]
+    totals, loss, total = Totals.of(batches), CrossEntropy(), 0.0
+    with torch.inference_mode():
+        for batch in batches:
+            batch = batch.to(model.device)
+            total += float(loss(model.head.task.choices(model(batch), batch), batch, totals)["loss"])
+    return total
+
+
+def questions(data: str | None, size: Size) -> tuple[list[Example], list[Example]]:
+    """Training and dev questions."""
+    most = max(size.questions, size.learnt)
+    if data is None:
+        train, dev = (load_examples([name]).examples for name in ("demo:train", "demo:dev"))
+        return of_squad_length(train, most), of_squad_length(dev, size.scored)
+    examples = load_examples([data], on_bad_answer="skip", labelled=True).examples
+    cut = len(examples) * 9 // 10  # files are in the order of articles: few contexts lie on both sides
+    return some_of(examples[:cut], most), some_of(examples[cut:], size.scored)
+
+
+def some_of(examples: Sequence[Example], count: int) -> list[Example]:
+    if count > len(examples):
+        raise SystemExit(f"expected a file with at least {count} questions on this side. Got {len(examples)}.")
+    return [examples[place] for place in np.random.default_rng(0).permutation(len(examples))[:count]]
+
+
+def of_squad_length(examples: Sequence[Example], count: int) -> list[Example]:
+    """So many questions, again and again those given, each about the text around its answer.
+
+    The bundled contexts are all about as long as one another. Here one is cut out of all of them, one after the other,
+    with as many characters as a context of SQuAD has.
+    """
+    text = " ".join(dict.fromkeys(example.context.text for example in examples))
+    chance = np.random.default_rng(0)
+    lengths = np.interp((chance.permutation(count) + 0.5) / max(1, count), SHARES, CHARACTERS)
+    found = []
+    for number, (example, length) in enumerate(zip(itertools.cycle(examples), lengths, strict=False)):
+        answer = example.answers[0] if example.answers else Answer("", 0)
+        at = text.index(example.context.text) + answer.begin_char
+        before = int(chance.random() * max(0, length - len(answer.text)))
+        begin = text.rfind(" ", 0, max(0, at - before)) + 1
+        end = text.find(" ", max(begin + int(length), at + len(answer.text)))
+        context = Context(text[begin : end if end >= 0 else len(text)])
+        answers = (Answer(answer.text, at - begin),) if example.answers else ()
+        found.append(Example(f"{example.id}-{number}", example.question, context, answers))
+    return found
+
+
+def rows(chunks: list[dict[str, Any]]) -> Padded:
+    """Columns, as the tokenizer gives them, to one record a window, as a Trainer takes them."""
+    return [dict(zip(chunk, values, strict=True)) for chunk in chunks for values in zip(*chunk.values(), strict=True)]
+
+
+if __name__ == "__main__":
+    main()

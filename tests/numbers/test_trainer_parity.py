@@ -1,0 +1,169 @@
+"""Training takes the same steps as `transformers.Trainer`: same batches in, same losses out, step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import BertForQuestionAnswering, PrinterCallback, Trainer, TrainingArguments, default_data_collator
+
+from doubles import tiny_config, tiny_model
+from lamella.config import LearnerOptions
+from lamella.data.batches import Batch, Totals
+from lamella.data.features import Features, featurise
+from lamella.data.loading import load_examples
+from lamella.inference.model import ReaderModel
+from lamella.training.learner import Learner, make_learner
+
+BATCH, STEPS = 4, 12
+OPTIONS = LearnerOptions(learning_rate=5e-3, weight_decay=0.1, schedule={"name": "linear", "warmup": 0.25})
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class RecordingTrainer(Trainer):
+    """Keeps the weights it starts from, every batch that it is given, and the loss it finds."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.start = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        self.batches: list[dict[str, Tensor]] = []
+        self.losses: list[float] = []
+
+    def compute_loss(self, model: Any, inputs: Any, *more: Any, **options: Any) -> Any:
+        self.batches.append({name: tensor.clone() for name, tensor in inputs.items()})
+        loss = super().compute_loss(model, inputs, *more, **options)
+        self.losses.append(loss.item())
+        return loss
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> RecordingTrainer:
+    """A Trainer that has trained a tiny BERT. AdamW and the clipping of gradients are its defaults."""
+    torch.manual_seed(0)
+    model = BertForQuestionAnswering(tiny_config("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+    trainer = RecordingTrainer(
+        model=model,
+        args=arguments(tmp_path_factory.mktemp("trainer")),
+        train_dataset=full_windows(),
+        data_collator=default_data_collator,
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    return trainer
+
+
+def arguments(folder: Path) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=BATCH,
+        max_steps=STEPS,
+        learning_rate=OPTIONS.learning_rate,
+        weight_decay=OPTIONS.weight_decay,
+        warmup_steps=STEPS // 4,
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to=[],
+    )
+
+
+def full_windows() -> list[dict[str, Any]]:
+    """Windows of the bundled set without a pad, half of them with an answer."""
+    features = cut()
+    full = np.flatnonzero(features.lengths == features.max_seq_length)
+    answered = full[features.start[full] > 0][: STEPS * 2]
+    rows = [*answered, *full[features.start[full] == 0][: STEPS * 2]]
+    assert len(rows) == STEPS * BATCH
+    return [
+        {
+            "input_ids": features.input_ids[features.rows[row] : features.rows[row + 1]].tolist(),
+            "attention_mask": [1] * features.max_seq_length,
+            "token_type_ids": (np.arange(features.max_seq_length) >= features.context_begin[row]).astype(int).tolist(),
+            "start_positions": int(features.start[row]),
+            "end_positions": int(features.end[row]),
+        }
+        for row in rows
+    ]
+
+
+def cut() -> Features:
+    model = tiny_model()
+    return featurise(load_examples(["demo:train"]).examples, model.tokenizer, model.windows)
+
+
+def as_batch(inputs: dict[str, Tensor]) -> Batch:
+    """The trainer's tensors under our names; where the context lies follows from the token types."""
+    context = inputs["token_type_ids"].bool()
+    context[:, -1] = False  # [SEP]
+    return Batch(
+        input_ids=inputs["input_ids"],
+        mask=inputs["attention_mask"].bool(),
+        token_types=inputs["token_type_ids"],
+        is_context=context,
+        max_context=context,
+        start=inputs["start_positions"],
+        end=inputs["end_positions"],
+        windows=np.arange(len(context)),
+    )
+
+
+def like(start: dict[str, Tensor]) -> ReaderModel:
+    """A reader with the weights of BERT's own question answering model."""
+    model = tiny_model(dropout=False)
+    model.encoder.model.load_state_dict(
+        {name.removeprefix("bert."): tensor for name, tensor in start.items() if name.startswith("bert.")}
+    )
+    with torch.no_grad():
+        model.head.task.q.copy_(start["qa_outputs.weight"])
+        model.head.task.b.copy_(start["qa_outputs.bias"])
+    return model.train()
+
+
+def follow(trainer: RecordingTrainer, options: LearnerOptions) -> tuple[Learner, list[float]]:
+    """Train ours on the batches that the trainer saw."""
+    learner = make_learner(like(trainer.start), options, STEPS)
+    for step, inputs in enumerate(trainer.batches):
+        batch = as_batch(inputs)
+        learner.learn(batch, None, Totals.of([batch]))
+        learner.step(epoch=(step + 1) / STEPS)
+    return learner, [record["loss"] for record in learner.records(lambda values: values)]
+
+
+def test_fed_the_trainers_batches_the_losses_are_the_trainers(trainer: RecordingTrainer) -> None:
+    """Dropout is off. No window has pads: BERT's own loss lets a window choose a pad for its answer, ours does not."""
+    assert all(batch["attention_mask"].all() for batch in trainer.batches)
+    assert len(trainer.batches) == STEPS
+    learner, losses = follow(trainer, OPTIONS)
+    assert abs(losses[0] - losses[-1]) > 0.5  # something was learnt that could have gone another way
+    np.testing.assert_allclose(losses, trainer.losses, atol=1e-4, rtol=0)
+
+    theirs = trainer.model.state_dict()
+    ours = {f"bert.{name}": tensor for name, tensor in learner.model.encoder.model.state_dict().items()}
+    ours["qa_outputs.weight"] = learner.model.head.task.q.detach()
+    assert {*theirs} - {*ours} == {"qa_outputs.bias"}
+    for name, tensor in ours.items():
+        if "key.bias" not in name:  # the softmax leaves it no gradient but noise, which AdamW blows up
+            torch.testing.assert_close(tensor, theirs[name], atol=1e-3, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"learning_rate": 4.5e-3},
+        {"weight_decay": 0.0},
+        {"max_grad_norm": 10.0},
+        {"schedule": {"name": "linear", "warmup": 0.0}},
+        {"schedule": {"name": "constant", "warmup": 0.25}},
+    ],
+    ids=str,
+)
+def test_the_losses_tell_one_training_from_another(trainer: RecordingTrainer, changed: dict[str, Any]) -> None:
+    """Each of these options moves them by more than the bound above, so that bound compares them all."""
+    _, losses = follow(trainer, OPTIONS.model_copy(update=changed))
+    assert np.abs(np.array(losses) - trainer.losses).max() > 3e-4
