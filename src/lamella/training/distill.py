@@ -6,10 +6,13 @@ All of them add one term to the loss of the task,
 
 and differ in who the teacher is. A teacher runs in evaluation mode and gets no gradient. On a frozen encoder, live or
 from a cache, it costs a few heads; a student that trains its encoder pays the encoder's forward again.
+
+The options of a part are its signature, so every class with options of its own spells out the four that all share.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,19 +21,23 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from lamella.config import Share
+from lamella.config import POOLED, Share
 from lamella.data.batches import Batch, Totals
+from lamella.data.examples import Context, Example
+from lamella.data.features import featurise
 from lamella.encoder.tensors import trained_tensors
 from lamella.errors import ConfigError
+from lamella.heads.losses import Weight
 from lamella.heads.tasks import Choice
 from lamella.inference.model import ReaderModel
 from lamella.registry import register
 from lamella.training.objective import Forward, TaskLoss, Terms
 
-Weight = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
 Measure = Literal["mse", "kl"]
 Over = Literal["all", "start"]
 State = dict[str, Tensor]
+PROBE = "Zoë's CAFÉ, 3.5°C: 서울, 東京"  # tells tokenizers of one vocabulary apart
 
 
 class Distilled:
@@ -43,32 +50,25 @@ class Distilled:
     """
 
     layers: tuple[int, ...] = ()
-    more_forwards = 1  # of the encoder, where it is trained
+    more_forwards = 0
 
     def __init__(
-        self,
-        inner: TaskLoss,
-        model: ReaderModel,
-        total_steps: int,
-        weight: float,
-        measure: str,
-        over: str,
-        warmup: float,
+        self, inner: TaskLoss, total_steps: int, *, weight: float, measure: Measure, over: Over, warmup: float
     ) -> None:
-        self.inner, self.model = inner, model
+        self.inner = inner
         self.names = (*inner.names, "distillation")
         self.weight, self.measure, self.over = weight, measure, over
         self.begins = round(warmup * total_steps)
         self.steps = 0
 
-    def teach(self, forward: Forward) -> Tensor | None:
-        """The teacher's logits, [O, B, T]; None where there is no teacher yet."""
+    def teach(self, forward: Forward, own: Tensor) -> Tensor | None:
+        """The teacher's logits beside the student's own, both [O, B, T]; None where there is no teacher yet."""
         raise NotImplementedError
 
     def __call__(self, forward: Forward, batch: Batch, totals: Totals) -> Terms:
         logits = forward()
         terms = self.inner.of_logits(logits, batch, totals)
-        taught = self.teach(forward) if self.steps >= self.begins else None
+        taught = self.teach(forward, logits.detach()) if self.steps >= self.begins else None
         if taught is None:
             return {**terms, "distillation": torch.zeros((), device=logits.device)}
         term = self._distance(logits, taught, batch, totals)
@@ -92,30 +92,52 @@ class Distilled:
             if self.over == "all" or mine.name in ("start", "answerability")
         ]
         if self.measure == "kl":
-            return sum_of(_divergence(mine, other) for mine, other in pairs) / (len(pairs) * totals.windows)
+            return torch.stack([_divergence(*pair) for pair in pairs]).sum() / (len(pairs) * totals.windows)
         candidates = totals.windows * task.outputs if task.at_cls else totals.tokens
-        return sum_of(_squares(mine, other) for mine, other in pairs) / (len(pairs) * candidates)
+        return torch.stack([_squares(*pair) for pair in pairs]).sum() / (len(pairs) * candidates)
 
 
 class OwnPast(Distilled):
     """What the two kinds of self-distillation share: a ring of the last k students, one every so many steps.
 
     A student is kept as its trained tensors and statistics alone, so with adapters or a frozen encoder the ring is
-    small. There is no teacher before the ring is full.
+    small. It is taken after its step: at `every = 1` the newest is what the next step starts from, seen without
+    dropout. There is no teacher before the ring is full.
     """
 
+    averaged: bool  # one teacher with the mean of the weights, or k teachers that vote
+
     def __init__(
-        self, inner: TaskLoss, model: ReaderModel, total_steps: int, k: int, every: int, **options: Any
+        self,
+        inner: TaskLoss,
+        model: ReaderModel,
+        total_steps: int,
+        pass_models: Sequence[ReaderModel],
+        *,
+        k: Count = 5,
+        every: Count = 1,
+        weight: Weight = 1.0,
+        measure: Measure = "mse",
+        over: Over = "all",
+        warmup: Share = 0.0,
     ) -> None:
-        super().__init__(inner, model, total_steps, **options)
-        self.k, self.every = k, every
+        super().__init__(inner, total_steps, weight=weight, measure=measure, over=over, warmup=warmup)
+        self.model, self.k, self.every = model, k, every
         self.ring: list[State] = []  # the oldest first
+        self.teachers: list[State] = []
+        if model.encoder.trainable:
+            self.more_forwards = 1 if self.averaged else k
+
+    def teach(self, forward: Forward, own: Tensor) -> Tensor | None:
+        if not self.teachers:
+            return None
+        return torch.stack([forward(teacher) for teacher in self.teachers]).mean(0)
 
     def stepped(self) -> None:
         super().stepped()
         if self.steps % self.every == 0:
             now = {name: tensor.detach().clone() for name, tensor in trained_tensors(self.model).items()}
-            self.ring = [*self.ring, now][-self.k :]
+            self._keep([*self.ring, now][-self.k :])
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "ring": self.ring}
@@ -123,7 +145,12 @@ class OwnPast(Distilled):
     def put_state(self, state: Mapping[str, Any]) -> None:
         super().put_state(state)
         device = self.model.device
-        self.ring = [{name: tensor.to(device) for name, tensor in student.items()} for student in state["ring"]]
+        self._keep([{name: tensor.to(device) for name, tensor in student.items()} for student in state["ring"]])
+
+    def _keep(self, ring: list[State]) -> None:
+        self.ring = ring
+        full = len(ring) == self.k
+        self.teachers = [] if not full else [_mean(ring)] if self.averaged else ring
 
 
 @register("distiller", "sda")
@@ -134,81 +161,25 @@ class AveragedStudents(OwnPast):
     two students instead and taught start logits alone; this is the definition it names.
     """
 
-    def __init__(
-        self,
-        inner: TaskLoss,
-        model: ReaderModel,
-        total_steps: int,
-        pass_models: Sequence[ReaderModel],
-        *,
-        k: Annotated[int, Field(ge=1)] = 5,
-        every: Annotated[int, Field(ge=1)] = 1,
-        weight: Weight = 1.0,
-        measure: Measure = "mse",
-        over: Over = "all",
-        warmup: Share = 0.0,
-    ) -> None:
-        super().__init__(inner, model, total_steps, k, every, weight=weight, measure=measure, over=over, warmup=warmup)
-        self.mean: State | None = None
-
-    def teach(self, forward: Forward) -> Tensor | None:
-        return None if self.mean is None else forward(self.mean)
-
-    def stepped(self) -> None:
-        before = self.ring
-        super().stepped()
-        if self.ring is not before:
-            self._average()
-
-    def put_state(self, state: Mapping[str, Any]) -> None:
-        super().put_state(state)
-        self._average()
-
-    def _average(self) -> None:
-        # Added up anew each time: a running sum would gather the rounding of every student that came and went.
-        if len(self.ring) == self.k:
-            self.mean = {
-                name: sum_of(one[name] for one in self.ring) / self.k if latest.is_floating_point() else latest
-                for name, latest in self.ring[-1].items()
-            }
+    averaged = True
 
 
 @register("distiller", "sdv")
 class VotingStudents(OwnPast):
     """Self-distillation voted: the teacher's logits are the mean of those of the last k students (Xu et al., 2020).
 
-    k forwards more.
+    k forwards more. The Korean paper's code left dropout on in the teachers and taught start logits alone.
     """
 
-    def __init__(
-        self,
-        inner: TaskLoss,
-        model: ReaderModel,
-        total_steps: int,
-        pass_models: Sequence[ReaderModel],
-        *,
-        k: Annotated[int, Field(ge=1)] = 5,
-        every: Annotated[int, Field(ge=1)] = 1,
-        weight: Weight = 1.0,
-        measure: Measure = "mse",
-        over: Over = "all",
-        warmup: Share = 0.0,
-    ) -> None:
-        super().__init__(inner, model, total_steps, k, every, weight=weight, measure=measure, over=over, warmup=warmup)
-        self.more_forwards = k
-
-    def teach(self, forward: Forward) -> Tensor | None:
-        if len(self.ring) < self.k:
-            return None
-        return sum_of(forward(student) for student in self.ring) / self.k
+    averaged = False
 
 
 @register("distiller", "teacher")
 class Teacher(Distilled):
     """One or more saved models teach: the mean of their logits. This makes one small student of an ensemble.
 
-    They must tokenise as the student does and have its task. Where a teacher has the student's own encoder, and both
-    leave it frozen, its head reads the layers that are computed already.
+    They must tokenise as the student does and have its task. Teachers with the same frozen encoder share it; where it
+    is the student's own, and frozen there too, they read the layers that are computed already.
     """
 
     def __init__(
@@ -224,36 +195,26 @@ class Teacher(Distilled):
         over: Over = "all",
         warmup: Share = 0.0,
     ) -> None:
-        super().__init__(inner, model, total_steps, weight, measure, over, warmup)
-        self.models = [self._load(path) for path in models]
+        super().__init__(inner, total_steps, weight=weight, measure=measure, over=over, warmup=warmup)
+        self.models: list[ReaderModel] = []
+        problems = []
+        for path in models:
+            teacher = ReaderModel.load(Path(os.path.expanduser(path))).requires_grad_(False)
+            problems += [f"{path}: {problem}" for problem in _misfits(teacher, model)]
+            for one in (model, *self.models):
+                if _same_layers(one, teacher):
+                    teacher.encoder = one.encoder
+                    break
+            teacher.precision = model.precision
+            self.models.append(teacher.to(model.device))
+        if problems:
+            raise ConfigError("learner.distil.models", problems)
         shared = [teacher for teacher in self.models if teacher.encoder is model.encoder]
         self.layers = tuple(sorted({layer for teacher in shared for layer in teacher.head.layers}))
-        self.more_forwards = len(self.models) - len(shared)
+        self.more_forwards = len({teacher.encoder for teacher in self.models} - {model.encoder})
 
-    def teach(self, forward: Forward) -> Tensor | None:
-        return sum_of(forward.of(teacher) for teacher in self.models) / len(self.models)
-
-    def _load(self, path: str) -> ReaderModel:
-        teacher, student = ReaderModel.load(Path(path).expanduser()), self.model
-        where = "learner.distil.models"
-        if teacher.tokenizer.get_vocab() != student.tokenizer.get_vocab():
-            raise ConfigError(where, [f"{path}: expected a teacher with the student's tokens. Its tokenizer differs."])
-        if type(teacher.head.task) is not type(student.head.task):
-            raise ConfigError(where, [f"{path}: expected a teacher with the student's task. It has another one."])
-        if teacher.windows.max_seq_length < student.windows.max_seq_length:
-            raise ConfigError(
-                where,
-                [
-                    f"{path}: expected a teacher of windows of {student.windows.max_seq_length} tokens at least. Its "
-                    f"are of {teacher.windows.max_seq_length}."
-                ],
-            )
-        teacher.requires_grad_(False).to(student.device)
-        teacher.precision = student.precision
-        frozen = teacher.tuning["name"] == student.tuning["name"] == "frozen"
-        if frozen and teacher.base_sha256 == student.base_sha256:
-            teacher.encoder = student.encoder
-        return teacher.eval()
+    def teach(self, forward: Forward, own: Tensor) -> Tensor | None:
+        return forward.of(self.models).mean(0)
 
 
 @register("distiller", "peers")
@@ -276,25 +237,59 @@ class Peers(Distilled):
         over: Over = "all",
         warmup: Share = 0.0,
     ) -> None:
-        super().__init__(inner, model, total_steps, weight, measure, over, warmup)
-        self.models = [
-            other for other in pass_models if other is not model and type(other.head.task) is type(model.head.task)
-        ]
+        super().__init__(inner, total_steps, weight=weight, measure=measure, over=over, warmup=warmup)
+        task = type(model.head.task)
+        self.models = [other for other in pass_models if other is not model and type(other.head.task) is task]
         if not self.models:
             raise ConfigError(
-                "learner.distil", ["peers: expected other learners of the same task in the pass. There are none."]
+                "learner.distil",
+                [
+                    "peers: expected other learners of the same task in the pass. There are none; a run file has "
+                    "several with [[learner]] or a grid, on a frozen encoder."
+                ],
             )
 
-    def teach(self, forward: Forward) -> Tensor | None:
-        return sum_of(forward.of(peer) for peer in self.models) / len(self.models)
+    def teach(self, forward: Forward, own: Tensor) -> Tensor | None:
+        said = forward.of(self.models)  # [N, O, B, T]
+        # A peer that has diverged must not pull the others after it: it counts as one that agrees.
+        return torch.where(said.isfinite(), said, own).mean(0)
 
 
-def sum_of(tensors: Any) -> Tensor:
-    """The sum of some tensors, of which there is one at least."""
-    first, *others = tensors
-    for other in others:
-        first = first + other
-    return first  # type: ignore[no-any-return]
+def _mean(states: Sequence[State]) -> State:
+    """The mean of every tensor. Added up anew each time: a running sum would gather the rounding of all that left."""
+    return {
+        name: torch.stack([one[name] for one in states]).mean(0) if latest.is_floating_point() else latest
+        for name, latest in states[-1].items()
+    }
+
+
+def _misfits(teacher: ReaderModel, student: ReaderModel) -> list[str]:
+    """Why a model cannot teach another."""
+    problems = []
+    task, wanted = (one.head_spec["task"]["name"] for one in (teacher, student))
+    if _tokenisation(teacher, student) != _tokenisation(student, student):
+        problems.append("expected a teacher with the student's tokens. Its tokenizer differs.")
+    if task != wanted:
+        problems.append(f"expected a teacher with the student's task, {wanted}. It has {task}.")
+    if teacher.windows.max_seq_length < student.windows.max_seq_length:
+        problems.append(
+            f"expected a teacher for windows of {student.windows.max_seq_length} tokens. It was trained on at most "
+            f"{teacher.windows.max_seq_length}; lower windows.max_seq_length."
+        )
+    return problems
+
+
+def _tokenisation(model: ReaderModel, student: ReaderModel) -> Any:
+    """What a model's tokenizer makes of the student's windows, as far as a few words show."""
+    probe = featurise([Example("probe", PROBE, Context(PROBE), ())], model.tokenizer, student.windows)
+    return model.tokenizer.get_vocab(), probe.template, probe.input_ids.tolist()
+
+
+def _same_layers(one: ReaderModel, teacher: ReaderModel) -> bool:
+    """Whether the encoder of one model gives all that a teacher reads: both left the same one as it was."""
+    frozen = one.tuning["name"] == teacher.tuning["name"] == "frozen"
+    pooled = POOLED in one.head.layers or POOLED not in teacher.head.layers  # a pooler is built only where it is read
+    return frozen and pooled and one.base_sha256 == teacher.base_sha256
 
 
 def _squares(mine: Choice, other: Choice) -> Tensor:

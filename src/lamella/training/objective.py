@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from lamella.data.batches import Batch, Totals
 from lamella.encoder.encoder import HiddenStates
-from lamella.heads.tasks import Choice
+from lamella.heads.tasks import Choice, Task
 from lamella.inference.model import ReaderModel
 
 Terms = dict[str, Tensor]  # `loss` has a gradient; the others are told beside it
@@ -23,7 +23,7 @@ class Objective(Protocol):
 
     names: tuple[str, ...]  # of its terms
     layers: tuple[int, ...]  # what it reads of the encoder besides what the head does
-    more_forwards: int  # how many times it runs a trained encoder besides the learner's own
+    more_forwards: int  # of an encoder on every batch, besides the learner's own
 
     def __call__(self, forward: Forward, batch: Batch, totals: Totals) -> Terms: ...
 
@@ -50,12 +50,17 @@ class Forward:
         with evaluating(self.model), torch.no_grad():
             return functional_call(self.model, dict(state), (self.batch, self.hidden))  # type: ignore[no-any-return]
 
-    def of(self, other: ReaderModel) -> Tensor:
-        """What another model says of the same batch; one on the same encoder is given the layers that are there."""
-        shared = self.hidden if other.encoder is self.model.encoder else None
-        with evaluating(other), torch.no_grad():
-            logits: Tensor = other(self.batch, shared)
-        return logits  # [O, B, T]
+    def of(self, others: Sequence[ReaderModel]) -> Tensor:
+        """What other models say of the same batch. Those with one encoder share what it gives."""
+        made = {self.model.encoder: self.hidden}
+        said = []
+        for other in others:
+            with evaluating(other), torch.no_grad():
+                if made.get(other.encoder) is None:
+                    layers = {layer for one in others if one.encoder is other.encoder for layer in one.head.layers}
+                    made[other.encoder] = other.encode(self.batch, sorted(layers))
+                said.append(other(self.batch, made[other.encoder]))
+        return torch.stack(said)  # [N, O, B, T]
 
 
 class TaskLoss:
@@ -66,7 +71,7 @@ class TaskLoss:
 
     def __init__(
         self,
-        task: Any,
+        task: Task,
         loss: Callable[[Sequence[Choice], Batch, Totals], Terms],
     ) -> None:
         self.task, self.loss = task, loss
