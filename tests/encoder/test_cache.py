@@ -208,7 +208,7 @@ def test_the_error_is_that_of_the_stored_values(given_windows: Given, storage: S
     assert index["errors"] == {str(layer): error for layer, error in report.errors.items()}
     worst = max(report.errors.values())
     assert {"fp32": 0, "fp16": 3e-4, "bf16": 3e-3, "int8": 1e-2}[storage] >= worst
-    assert f"{100 * worst:.2g} % in layer" in given_windows.said[-1]
+    assert (f"{100 * worst:.2g} % in layer" in given_windows.said[-1]) == (storage != "fp32")
 
 
 @given(

@@ -284,11 +284,14 @@ def _run(
 def _report_line(report: CacheReport, storage: Storage) -> str:
     worst = max(report.errors, key=report.errors.__getitem__)
     mean, most = sum(report.errors.values()) / len(report.errors), report.errors[worst]
-    line = (
-        f"{_size(report.bytes)}, {report.bytes_per_token:.0f} bytes a token, in {report.seconds:.0f} s; the error of "
-        f"{storage} is {100 * mean:.2g} % (RMS), at most {100 * most:.2g} % in {layers_in_words([worst])}"
-    )
-    return f"{line}; {report.clamped} values beyond its range were clamped" if report.clamped else line
+    line = f"{_size(report.bytes)}, {report.bytes_per_token:.0f} bytes a token, in {report.seconds:.0f} s"
+    if most:
+        line += (
+            f"; the error of {storage} is {100 * mean:.2g} % (RMS), {100 * most:.2g} % in {layers_in_words([worst])}"
+        )
+    if report.clamped:
+        line += f"; {report.clamped} values beyond its range were clamped"
+    return line
 
 
 def _size(count: int) -> str:

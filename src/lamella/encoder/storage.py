@@ -39,7 +39,7 @@ def encode(states: Tensor, storage: Storage) -> tuple[Tensor, Tensor | None]:
         return states.to(TYPES[storage]), None
     scales = states.abs().amax(-1) / LEVELS
     scales = torch.where(scales < SMALLEST, 0.0, scales)
-    divisors = torch.where(scales == 0, 1.0, scales)[..., None]
+    divisors = torch.where(scales == 0, 1.0, scales)[..., None]  # 0 / 0 is no int8
     return (states / divisors).round().to(torch.int8), scales
 
 

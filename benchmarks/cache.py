@@ -1,0 +1,174 @@
+"""How much faster an epoch of a small head is from the cache of hidden states than with the encoder run live.
+
+    python benchmarks/cache.py [--quick] [--out cache.json]
+
+A head (`scalar_mix`, `dot`) over the frozen all-MiniLM-L6-v2, in fp32 on the windows of the bundled training set: every
+batch is read or encoded, then the head's forward, backward and AdamW step, in a plain loop of its own. `ratio` is live
+over cached (fp16) seconds of an epoch, of the head that gains less. Both have one thread: with more, the numbers would
+tell how busy the machine is, as threads wait for one another at every step. The files were just written, so they are
+read from the system's memory and not from the disk. Beside it, the bytes that a real token takes, against those of a
+cache that pads every window to 386 tokens and keeps all layers in fp16, as BERTVision's does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import get_args
+
+import torch
+
+from lamella import registry
+from lamella.config import DEFAULT_ENCODER, WindowOptions
+from lamella.data.batches import Batch, BucketOrder, collate
+from lamella.data.features import Features, featurise
+from lamella.data.loading import load_examples
+from lamella.encoder.cache import open_cache
+from lamella.encoder.encoder import HiddenStates
+from lamella.encoder.extraction import write_cache
+from lamella.encoder.loading import load_encoder
+from lamella.encoder.storage import Storage, round_states
+from lamella.heads.head import Head
+from lamella.runs import library_versions, write_json
+
+HEADS = ("scalar_mix", "dot")
+STORAGES: tuple[Storage, ...] = get_args(Storage)
+BATCH_SIZE = 16
+PADDED_TO = 386
+CACHED_EPOCHS = 3  # measured together: one alone is so short that a single interruption would be all of it
+
+States = Callable[[Batch, Sequence[int]], HiddenStates]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the numbers to this json file")
+    parser.add_argument("--quick", action="store_true", help="48 questions, 3 repeats")
+    arguments = parser.parse_args()
+    count, repeats = (48, 3) if arguments.quick else (256, 5)
+
+    torch.set_num_threads(1)
+    loaded = load_encoder(DEFAULT_ENCODER)
+    encoder = loaded.encoder.requires_grad_(False).eval()
+    examples = load_examples(["demo:train"]).examples[:count]
+    features = featurise(examples, loaded.tokenizer, WindowOptions(max_seq_length=384, doc_stride=128))
+    layers = range(1, encoder.depth + 1)
+    identity = {"encoder": loaded.name, "sha256": loaded.sha256}
+    with tempfile.TemporaryDirectory() as place:
+        sources: dict[str, States] = {"live": encoder}
+        reports = {}
+        for storage in STORAGES:
+            folder = Path(place) / storage
+            reports[storage] = write_cache(
+                folder, encoder, {"train": features}, layers, identity=identity, storage=storage, say=print
+            )
+            sources[storage] = open_cache(folder, identity=identity).source(features)
+        agree(features, encoder.depth, encoder.hidden_size, sources)
+        times = measure(features, encoder.depth, encoder.hidden_size, sources, repeats)
+
+    ratios = {
+        (name, storage): [live / own for live, own in zip(times[name, "live"], times[name, storage], strict=True)]
+        for name, storage in itertools.product(HEADS, STORAGES)
+    }
+    worse = [min(ratios[name, "fp16"][turn] for name in HEADS) for turn in range(repeats)]
+    slower = min(HEADS, key=lambda name: statistics.median(ratios[name, "fp16"]))
+    tokens = len(features.input_ids)
+    padded = len(features) * PADDED_TO * (encoder.depth + 1) * encoder.hidden_size * 2 / tokens
+    result = {
+        "ratio": statistics.median(worse),
+        "spread": [min(worse), max(worse)],
+        "ours": statistics.median(times[slower, "fp16"]),
+        "peer": statistics.median(times[slower, "live"]),
+        "seconds": {f"{name} {source}": statistics.median(own) for (name, source), own in times.items()},
+        "ratios": {f"{name} {storage}": statistics.median(own) for (name, storage), own in ratios.items()},
+        "bytes_per_token": {storage: report.bytes_per_token for storage, report in reports.items()},
+        "bytes_per_token_padded": padded,
+        "times_smaller": {storage: padded / report.bytes_per_token for storage, report in reports.items()},
+        "relative_error": {storage: max(report.errors.values()) for storage, report in reports.items()},
+        "extraction": {storage: report.seconds for storage, report in reports.items()},
+        "windows": len(features),
+        "tokens": tokens,
+        "batch_size": BATCH_SIZE,
+        "repeats": repeats,
+        "threads": torch.get_num_threads(),
+        "versions": library_versions(),
+    }
+    if arguments.out:
+        write_json(arguments.out, result)
+    for (name, storage), own in ratios.items():
+        spread = f"({min(own):.1f} to {max(own):.1f})"
+        seconds = statistics.median(times[name, storage])
+        print(f"{name:<10} {storage}  {statistics.median(own):5.1f} x as fast as live  {spread}  {seconds:.3f} s")
+    print(
+        f"padded to {PADDED_TO}, fp16, {encoder.depth + 1} layers: {padded:.0f} bytes a real token; here {len(layers)}:"
+    )
+    for storage, report in reports.items():
+        smaller, error = padded / report.bytes_per_token, max(report.errors.values())
+        print(f"{storage}  {report.bytes_per_token:6.0f} bytes a token  {smaller:4.1f} x smaller  error {error:.1e}")
+    print(
+        f"cache: an epoch is {result['ratio']:.1f} x as fast as live ({min(worse):.1f} to {max(worse):.1f}; fp16, the "
+        f"worse of {' and '.join(HEADS)}), a token {padded / reports['fp16'].bytes_per_token:.1f} x smaller than padded"
+    )
+
+
+def train(features: Features, depth: int, hidden_size: int, mixer: str, states: States) -> list[float]:
+    """An epoch of a fresh head; its losses."""
+    torch.manual_seed(0)
+    head = Head(depth, hidden_size, mixer=[{"name": mixer}], task={"name": "span"})
+    loss = registry.build("loss", "cross_entropy")
+    optimiser = torch.optim.AdamW(head.parameters(), lr=1e-3, fused=True)
+    losses = []
+    for indices in BucketOrder(features.lengths, BATCH_SIZE).epoch(0):
+        batch = collate(features, indices)
+        found = loss(head.task.choices(head(states(batch, head.layers)), batch), batch)["loss"]
+        optimiser.zero_grad()
+        found.backward()
+        optimiser.step()
+        losses.append(found.item())
+    return losses
+
+
+def agree(features: Features, depth: int, hidden_size: int, sources: dict[str, States]) -> None:
+    """A faster wrong epoch is no result: the losses are those of live states that are rounded in the same way."""
+    kept: dict[bytes, HiddenStates] = {}
+
+    def live(batch: Batch, layers: Sequence[int]) -> HiddenStates:
+        key = batch.windows.tobytes()
+        if key not in kept:  # all heads here read the same layers of the same batches
+            kept[key] = sources["live"](batch, layers)
+        return kept[key]
+
+    for mixer, storage in itertools.product(HEADS, STORAGES):
+
+        def rounded(batch: Batch, layers: Sequence[int], storage: Storage = storage) -> HiddenStates:
+            return round_states(live(batch, layers), storage)
+
+        expected = train(features, depth, hidden_size, mixer, rounded)
+        found = train(features, depth, hidden_size, mixer, sources[storage])
+        for one, other in zip(expected, found, strict=True):
+            if abs(one - other) > 1e-4 * one:
+                raise SystemExit(f"{mixer} from {storage} has a loss of {other}, and {one} live")
+
+
+def measure(
+    features: Features, depth: int, hidden_size: int, sources: dict[str, States], repeats: int
+) -> dict[tuple[str, str], list[float]]:
+    """Seconds of an epoch of every head from every source, all in turn, so that a busy moment hits all alike."""
+    times: dict[tuple[str, str], list[float]] = {job: [] for job in itertools.product(HEADS, sources)}
+    for _ in range(repeats):
+        for (mixer, source), own in times.items():
+            epochs = 1 if source == "live" else CACHED_EPOCHS
+            began = time.perf_counter()
+            for _ in range(epochs):
+                train(features, depth, hidden_size, mixer, sources[source])
+            own.append((time.perf_counter() - began) / epochs)
+    return times
+
+
+if __name__ == "__main__":
+    main()
