@@ -221,7 +221,7 @@ def extract(
 
     plan = load_plan(config, list(settings or []))
 
-    from lamella.training.run import extract as extract_states
+    from lamella.training.extract import extract as extract_states
 
     extract_states(plan, out, storage=storage, all_layers=all_layers, overwrite=overwrite, say=typer.echo)
 

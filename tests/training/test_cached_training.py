@@ -13,7 +13,8 @@ from lamella.encoder.storage import round_states
 from lamella.errors import ConfigError, RunError, UsageError
 from lamella.inference.model import ReaderModel
 from lamella.plan import make_plan
-from lamella.training.run import extract, train_plan
+from lamella.training.extract import extract
+from lamella.training.run import train_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

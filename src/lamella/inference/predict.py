@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lamella.data.batches import Batch, collate, longest_first
 from lamella.data.examples import Example
 from lamella.data.features import Features, featurise
 from lamella.encoder.encoder import HiddenStates
-from lamella.errors import DataError
+from lamella.errors import DataError, RunError
 from lamella.inference.decode import Prediction, best_spans, merge_answerability, merge_windows
 from lamella.inference.metrics import score
 from lamella.inference.model import ReaderModel
@@ -61,13 +62,14 @@ def predict_many(
         with progress("answering", sum(map(len, mine))) as advance, torch.inference_mode():
             for indices in mine:
                 batch = collate(features, indices).to(models[0].device)
-                hidden = encode(batch, layers)
-                for of_model, model in zip(found, models, strict=True):
-                    logits = model(batch, hidden)
-                    if model.gives_text:
-                        of_model.append(best_spans(logits, batch, features.template.cls, model.decoding))
-                    else:
-                        of_model.append((indices, logits[:, :, 0].cpu()))
+                with _explaining_memory(batch):
+                    hidden = encode(batch, layers)
+                    for of_model, model in zip(found, models, strict=True):
+                        logits = model(batch, hidden)
+                        if model.gives_text:
+                            of_model.append(best_spans(logits, batch, features.template.cls, model.decoding))
+                        else:
+                            of_model.append((indices, logits[:, :, 0].cpu()))
                 advance(len(indices))
     finally:
         for model, mode in zip(models, was_training, strict=True):
@@ -78,6 +80,23 @@ def predict_many(
         else merge_answerability(features, gather(of_model))
         for model, of_model in zip(models, found, strict=True)
     ]
+
+
+@contextmanager
+def _explaining_memory(batch: Batch) -> Iterator[None]:
+    """Out of memory is answered with what would help."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        from accelerate.utils.memory import should_reduce_batch_size
+
+        if not should_reduce_batch_size(error):
+            raise
+        windows, tokens = batch.mask.shape
+        raise RunError(
+            f"out of memory while answering {windows} windows of {tokens} tokens at once: lower the batch size "
+            "(--batch-size; in training, training.eval_batch_size)."
+        ) from None
 
 
 def score_predictions(

@@ -50,6 +50,7 @@ class Distilled:
     """
 
     layers: tuple[int, ...] = ()
+    folders: tuple[Path, ...] = ()
     more_forwards = 0
 
     def __init__(
@@ -211,6 +212,7 @@ class Teacher(Distilled):
             raise ConfigError("learner.distil.models", problems)
         shared = [teacher for teacher in self.models if teacher.encoder is model.encoder]
         self.layers = tuple(sorted({layer for teacher in shared for layer in teacher.head.layers}))
+        self.folders = tuple(folder for teacher in self.models for folder in teacher.folders)
         self.more_forwards = len({teacher.encoder for teacher in self.models} - {model.encoder})
 
     def teach(self, forward: Forward, own: Tensor) -> Tensor | None:

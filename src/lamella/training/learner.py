@@ -30,7 +30,9 @@ PROGRESS = ("steps", "best", "stale", "ended", "failed")  # what a checkpoint ke
 
 @dataclass
 class Learner:
-    """One of the learners of a pass. What it becomes depends on its options and its batches, not on its neighbours."""
+    """One of the learners of a pass. What it becomes depends on its options and its batches, not on its neighbours,
+    unless these are its teachers.
+    """
 
     name: str
     model: ReaderModel
@@ -52,6 +54,12 @@ class Learner:
     @property
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
+
+    @property
+    def statistics(self) -> list[Tensor]:
+        """The running means of normalisations: they follow what a process has seen, not its gradients."""
+        tensors = trained_tensors(self.model).values()
+        return [one for one in tensors if not isinstance(one, nn.Parameter) and one.is_floating_point()]
 
     def takes(self, step: Step) -> bool:
         return self.ended is None and step.stratum <= self.stratum
@@ -193,6 +201,11 @@ def make_learner(
         stratum=stratum,
         randomness=randomness or Randomness(model.device),
     )
+
+
+def layers_of(learners: Sequence[Learner]) -> list[int]:
+    """All that some learners read of their encoder, with their heads and for their teachers."""
+    return sorted({layer for one in learners for layer in (*one.model.head.layers, *one.objective.layers)})
 
 
 def parameter_groups(module: nn.Module, learning_rate: float, weight_decay: float) -> list[dict[str, Any]]:

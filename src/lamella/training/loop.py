@@ -14,7 +14,7 @@ from lamella.data.batches import Totals, collate
 from lamella.errors import RunError
 from lamella.inference.predict import Encode
 from lamella.progress import progress
-from lamella.training.learner import Learner, Record
+from lamella.training.learner import Learner, Record, layers_of
 from lamella.training.processes import Processes
 from lamella.training.steps import BEGINNING, Position, Step, Steps, passes, steps_between
 
@@ -51,7 +51,7 @@ def fit(
     `encode` gives the hidden layers of a batch once for all learners: a frozen encoder, or a cache. Without it there is
     one learner, and its model runs its own encoder, which it trains.
     """
-    layers = sorted({layer for one in learners for layer in (*one.model.head.layers, *one.objective.layers)})
+    layers = layers_of(learners)
     evaluate_every = steps_between(options.evaluate_every, steps.per_epoch)
     checkpoint_every = steps_between(options.checkpoint_every, steps.per_epoch)
     split = split or Splitter()
@@ -82,6 +82,7 @@ def fit(
                 split.retry(train_step, step, active)
             for learner in active:
                 processes.add_up_gradients(learner.parameters)
+                processes.average(learner.statistics if processes.count > 1 else ())
                 learner.step(step.epoch)
             windows += sum(map(len, step.batches))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +24,7 @@ class Objective(Protocol):
 
     names: tuple[str, ...]  # of its terms
     layers: tuple[int, ...]  # what it reads of the encoder besides what the head does
+    folders: tuple[Path, ...]  # of the models it reads
     more_forwards: int  # of an encoder on every batch, besides the learner's own
 
     def __call__(self, forward: Forward, batch: Batch, totals: Totals) -> Terms: ...
@@ -67,6 +69,7 @@ class TaskLoss:
     """The loss of the task, as its labels are."""
 
     layers: tuple[int, ...] = ()
+    folders: tuple[Path, ...] = ()
     more_forwards = 0
 
     def __init__(

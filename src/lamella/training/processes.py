@@ -76,6 +76,12 @@ class Processes:
         for parameter, total in zip(parameters, torch.split(sums, [one.numel() for one in mine]), strict=True):
             parameter.grad = total.view_as(parameter)
 
+    def average(self, tensors: Sequence[Tensor]) -> None:
+        """Make tensors that follow each process's own batches the same in all."""
+        if self.count > 1:
+            for one in tensors:
+                one.copy_(self.add_up(one.clone()) / self.count)
+
     def gather(self, found: list[Any]) -> list[Any]:
         """What all processes found, in all of them."""
         return found if self.count == 1 else list(gather_object(found))

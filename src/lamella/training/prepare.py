@@ -1,0 +1,144 @@
+"""What a pass needs before it can begin: data, encoder, learners; nothing is written here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from accelerate.utils import set_seed
+
+from lamella.config import RunConfig
+from lamella.data.features import Features, featurise
+from lamella.data.feed import Feed, Recipe
+from lamella.data.loading import Loaded, load_examples
+from lamella.encoder.cache import open_cache
+from lamella.encoder.loading import load_encoder
+from lamella.encoder.precision import choose_precision
+from lamella.encoder.sources import start_from
+from lamella.encoder.tuning import trainable_line
+from lamella.errors import ConfigError, DataError
+from lamella.inference.model import ReaderModel
+from lamella.inference.predict import Encode
+from lamella.plan import Pass
+from lamella.training.learner import Learner, Randomness, make_learner
+from lamella.training.overfit import best_possible, spread
+from lamella.training.processes import Processes
+from lamella.training.steps import Steps
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything a pass needs, read and checked before a folder is touched."""
+
+    configs: Pass
+    learners: list[Learner]
+    steps: Steps
+    dev: Features
+    feed: Feed
+    targets: dict[str, float]  # of the overfit check: what each model can reach
+    encode: Encode | None  # for all learners at once; None where the one learner trains its encoder
+    encode_dev: Encode | None
+
+    @property
+    def any_config(self) -> RunConfig:
+        """All but the learner's options is the same in each."""
+        return next(iter(self.configs.values()))
+
+    @property
+    def needs(self) -> tuple[Path, ...]:
+        found = [(*learner.model.folders, *learner.objective.folders) for learner in self.learners]
+        return tuple(dict.fromkeys(folder for folders in found for folder in folders))
+
+
+def prepare(
+    configs: Pass, processes: Processes, *, overfit: int | None = None, cache: Path | None = None, say: Say
+) -> Prepared:
+    """Read the data, load the encoder, build the models, cut the windows.
+
+    With `overfit` so many training questions are those to score on as well. With `cache` the hidden states are read
+    from there, and the encoder stands by idle.
+    """
+    config = next(iter(configs.values()))
+    if not config.data.train:
+        raise ConfigError("data", ["train: is required and was not given."])
+    train_data = read_data(config.data.train, config, config.data.max_train_samples, say)
+    if overfit is None:
+        dev_data = read_data(config.data.dev, config, config.data.max_eval_samples, say)
+    else:
+        dev_data = train_data = replace(train_data, examples=spread(train_data.examples, overfit))
+    leaked = {one.context.text for one in train_data.examples} & {one.context.text for one in dev_data.examples}
+    if leaked and overfit is None:
+        say(f"{len(leaked)} contexts are in the train and in the dev data: the scores will be too good")
+
+    pooler = any(one.learner.reads_pooled for one in configs.values())
+    base = load_encoder(config.encoder.name, dropout=config.encoder.dropout, pooler=pooler)
+    models, randomness = {}, {}
+    for name, one in configs.items():
+        set_seed(one.learner.seed)
+        model = ReaderModel(base, one).to(processes.device)
+        model.precision = choose_precision(config.training.precision, processes.device)
+        models[name] = model
+        if processes.rank:  # the same weights in every process, but not the same dropout
+            torch.manual_seed(one.learner.seed * 1_000_003 + processes.rank)
+        randomness[name] = Randomness(processes.device)
+        say(f"{name + ': ' if len(configs) > 1 else ''}{trainable_line(model)}")
+
+    recipe = Recipe(base.tokenizer, config)
+    feed = Feed(recipe, train_data.examples)
+    train = feed(0)
+    if not len(train):
+        raise DataError(f"{', '.join(config.data.train)}: no window is left to train on; see data.negative_windows.")
+    if train.lost_answers:
+        say(f"{train.lost_answers} answers lie on no token and are taught as no answer")
+    dev = featurise(dev_data.examples, base.tokenizer, config.windows)
+    steps = Steps(feed, config.training, [one.learner.fraction for one in configs.values()])
+    learners = [
+        make_learner(
+            models[name],
+            one.learner,
+            steps.taken_by(one.learner.fraction),
+            name=name,
+            stratum=steps.stratum(one.learner.fraction),
+            randomness=randomness[name],
+            pass_models=list(models.values()),
+        )
+        for name, one in configs.items()
+    ]
+    encode: Encode | None = None if base.encoder.trainable else learners[0].model.encode
+    encode_dev: Encode | None = None
+    if cache is not None:
+        refuse_uncacheable(config)
+        states = open_cache(cache, identity={"sha256": base.sha256})
+        encode, encode_dev = states.source(train), states.source(dev) if len(dev) else None
+    targets = {} if overfit is None else {name: best_possible(model, dev) for name, model in models.items()}
+    return Prepared(configs, learners, steps, dev, feed, targets, encode, encode_dev)
+
+
+def located(configs: Pass, runs_folder: Path) -> Pass:
+    """The same runs with `encoder.from` resolved to a folder."""
+    return {name: start_from(config, runs_folder) for name, config in configs.items()}
+
+
+def refuse_uncacheable(config: RunConfig) -> None:
+    if config.encoder.tuning["name"] != "frozen":
+        raise ConfigError(
+            "encoder.tuning", ["expected frozen: the hidden states of an encoder that learns change at every step."]
+        )
+    if config.data.augment is not None:
+        raise ConfigError(
+            "data.augment", ["expected none with a cache: augmented texts are new in every epoch, and so in no cache."]
+        )
+
+
+def read_data(paths: Sequence[str], config: RunConfig, limit: int | None, say: Say) -> Loaded:
+    """The first examples of some files, checked; says what was mended or skipped."""
+    if not paths:
+        return Loaded((), (), mended=0, skipped=0)
+    loaded = load_examples(paths, on_bad_answer=config.data.on_bad_answer, labelled=True)
+    if loaded.mended or loaded.skipped:
+        say(f"{', '.join(paths)}: {loaded.mended} problems mended, {loaded.skipped} questions skipped")
+    return replace(loaded, examples=loaded.examples[:limit])
