@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
-
-import numpy as np
-from accelerate.utils.memory import should_reduce_batch_size
 
 from lamella.config import TrainingOptions
 from lamella.data.batches import Totals, collate
@@ -15,6 +12,7 @@ from lamella.errors import RunError
 from lamella.inference.predict import Encode
 from lamella.progress import progress
 from lamella.training.learner import Learner, Record, layers_of
+from lamella.training.memory import Splitter
 from lamella.training.processes import Processes
 from lamella.training.steps import BEGINNING, Position, Step, Steps, passes, steps_between
 
@@ -122,50 +120,3 @@ def _tell(learners: Sequence[Learner], processes: Processes, watcher: Watcher) -
         if records and not note:
             note = f"loss {records[-1]['loss']:.3f}  lr {records[-1]['learning_rate']:.1e}"
     return note
-
-
-class Splitter:
-    """Splits a batch that does not fit into memory: the step stays the same, it is only computed piece by piece."""
-
-    def __init__(
-        self, pieces: int = 1, *, automatic: bool = False, say: Callable[[str], None] = lambda line: None
-    ) -> None:
-        self.pieces, self.automatic, self.say = pieces, automatic, say
-
-    def __call__(self, windows: np.ndarray) -> list[np.ndarray]:
-        # Every n-th, not one after the other: pieces are then alike in length, as the shares of processes are.
-        return [windows[piece :: self.pieces] for piece in range(min(self.pieces, len(windows)))]
-
-    def retry(
-        self, train_step: Callable[[Step, Sequence[Learner]], None], step: Step, active: Sequence[Learner]
-    ) -> None:
-        """Do a step; out of memory, do it again in pieces of half the size, or say what would help."""
-        while True:
-            random_states = [learner.randomness.state for learner in active]
-            try:
-                train_step(step, active)
-            except Exception as error:
-                if not should_reduce_batch_size(error):
-                    raise
-                largest = max(map(len, step.batches))
-                longest = max(int(step.features.lengths[windows].max()) for windows in step.batches)
-                size = -(-largest // self.pieces)
-                if not self.automatic or size == 1:
-                    raise RunError(_out_of_memory(size, longest, len(active), self.automatic)) from None
-            else:
-                return
-            self.pieces *= 2
-            for learner, state in zip(active, random_states, strict=True):
-                learner.forget()
-                learner.randomness.state = state
-            self.say(f"out of memory: {size} windows of {longest} tokens; going on with {-(-largest // self.pieces)}")
-
-
-def _out_of_memory(size: int, longest: int, learners: int, automatic: bool) -> str:
-    fewer = ", fewer learners in a pass" if learners > 1 else ""
-    if automatic:
-        return f"out of memory on a single window of {longest} tokens: lower windows.max_seq_length{fewer}."
-    return (
-        f"out of memory on a batch of {size} windows of up to {longest} tokens: lower training.batch_size (and raise "
-        f"training.accumulate), lower windows.max_seq_length{fewer}, or pass --auto-batch."
-    )

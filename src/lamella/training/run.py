@@ -14,7 +14,8 @@ from lamella.errors import RunError
 from lamella.plan import Pass, Plan
 from lamella.training.checkpoint import load_checkpoint, put_checkpoint
 from lamella.training.learner import Learner, Record
-from lamella.training.loop import Splitter, fit
+from lamella.training.loop import fit
+from lamella.training.memory import Splitter
 from lamella.training.overfit import overfit_plan, verdict
 from lamella.training.prepare import Prepared, Say, located, prepare
 from lamella.training.processes import Processes, make_accelerator

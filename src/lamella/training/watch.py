@@ -16,7 +16,7 @@ from lamella.inference.model import ReaderModel
 from lamella.inference.predict import Encode, predict_many, score_predictions, write_predictions
 from lamella.training.checkpoint import save_checkpoint
 from lamella.training.learner import Learner, Record
-from lamella.training.loop import Splitter
+from lamella.training.memory import Splitter
 from lamella.training.processes import Processes
 from lamella.training.steps import Position
 

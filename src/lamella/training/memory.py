@@ -1,0 +1,59 @@
+"""Batches that do not fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from accelerate.utils.memory import should_reduce_batch_size
+
+from lamella.data.batches import Indices
+from lamella.errors import RunError
+from lamella.training.learner import Learner
+from lamella.training.steps import Step
+
+
+class Splitter:
+    """Splits a batch that does not fit into memory: the step stays the same, it is only computed piece by piece."""
+
+    def __init__(
+        self, pieces: int = 1, *, automatic: bool = False, say: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self.pieces, self.automatic, self.say = pieces, automatic, say
+
+    def __call__(self, windows: Indices) -> list[Indices]:
+        # Every n-th, not one after the other: pieces are then alike in length, as the shares of processes are.
+        return [windows[piece :: self.pieces] for piece in range(min(self.pieces, len(windows)))]
+
+    def retry(
+        self, train_step: Callable[[Step, Sequence[Learner]], None], step: Step, active: Sequence[Learner]
+    ) -> None:
+        """Do a step; out of memory, do it again in pieces of half the size, or say what would help."""
+        while True:
+            random_states = [learner.randomness.state for learner in active]
+            try:
+                train_step(step, active)
+            except Exception as error:
+                if not should_reduce_batch_size(error):
+                    raise
+                largest = max(map(len, step.batches))
+                longest = max(int(step.features.lengths[windows].max()) for windows in step.batches)
+                size = -(-largest // self.pieces)
+                if not self.automatic or size == 1:
+                    raise RunError(_out_of_memory(size, longest, len(active), self.automatic)) from None
+            else:
+                return
+            self.pieces *= 2
+            for learner, state in zip(active, random_states, strict=True):
+                learner.forget()
+                learner.randomness.state = state
+            self.say(f"out of memory: {size} windows of {longest} tokens; going on with {-(-largest // self.pieces)}")
+
+
+def _out_of_memory(size: int, longest: int, learners: int, automatic: bool) -> str:
+    fewer = ", fewer learners in a pass" if learners > 1 else ""
+    if automatic:
+        return f"out of memory on a single window of {longest} tokens: lower windows.max_seq_length{fewer}."
+    return (
+        f"out of memory on a batch of {size} windows of up to {longest} tokens: lower training.batch_size (and raise "
+        f"training.accumulate), lower windows.max_seq_length{fewer}, or pass --auto-batch."
+    )
