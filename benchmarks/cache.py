@@ -123,8 +123,8 @@ def train(features: Features, depth: int, hidden_size: int, mixer: str, states: 
     loss = registry.build("loss", "cross_entropy")
     optimiser = torch.optim.AdamW(head.parameters(), lr=1e-3, fused=True)
     losses = []
-    for indices in BucketOrder(features.lengths, BATCH_SIZE).epoch(0):
-        batch = collate(features, indices)
+    for group in BucketOrder(features.lengths, BATCH_SIZE).epoch(0):
+        batch = collate(features, group.batches[0])
         found = loss(head.task.choices(head(states(batch, head.layers)), batch), batch)["loss"]
         optimiser.zero_grad()
         found.backward()

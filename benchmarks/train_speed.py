@@ -32,7 +32,6 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from featurise import WINDOWS
 from transformers import (
     AutoModelForQuestionAnswering,
     PreTrainedModel,
@@ -43,7 +42,7 @@ from transformers import (
     default_data_collator,
 )
 
-from lamella.config import DEFAULT_ENCODER, LearnerOptions, RunConfig, TrainingOptions
+from lamella.config import DEFAULT_ENCODER, LearnerOptions, RunConfig, TrainingOptions, WindowOptions
 from lamella.data.batches import Totals, collate, longest_first
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import Features, featurise
@@ -61,6 +60,7 @@ from lamella.training.steps import Position, Steps
 # Characters of the contexts of SQuAD's training questions, and the share of questions whose context is no longer.
 SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 CHARACTERS = (150, 310, 545, 690, 890, 1330, 1850, 3200)
+WINDOWS = WindowOptions(max_seq_length=384, doc_stride=128)
 LEARNER = LearnerOptions(learning_rate=1e-4, weight_decay=0.0, schedule={"name": "linear", "warmup": 0.0})
 EPOCHS = 2  # of the training whose dev loss is compared
 

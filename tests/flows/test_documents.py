@@ -18,8 +18,9 @@ import typer
 from doubles import save_tiny_encoder
 from lamella import registry
 from lamella.cli import app
-from lamella.config import check_config, load_config
+from lamella.config import check_config
 from lamella.encoder.encoder import Encoder
+from lamella.plan import load_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -62,7 +63,7 @@ def test_every_command_in_a_page_can_be_called_so(page: Path) -> None:
 
 def test_there_are_commands_and_run_files_to_try() -> None:
     assert len(commands(ROOT / "README.md")) >= 4
-    assert len(CONFIGS) == 1
+    assert len(CONFIGS) == 2
 
 
 def test_the_run_file_in_the_readme_is_sound() -> None:
@@ -72,7 +73,7 @@ def test_the_run_file_in_the_readme_is_sound() -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_run_file_that_ships_trains_a_step(path: Path, lamella: Any, tmp_path: Path, one_thread: None) -> None:
-    load_config(path)
+    load_plan(path)
     encoder = save_tiny_encoder(tmp_path / "tiny")
     changes = [
         f"encoder.name={encoder}",
@@ -94,7 +95,7 @@ def test_the_generated_pages_are_current() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.parametrize("family", ["loss", "mixer", "task", "tuning"])
+@pytest.mark.parametrize("family", ["augmentation", "distiller", "loss", "mixer", "task", "tuning"])
 def test_every_part_of_a_reader_is_explained(family: str) -> None:
     explained = "".join(page.read_text(encoding="utf-8") for page in ROOT.glob("docs/concepts/*.md"))
     missing = [name for name in registry.names(family) if f"`{name}`" not in explained]

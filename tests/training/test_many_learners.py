@@ -19,7 +19,7 @@ from lamella.training import run as training_run
 from lamella.training.run import train_plan
 from lamella.training.steps import Position, Steps, question_ranks
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
 SILENT: Any = lambda line: None  # noqa: E731
 
 

@@ -22,7 +22,7 @@ from lamella.plan import make_plan
 from lamella.training import watch
 from lamella.training.run import train_plan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 

@@ -64,7 +64,7 @@ def prepare(
     """
     config = next(iter(configs.values()))
     if not config.data.train:
-        raise ConfigError("data", ["train: is required and was not given."])
+        raise ConfigError("run file", ["data.train: is required and was not given."])
     train_data = read_data(config.data.train, config, config.data.max_train_samples, say)
     if overfit is None:
         dev_data = read_data(config.data.dev, config, config.data.max_eval_samples, say)
