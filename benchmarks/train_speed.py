@@ -83,7 +83,7 @@ class Size:
 SIZES = {
     ("cpu", True): Size(batch=6, questions=36, peer_steps=3, repeats=2),
     ("cpu", False): Size(batch=16, questions=160, peer_steps=5, repeats=5, learnt=160, scored=96),
-    ("cuda", True): Size(batch=32, questions=1600, peer_steps=51, repeats=3),
+    ("cuda", True): Size(batch=32, questions=6400, peer_steps=41, repeats=5),
     ("cuda", False): Size(batch=32, questions=6400, peer_steps=101, repeats=7, learnt=6400, scored=1600),
 }
 

@@ -41,7 +41,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Train on the CPU, where there is more: a GPU adds up in no fixed order, and what is exact here is only near there."""
+    """Train on the CPU also where there is a GPU, which adds up in no fixed order: nothing is exact there."""
     from accelerate.state import AcceleratorState
 
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
