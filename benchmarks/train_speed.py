@@ -5,11 +5,11 @@
 
 The peer takes windows padded to 384 tokens in random order, ours takes batches of like length, padded to their longest.
 Else both are the same: encoder, windows and labels, batch size, precision (fp32 on the CPU, bf16 on a GPU), dropout,
-AdamW, learning rate, clipping. The peer's windows are cut beforehand and lie in memory, where `run_qa.py` reads them from
-a file; ours are likewise. Ours goes through whole epochs, for its batches are of unlike length; the peer's are all alike,
-so that a few steps of it are enough. The first step is not timed on either side; on a GPU, which takes long over the
-first batch of any shape, neither is our first epoch. There the batch must be large enough to keep it busy: below that,
-both take as long as it takes to tell it what to do.
+AdamW, learning rate, clipping. The peer's windows are cut beforehand and lie in memory, where `run_qa.py` reads them
+from a file; ours are likewise. Ours goes through whole epochs, for its batches are of unlike length; the peer's are all
+alike, so that a few steps of it are enough. The first step is not timed on either side; on a GPU, which takes long over
+the first batch of any shape, neither is our first epoch. There the batch must be large enough to keep it busy: below
+that, both take as long as it takes to tell it what to do.
 
 Text comes from `--data` (any file in SQuAD format; the last tenth of its questions is the dev set) or is made of the
 bundled set: the text around every answer, as long as SQuAD's contexts are.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lamella import runs
+from lamella.config import RunConfig
 from lamella.errors import RunError
 from lamella.plan import Pass, Plan
 from lamella.training.checkpoint import load_checkpoint, put_checkpoint
@@ -57,24 +58,24 @@ def train_plan(
     several, checkpoint = len(plan.runs) > 1, out / runs.CHECKPOINT
     # A single run without a checkpoint has nothing to go on from; of several, some may be finished.
     goes_on = processes.from_main(resume and state is not None and (several or checkpoint.is_file()))
-    prepared = prepare(plan.passes[0], processes, overfit=overfit, cache=cache, say=say)
+    if goes_on:
+        _refuse_other_options(plan.runs, {name: out / name if several else out for name in plan.runs})
+    ready = [prepare(plan.passes[0], processes, overfit=overfit, cache=cache, say=say)]  # before a folder is touched
     opened = runs.new_run(
         out,
         "train",
         overwrite=overwrite or resume,
         resume=goes_on,
-        needs=prepared.needs,
+        needs=ready[0].needs,
         within=plan.runs if several else (),
     )
     with opened if processes.is_main else nullcontext():
         for number, configs in enumerate(plan.passes):
             folders = {name: out / name if several else out for name in configs}
-            if goes_on:
-                _refuse_other_options(configs, folders)
-                if all(runs.run_state(folder) == "finished" for folder in folders.values()):
-                    continue
-            if number:
-                prepared = prepare(configs, processes, overfit=overfit, cache=cache, say=say)
+            prepared = ready.pop() if ready else None
+            if goes_on and all(runs.run_state(folder) == "finished" for folder in folders.values()):
+                continue
+            prepared = prepared or prepare(configs, processes, overfit=overfit, cache=cache, say=say)
             if len(plan.passes) > 1:
                 say(f"pass {number + 1} of {len(plan.passes)}: {', '.join(configs)}")
             content = load_checkpoint(checkpoint, list(configs), processes) if goes_on else None
@@ -92,6 +93,7 @@ def train_plan(
                     if learner.failed:
                         runs.mark_failed(folders[learner.name], learner.failed)
                 checkpoint.unlink(missing_ok=True)
+            del prepared, learners  # the next pass may need their memory
         if several and processes.is_main:
             summarise(plan, out, say)
         for line in verdict(best, targets):
@@ -124,7 +126,7 @@ def train_pass(
             runs.write_json(folder / runs.CONFIG, run.configs[name].model_dump(mode="json"))
             _cut(folder / runs.HISTORY, content["histories"][name] if content else 0)
     if options.trackers:
-        processes.accelerator.init_trackers("lamella", config={"epochs": options.epochs})
+        processes.accelerator.init_trackers("lamella", config=_flat(run.any_config))
     watcher = PassWatcher(
         learners,
         folders,
@@ -162,7 +164,7 @@ def train_pass(
 
 
 def summarise(plan: Plan, out: Path, say: Say) -> None:
-    """Write what the runs differ in beside what they scored, and say it best first."""
+    """Write what the runs differ in beside what they scored."""
     rows = []
     for name in plan.runs:
         path = out / name / runs.RESULTS
@@ -189,6 +191,13 @@ def _refuse_other_options(configs: Pass, folders: Mapping[str, Path]) -> None:
                         f"{path}: the run began with {section}.{option} = {before!r}. Got {value!r}; resume it with "
                         "the options it began with, or start anew with --overwrite."
                     )
+
+
+def _flat(config: RunConfig) -> dict[str, Any]:
+    """The options as trackers take them: by one name each, and of simple types."""
+    table = config.model_dump(mode="json")
+    flat = {f"{section}.{option}": value for section, options in table.items() for option, value in options.items()}
+    return {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in flat.items()}
 
 
 def _cut(path: Path, length: int) -> None:
