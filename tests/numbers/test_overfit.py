@@ -56,7 +56,7 @@ def test_a_tiny_reader_learns_32_questions_by_heart(mixer: str, encoder: Path, s
         short,
         windows=WINDOWS,
         encoder={"name": str(encoder)},
-        learner={"mixer": {"name": mixer, **SMALLER.get(mixer, {})}, "learning_rate": 3e-3, "head_learning_rate": 1e-2},
+        learner={"mixer": {"name": mixer, **SMALLER.get(mixer, {})}, "learning_rate": 2e-3, "head_learning_rate": 5e-3},
     )
     assert "possible, at step" in said[-2]
 
