@@ -50,9 +50,9 @@ MANY = tuple(one.model_copy(update={"seed": seed}) for seed in range(4) for one 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the numbers to this json file")
-    parser.add_argument("--quick", action="store_true", help="4 steps, 4 rounds")
+    parser.add_argument("--quick", action="store_true", help="8 steps, 3 rounds")
     arguments = parser.parse_args()
-    steps, rounds = (4, 4) if arguments.quick else (24, 8)
+    steps, rounds = (8, 3) if arguments.quick else (24, 8)
 
     base = load_encoder(DEFAULT_ENCODER)
     features = featurise(load_examples(["demo:train"]).examples, base.tokenizer, RunConfig().windows)
