@@ -99,6 +99,10 @@ def test_settings_reach_every_learner(tmp_path: Any) -> None:
         ({"grid": {"learner": {"seed": [-1]}}}, "learner.seed: expected at least 0. Got -1."),
         ({"grid": {"learner": {"sed": [1]}}}, "learner.sed: no such option"),
         ({"learner": [{"name": "../up"}]}, "learner.name: expected letters"),
+        ({"learner": [{"name": ".."}]}, "learner.name: expected letters"),
+        ({"learner": [{"name": "model"}]}, "learner.name: expected letters"),
+        ({"learner": [{"name": "run.json"}]}, "learner.name: expected letters"),
+        ({"learner": [{"name": 3}]}, "learner.name: expected letters"),
         ({"learner": [3]}, "learner: expected a table of options. Got 3."),
     ],
 )

@@ -26,6 +26,7 @@ from typing import Any
 
 from lamella.config import RunConfig, check_config, read_table
 from lamella.errors import ConfigError
+from lamella.runs import FILES, MODEL, MODELS
 
 Pass = dict[str, RunConfig]  # by the name of the run; all but the learner is the same
 
@@ -58,8 +59,11 @@ def make_plan(table: Mapping[str, Any], *, where: str, problems: Sequence[str] =
     tables: list[tuple[str | None, dict[str, Any]]] = []
     for learner in learners if isinstance(learners, list) else [learners]:
         name = learner.pop("name", None) if isinstance(learner, dict) else None
-        if name is not None and (not isinstance(name, str) or not re.fullmatch(r"[\w.+-]+", name)):
-            found.append(f"learner.name: expected letters, digits and . + - _, to name a folder. Got {name!r}.")
+        if name is not None and not _names_a_folder(name):
+            found.append(
+                f"learner.name: expected letters, digits and . + - _ (none of a run's own files), to name a folder. "
+                f"Got {name!r}."
+            )
         for values in itertools.product(*(options for _, options in axes)):
             one = copy.deepcopy({**whole, "learner": learner} if "learner" in whole else whole)
             for (keys, _), value in zip(axes, values, strict=True):
@@ -76,6 +80,11 @@ def make_plan(table: Mapping[str, Any], *, where: str, problems: Sequence[str] =
     varied = _varied(configs)
     names = _names([name for name, _ in tables], varied, where)
     return Plan(_passes(dict(zip(names, configs, strict=True))), dict(zip(names, varied, strict=True)))
+
+
+def _names_a_folder(name: Any) -> bool:
+    """Whether a run within a run may be called so: not as anything that the outer one writes itself."""
+    return isinstance(name, str) and bool(re.fullmatch(r"[\w+-][\w.+-]*", name)) and name not in (*FILES, MODEL, MODELS)
 
 
 def _axes(grid: Any, problems: list[str]) -> list[tuple[tuple[str, str], list[Any]]]:

@@ -1,0 +1,93 @@
+"""The dropout for CPUs: what it drops, its gradients, and that nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from doubles import FAMILIES, tiny_batch, tiny_encoder
+from lamella.encoder.dropout import ATTENTION, FastDropout, attend, draw_kept
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def gradients(work: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    """What work gives, and its gradients for a fixed direction."""
+    torch.manual_seed(3)
+    found = work(*inputs)
+    direction = torch.linspace(-1, 1, found.numel()).view(found.shape)
+    return [found.detach(), *torch.autograd.grad(found, inputs, direction)]
+
+
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
+def test_as_many_elements_stay_as_should(p: float) -> None:
+    torch.manual_seed(0)
+    kept = draw_kept((401, 1003), p)
+    assert kept.shape == (401, 1003)
+    assert abs(kept.float().mean() - (1 - p)) < 0.004
+    for way in (0, 1):  # neighbours are cut from the same draw, and know nothing of one another
+        one, other = kept.narrow(way, 0, 400), kept.narrow(way, 1, 400)
+        assert abs((one & other).float().mean() - (1 - p) ** 2) < 0.006
+
+
+def test_dropout_scales_what_stays_and_its_gradient() -> None:
+    x = torch.randn(7, 33, requires_grad=True)
+    found, gradient = gradients(FastDropout(0.2).train(), [x])
+    torch.manual_seed(3)
+    kept = draw_kept((7, 33), 0.2)
+    direction = torch.linspace(-1, 1, x.numel()).view(x.shape)
+    torch.testing.assert_close(found, torch.where(kept, x.detach() / 0.8, 0.0))
+    torch.testing.assert_close(gradient, torch.where(kept, direction / 0.8, 0.0))
+
+
+@pytest.mark.parametrize("as_bool", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+def test_attention_is_the_plain_formula_and_so_are_its_gradients(masked: bool, as_bool: bool) -> None:
+    torch.manual_seed(1)
+    B, N, T, D, p = 3, 2, 9, 4, 0.3
+    inputs = [torch.randn(B, N, T, D, requires_grad=True) for _ in range(3)]
+    real = torch.ones(B, 1, 1, T, dtype=torch.bool)
+    real[1, ..., 6:] = False
+    added = torch.zeros(real.shape).masked_fill(~real, torch.finfo(torch.float32).min)
+    mask = (real if as_bool else added) if masked else None
+    module = nn.Module().train()
+
+    def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attend(module, query, key, value, mask, dropout=p)[0]
+
+    def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        kept = torch.stack([draw_kept((N, T, T), p) for _ in range(B)])
+        weights = (query @ key.mT / D**0.5 + (added if masked else 0.0)).softmax(-1)
+        return (weights * kept / (1 - p) @ value).transpose(1, 2)
+
+    for found, wanted in zip(gradients(ours, inputs), gradients(plain, inputs), strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_encoder_has_it_and_computes_as_before_without_dropout(family: str) -> None:
+    encoder = tiny_encoder(family, seed=1).encoder
+    dropouts = [module for module in encoder.modules() if isinstance(module, nn.Dropout)]
+    assert dropouts
+    assert {type(module) for module in dropouts} == {FastDropout}
+    batch, last = tiny_batch(family), [encoder.depth]
+    found = encoder(batch, last).layers[0]
+    if family == "mpnet":  # its attention cannot be chosen
+        return
+    assert encoder.model.config._attn_implementation == ATTENTION
+    encoder.model.set_attn_implementation("sdpa")
+    torch.testing.assert_close(found, encoder(batch, last).layers[0], atol=0, rtol=0)
+
+
+def test_a_seed_fixes_what_is_dropped() -> None:
+    encoder, batch = tiny_encoder(seed=1).encoder.train(), tiny_batch()
+
+    def run(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return encoder(batch, [encoder.depth]).layers[0]
+
+    assert torch.equal(run(0), run(0))
+    assert not torch.equal(run(0), run(1))
