@@ -104,6 +104,13 @@ def test_settings_reach_every_learner(tmp_path: Any) -> None:
         ({"learner": [{"name": "run.json"}]}, "learner.name: expected letters"),
         ({"learner": [{"name": 3}]}, "learner.name: expected letters"),
         ({"learner": [3]}, "learner: expected a table of options. Got 3."),
+        ({"learner": []}, "learner: expected a table of options. Got []."),
+        (
+            {"learner": "last", "grid": {"learner": {"seed": [0, 1]}}},
+            "learner: expected a table of options. Got 'last'.",
+        ),
+        ({"data": 3, "grid": {"data": {"workers": [0, 1]}}}, "data: expected a table of options. Got 3."),
+        ({"training": {"patience": 2}}, "training.patience: needs data.dev"),
     ],
 )
 def test_faults_are_said_in_a_line(table: dict[str, Any], problem: str) -> None:

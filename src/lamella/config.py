@@ -283,6 +283,11 @@ def _rule_problems(config: RunConfig) -> list[str]:
         )
     elif windows.stride_is == "step" and windows.doc_stride < 1:
         problems.append(f"windows.doc_stride: expected a step of at least 1. Got {windows.doc_stride}.")
+    problems += [
+        f"training.{option}: needs data.dev, on which the score is taken. There is none."
+        for option in ("patience", "target")
+        if getattr(config.training, option) is not None and not config.data.dev
+    ]
     if config.training.max_steps is None and config.training.epochs == 0:
         problems.append("training.epochs: is 0; to save an untrained model say max_steps = 0 as well.")
     return problems

@@ -12,6 +12,7 @@
     ├── EncoderError             1  an encoder that cannot be found, or is not what its hash says
     ├── ModelError               1  a saved model that is damaged or does not fit its encoder
     └── RunError                 1  a run folder that is unfinished, occupied or incomplete
+        └── DivergedError        1  a training whose loss is no longer a number
 
 A message is one line: where, what was expected, what was found, what to do.
 """
@@ -77,6 +78,10 @@ class ModelError(LamellaError):
 
 class RunError(LamellaError):
     """A run folder that cannot be used as asked."""
+
+
+class DivergedError(RunError):
+    """A training whose loss is no longer a number."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

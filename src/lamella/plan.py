@@ -56,9 +56,18 @@ def make_plan(table: Mapping[str, Any], *, where: str, problems: Sequence[str] =
     learners = whole.get("learner", {})
     found = list(problems)
     axes = _axes(grid, found)
+    sections = [(keys[0], whole.get(keys[0], {})) for keys, _ in axes if keys[0] != "learner"]
+    sections += [("learner", one) for one in _listed(learners)] or [("learner", learners)]
+    no_tables = [
+        f"{section}: expected a table of options. Got {options!r}."
+        for section, options in sections
+        if not isinstance(options, dict)
+    ]
+    if no_tables:  # nothing can be made of these, not even a list of what else is wrong
+        raise ConfigError(where, [*found, *no_tables])
     tables: list[tuple[str | None, dict[str, Any]]] = []
-    for learner in learners if isinstance(learners, list) else [learners]:
-        name = learner.pop("name", None) if isinstance(learner, dict) else None
+    for learner in _listed(learners):
+        name = learner.pop("name", None)
         if name is not None and not _names_a_folder(name):
             found.append(
                 f"learner.name: expected letters, digits and . + - _ (none of a run's own files), to name a folder. "
@@ -77,9 +86,13 @@ def make_plan(table: Mapping[str, Any], *, where: str, problems: Sequence[str] =
             found += error.problems
     if found:
         raise ConfigError(where, list(dict.fromkeys(found)))
-    varied = _varied(configs)
-    names = _names([name for name, _ in tables], varied, where)
-    return Plan(_passes(dict(zip(names, configs, strict=True))), dict(zip(names, varied, strict=True)))
+    differences = _varied(configs)
+    names = _names([name for name, _ in tables], differences, where)
+    return Plan(_passes(dict(zip(names, configs, strict=True))), dict(zip(names, differences, strict=True)))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _names_a_folder(name: Any) -> bool:

@@ -103,9 +103,21 @@ def new_run(
         write_json(folder / RUN, {**record, "state": "finished", "ended": _now()})
 
 
-def mark_failed(folder: Path, error: str) -> None:
-    """Say of a run that ended that it failed: one of several made together, the others of which did not."""
-    write_json(folder / RUN, {**(_record(folder) or {}), "state": "failed", "error": error})
+def mark_diverged(folder: Path, error: str) -> None:
+    """Say of a run, one of several made together, that its training diverged: it is over, and no good."""
+    write_json(folder / RUN, {**(_record(folder) or {}), "state": "failed", "error": error, "diverged": True})
+
+
+def is_over(folder: Path) -> bool:
+    """Whether nothing is left to do for a run: it is finished, or it diverged, and would again."""
+    record = _record(folder) or {}
+    return record.get("state") == "finished" or bool(record.get("diverged"))
+
+
+def kind_of_run(folder: Path) -> tuple[str, list[str]] | None:
+    """The command that made the run of a folder, and the names of the runs inside it."""
+    record = _record(folder)
+    return None if record is None else (str(record.get("command")), list(record.get("runs", [])))
 
 
 def run_state(folder: Path) -> str | None:
@@ -251,7 +263,7 @@ def _remove_earlier(folder: Path, within: Iterable[str]) -> None:
     """Remove what an earlier run left, except the record of the new one; any other file stays."""
     for name in within:
         inner = folder / name
-        if inner.is_dir() and inner.parent == folder and (inner / RUN).is_file():
+        if inner.is_dir() and inner.resolve().parent == folder.resolve() and (inner / RUN).is_file():
             _remove_earlier(inner, [])
             (inner / RUN).unlink()
             with contextlib.suppress(OSError):  # something else lies there
@@ -264,7 +276,7 @@ def _remove_earlier(folder: Path, within: Iterable[str]) -> None:
 
 def _remove_parts(folder: Path) -> None:
     """Remove what a kill left half-written."""
-    for path in folder.rglob(f".*{TEMPORARY}"):
+    for path in [*folder.glob(f".*{TEMPORARY}"), *folder.glob(f"{MODELS}/.*{TEMPORARY}")]:
         _remove(path)
 
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,6 +60,46 @@ def test_workers_make_what_this_process_makes(workers: int) -> None:
         assert there.next is None  # nothing is prepared for after the end
     finally:
         there.close()
+
+
+def test_a_ramp_over_steps_ends_with_the_last_of_them() -> None:
+    config = tiny_run_config(
+        data={"augment": {"name": "eda", "schedule": "ramp"}}, training={"max_steps": 100, "batch_size": 8}
+    )
+    feed = Feed(Recipe(tiny_tokenizer("bert"), config), EXAMPLES)
+    plain = len(featurise(EXAMPLES, tiny_tokenizer("bert"), config.windows))
+    assert feed.epochs == math.ceil(100 * 8 / plain) > 2
+
+
+def test_workers_end_with_a_parent_that_was_killed() -> None:
+    script = """
+import os, signal
+from doubles import tiny_run_config, tiny_tokenizer
+from lamella.data.feed import Feed, Recipe
+from lamella.data.readers import read
+
+if __name__ == "__main__":
+    config = tiny_run_config(data={"augment": "eda", "workers": 1})
+    feed = Feed(Recipe(tiny_tokenizer("bert"), config), read("demo:train").examples[:4])
+    feed(0)
+    print(*feed.pool._processes, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    folder = Path(__file__).resolve().parents[1]
+    with tempfile.TemporaryDirectory() as here:
+        path = Path(here) / "script.py"
+        path.write_text(script)
+        environment = {**os.environ, "PYTHONPATH": str(folder)}
+        ended = subprocess.run(
+            [sys.executable, str(path)], env=environment, stdout=subprocess.PIPE, text=True, check=False
+        )
+    assert ended.returncode == -signal.SIGKILL
+    workers = [int(word) for word in ended.stdout.split()]
+    assert workers
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
 def test_answers_are_where_the_labels_say_after_augmentation() -> None:

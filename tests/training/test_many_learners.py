@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from doubles import example, save_tiny_encoder, tiny_encoder, tiny_model, tiny_run_config
+from lamella import runs
 from lamella.config import TrainingOptions
 from lamella.data.features import featurise
+from lamella.errors import ConfigError, RunError
 from lamella.inference.model import ReaderModel
 from lamella.plan import make_plan
-from lamella.training import run as training_run
 from lamella.training.run import train_plan
 from lamella.training.steps import Position, Steps, question_ranks
 
@@ -128,6 +129,52 @@ def test_a_learner_that_diverges_does_not_take_the_others_with_it(encoder: Path,
     assert states == ["finished", "failed"]
 
 
+def test_a_pass_that_diverges_does_not_take_the_next_with_it(encoder: Path, tmp_path: Path) -> None:
+    given = table(encoder, encoder={"tuning": "full"}) | {"grid": {"learner": {"learning_rate": [1e30, 1e-4]}}}
+    train(given, tmp_path / "out")
+    assert runs.run_state(tmp_path / "out") == "finished"
+    assert runs.run_state(tmp_path / "out" / "learning_rate0.0001") == "finished"
+    assert runs.run_state(tmp_path / "out" / "learning_rate1e+30") == "failed"
+    with pytest.raises(RunError, match="diverged"):
+        train({**given, "grid": {"learner": {"learning_rate": [1e30, 1e31]}}}, tmp_path / "both")
+
+
+def test_weights_that_are_no_numbers_end_a_learner_before_they_are_scored(encoder: Path, tmp_path: Path) -> None:
+    given = table(encoder, training={"evaluate_every": "1 steps", "max_steps": 3}, learner={"schedule": "constant"})
+    train(given | {"grid": {"learner": {"learning_rate": [1e38, 1e-3]}}}, tmp_path / "out")
+    assert runs.run_state(tmp_path / "out" / "learning_rate0.001") == "finished"
+    assert runs.run_state(tmp_path / "out" / "learning_rate1e+38") == "failed"
+    assert (tmp_path / "out" / "learning_rate1e+38" / "history.jsonl").read_text().count("\n") >= 1
+
+
+def test_overwriting_spares_an_encoder_that_a_later_pass_needs(encoder: Path, tmp_path: Path) -> None:
+    old = train(table(encoder, training={"max_steps": 1}), tmp_path / "old")
+    before = results(old)
+    given = table(encoder, training={"max_steps": 1}) | {"grid": {"encoder": {"name": [str(encoder), str(old)]}}}
+    with pytest.raises(RunError, match="which this run needs"):
+        train(given, old, overwrite=True)
+    assert results(old) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"training": {"metric": "f1"}, "learner": {"task": "answerability"}}, "gives no text"),
+        ({"training": {"metric": "HasAns_f1"}, "data": {"dev": "NONE"}}, "no question of that kind"),
+    ],
+)
+def test_a_metric_that_cannot_be_taken_is_said_at_once(
+    changes: dict[str, Any], problem: str, encoder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "dev.jsonl"
+    path.write_text('{"id": "q", "question": "Who?", "context": "Nobody.", "answers": []}\n')
+    if "data" in changes:
+        changes = {**changes, "data": {"dev": str(path)}}
+    with pytest.raises(ConfigError, match=problem):
+        train(table(encoder, **changes), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_overwriting_removes_the_runs_of_the_earlier_plan_and_nothing_else(encoder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     train(table(encoder, training={"max_steps": 1}) | {"grid": {"learner": {"seed": [0, 1]}}}, out)
@@ -214,7 +261,7 @@ def test_out_of_memory_is_one_line_with_what_helps(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starve(monkeypatch, largest=2)
-    with pytest.raises(training_run.RunError, match=r"batch of 4 windows of up to \d+ tokens: .*--auto-batch\.$"):
+    with pytest.raises(RunError, match=r"batch of 4 windows of up to \d+ tokens: .*--auto-batch\.$"):
         train(table(encoder), tmp_path / "out")
 
 
@@ -240,7 +287,7 @@ def test_a_single_window_that_does_not_fit_ends_the_run(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starve(monkeypatch, largest=0)
-    with pytest.raises(training_run.RunError, match=r"out of memory on a single window"):
+    with pytest.raises(RunError, match=r"out of memory on a single window"):
         train(table(encoder), tmp_path / "out", auto_batch=True)
 
 

@@ -217,6 +217,38 @@ def test_a_damaged_checkpoint_is_said_to_be_one(encoder: Path, tmp_path: Path, m
     train_plan(make_plan(table(encoder), where="test"), out, overwrite=True, say=lambda line: None)
 
 
+def test_other_runs_are_refused(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of several runs does not go on as one, nor the other way round: what is there would be lost."""
+    several = make_plan(table(encoder, grid={"learner": {"seed": [0, 1]}}), where="test")
+    killed_at(monkeypatch, 6)
+    with pytest.raises(Killed):
+        train_plan(several, tmp_path / "several", say=lambda line: None)
+    monkeypatch.undo()
+    one = interrupted(encoder, tmp_path / "one", monkeypatch)
+    before = outcome(one), outcome(tmp_path / "several")
+    with pytest.raises(RunError, match=r"holds the runs seed0, seed1, and the run file describes one run"):
+        train_plan(make_plan(table(encoder), where="test"), tmp_path / "several", resume=True, say=lambda line: None)
+    with pytest.raises(RunError, match=r"holds one run, and the run file describes the runs seed0, seed1"):
+        train_plan(several, one, resume=True, say=lambda line: None)
+    assert (outcome(one), outcome(tmp_path / "several")) == before
+
+
+def test_other_data_is_refused(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "train.jsonl"
+    lines = [f'{{"id": "q{n}", "question": "Who?", "context": "Titan{n} was it.", "answers": []}}\n' for n in range(60)]
+    data.write_text("".join(lines))
+    plan = make_plan(table(encoder, data={"train": str(data), "max_train_samples": None}), where="test")
+    killed_at(monkeypatch, 2)
+    with pytest.raises(Killed):
+        train_plan(plan, tmp_path / "out", say=lambda line: None)
+    monkeypatch.undo()
+    data.write_text("".join(lines[10:]))
+    with pytest.raises(RunError, match=r"began with other training data than there are now; .*--overwrite\.$"):
+        train_plan(plan, tmp_path / "out", resume=True, say=lambda line: None)
+    data.write_text("".join(lines))
+    train_plan(plan, tmp_path / "out", resume=True, say=lambda line: None)
+
+
 def test_without_resume_or_overwrite_the_run_is_safe(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

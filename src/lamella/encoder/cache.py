@@ -76,6 +76,15 @@ class Cache:
     def __init__(self, folder: Path, index: Index) -> None:
         self.folder, self.index = folder, index
 
+    def require(self, layers: Sequence[int]) -> None:
+        """Refuse to go without some of these layers."""
+        missing = sorted(set(layers).difference(self.index.layers))
+        if missing:
+            raise RunError(
+                f"{self.folder}: holds {layers_in_words(self.index.layers)}, and not {layers_in_words(missing)}; "
+                f"extract all that is read."
+            )
+
     def source(self, features: Features) -> CachedStates:
         """The states of these windows; others than those that were extracted are refused."""
         wanted = describe_windows(features)
@@ -106,12 +115,7 @@ class CachedStates:
 
     def __call__(self, batch: Batch, layers: Sequence[int]) -> HiddenStates:
         """The hidden states of a batch as fp32 on its device, zero at the pads."""
-        missing = sorted(set(layers).difference(self._index.layers))
-        if missing:
-            raise RunError(
-                f"{self._folder}: holds {layers_in_words(self._index.layers)}, and not {layers_in_words(missing)}; "
-                f"extract all that is read."
-            )
+        Cache(self._folder, self._index).require(layers)
         found = {layer: self._gather(batch, layer) for layer in set(layers)}
         numbers = tuple(layer for layer in layers if layer != POOLED)
         pooled = found[POOLED][:, 0] if POOLED in layers else None

@@ -51,6 +51,8 @@ def predict_many(
 
     Several processes share the windows; `gather` joins what each of them found, so that all know everything.
     """
+    if not models:
+        return []
     layers = sorted({layer for model in models for layer in model.head.layers})
     encode = encode or models[0].encode
     was_training = [model.training for model in models]

@@ -29,11 +29,13 @@ def save_checkpoint(
     *,
     pieces: int,
     histories: Mapping[str, int],
+    made_from: Mapping[str, str],
 ) -> None:
     """Write the file under another name first: a kill leaves the last checkpoint or the new one, never a part.
 
     Weights are the same in all processes, random states are not. `histories` are the lengths of the learners' history
     files: what is logged after a checkpoint happens again after it is loaded, and must not stand there twice.
+    `made_from` says what the run learns from, so that it does not go on with something else.
     """
     random = processes.gather([[learner.randomness.state for learner in learners]])
     if not processes.is_main:
@@ -46,6 +48,7 @@ def save_checkpoint(
         "learners": {learner.name: learner.state() for learner in learners},
         "random": random,
         "histories": dict(histories),
+        "made_from": dict(made_from),
     }
     fresh = path.parent / f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}"
     try:
@@ -61,7 +64,9 @@ def save_checkpoint(
         raise RunError(f"{path}: the checkpoint cannot be written ({error}); is the disk full?") from None
 
 
-def load_checkpoint(path: Path, names: Sequence[str], processes: Processes) -> dict[str, Any] | None:
+def load_checkpoint(
+    path: Path, names: Sequence[str], processes: Processes, made_from: Mapping[str, str]
+) -> dict[str, Any] | None:
     """The content of the file; None where there is none, or where it is of another pass of the same run."""
     if not path.is_file():
         return None
@@ -72,6 +77,12 @@ def load_checkpoint(path: Path, names: Sequence[str], processes: Processes) -> d
         raise RunError(f"{path}: is damaged, or of another lamella; start the run anew with --overwrite.")
     if list(content["learners"]) != list(names):
         return None
+    other = [key for key, value in made_from.items() if content["made_from"].get(key) != value]
+    if other:
+        raise RunError(
+            f"{path}: the run began with other {' and other '.join(other)} than there are now; resume it with what it "
+            "began with, or start anew with --overwrite."
+        )
     if content["processes"] != processes.count:
         raise RunError(
             f"{path}: was written by {content['processes']} processes; resume it with as many. Got {processes.count}."

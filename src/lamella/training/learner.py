@@ -19,7 +19,6 @@ from lamella.config import LearnerOptions
 from lamella.data.batches import Batch, Totals
 from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.tensors import trained_tensors
-from lamella.errors import RunError
 from lamella.inference.model import ReaderModel
 from lamella.training.objective import Forward, Objective, TaskLoss
 from lamella.training.steps import Step
@@ -90,32 +89,33 @@ class Learner:
         self._pending.append((self.steps, epoch, rate, self._terms))
         self.forget()
 
-    def records(self, add_up: Callable[[Tensor], Tensor]) -> list[Record]:
-        """The steps since the last time. Reading a loss waits for the device, so it is done for several at once."""
+    def records(self, add_up: Callable[[Tensor], Tensor]) -> tuple[list[Record], str | None]:
+        """The steps since the last time, up to the first whose loss is not a number, and what is to be said of that.
+
+        Reading a loss waits for the device, so it is done for several steps at once.
+        """
         if not self._pending:
-            return []
+            return [], None
         names = self.objective.names  # not those found: this process may have had no window of a step
         nothing = torch.zeros((), device=self.model.device)
         rows = [torch.stack([terms.get(name, nothing).float() for name in names]) for *_, terms in self._pending]
         values = add_up(torch.stack(rows)).tolist()
-        records = [
-            {
-                "event": "step",
-                "step": step,
-                "epoch": round(epoch, 6),
-                **dict(zip(names, row, strict=True)),
-                "learning_rate": rate,
-            }
-            for (step, epoch, rate, _), row in zip(self._pending, values, strict=True)
-        ]
-        self._pending = []
-        for record in records:
-            if not math.isfinite(record["loss"]):
-                raise RunError(
-                    f"the loss at step {record['step']} is {record['loss']}: training has diverged; lower "
-                    "learner.learning_rate."
+        pending, self._pending = self._pending, []
+        records: list[Record] = []
+        for (step, epoch, rate, _), row in zip(pending, values, strict=True):
+            terms = dict(zip(names, row, strict=True))
+            if not math.isfinite(terms["loss"]):
+                loss = terms["loss"]
+                return (
+                    records,
+                    f"the loss at step {step} is {loss}: training has diverged; lower learner.learning_rate.",
                 )
-        return records
+            records.append({"event": "step", "step": step, "epoch": round(epoch, 6), **terms, "learning_rate": rate})
+        return records, None
+
+    def is_finite(self) -> bool:
+        """Whether its weights are numbers still."""
+        return all(bool(parameter.isfinite().all()) for parameter in self.parameters)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: everything that the next step depends on, but for the randomness."""

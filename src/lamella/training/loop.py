@@ -8,7 +8,7 @@ from typing import Protocol
 
 from lamella.config import TrainingOptions
 from lamella.data.batches import Totals, collate
-from lamella.errors import RunError
+from lamella.errors import DivergedError
 from lamella.inference.predict import Encode
 from lamella.progress import progress
 from lamella.training.learner import Learner, Record, layers_of
@@ -53,7 +53,7 @@ def fit(
     evaluate_every = steps_between(options.evaluate_every, steps.per_epoch)
     checkpoint_every = steps_between(options.checkpoint_every, steps.per_epoch)
     split = split or Splitter()
-    done = start.epoch + start.place / max(1, steps.per_epoch)
+    done = steps.epochs_done(start)
     milestones = [epoch for epoch in sorted(options.save_at) if start.step == 0 or epoch > done + 1e-9]
 
     def train_step(step: Step, active: Sequence[Learner]) -> None:
@@ -109,14 +109,12 @@ def _tell(learners: Sequence[Learner], processes: Processes, watcher: Watcher) -
     """Log what happened since the last time. A learner that diverged ends, and the others go on without it."""
     note = ""
     for learner in learners:
-        try:
-            records = learner.records(processes.add_up)
-        except RunError as error:
-            if len(learners) == 1:
-                raise
-            learner.ended = learner.failed = str(error)
-            continue
+        records, problem = learner.records(processes.add_up)
         watcher.log(learner, records)
+        if problem and len(learners) == 1:
+            raise DivergedError(problem)
+        if problem:
+            learner.ended = learner.failed = problem
         if records and not note:
             note = f"loss {records[-1]['loss']:.3f}  lr {records[-1]['learning_rate']:.1e}"
     return note

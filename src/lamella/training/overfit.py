@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lamella import registry
 from lamella.data.batches import collate, longest_first
 from lamella.data.examples import Example
 from lamella.data.features import Features
@@ -54,17 +55,26 @@ def overfit_plan(plan: Plan) -> Plan:
     for configs in plan.passes:
         changed = {}
         for name, config in configs.items():
-            rates = RATES if "learning_rate" not in config.learner.model_fields_set else {}
+            given = config.learner.model_fields_set
+            rates = {name: rate for name, rate in RATES.items() if name not in given}
+            stages = {
+                name: [_without_dropout(one) for one in getattr(config.learner, name)] for name in ("mixer", "beside")
+            }
             metric = "answerability_accuracy" if config.learner.task["name"] == "answerability" else "exact"
             sections = {
                 section: getattr(config, section).model_copy(update=dict(options))
                 for section, options in OPTIONS.items()
             }
-            sections["learner"] = sections["learner"].model_copy(update=rates)
+            sections["learner"] = sections["learner"].model_copy(update={**rates, **stages})
             sections["training"] = sections["training"].model_copy(update={"metric": metric})
             changed[name] = config.model_copy(update=sections)
         passes.append(changed)
     return replace(plan, passes=tuple(passes))
+
+
+def _without_dropout(stage: Mapping[str, Any]) -> dict[str, Any]:
+    has = any(option.name == "dropout" for option in registry.part("mixer", stage["name"]).options)
+    return {**stage, "dropout": 0.0} if has else dict(stage)
 
 
 def spread(examples: Sequence[Example], count: int) -> tuple[Example, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +24,7 @@ from lamella.errors import ConfigError, DataError
 from lamella.inference.model import ReaderModel
 from lamella.inference.predict import Encode
 from lamella.plan import Pass
-from lamella.training.learner import Learner, Randomness, make_learner
+from lamella.training.learner import Learner, Randomness, layers_of, make_learner
 from lamella.training.overfit import best_possible, spread
 from lamella.training.processes import Processes
 from lamella.training.steps import Steps
@@ -40,6 +42,7 @@ class Prepared:
     dev: Features
     feed: Feed
     targets: dict[str, float]  # of the overfit check: what each model can reach
+    made_from: dict[str, str]  # hashes of what is learnt from: a run goes on with nothing else
     encode: Encode | None  # for all learners at once; None where the one learner trains its encoder
     encode_dev: Encode | None
 
@@ -110,17 +113,37 @@ def prepare(
     ]
     encode: Encode | None = None if base.encoder.trainable else learners[0].model.encode
     encode_dev: Encode | None = None
+    storage = "live"
     if cache is not None:
         refuse_uncacheable(config)
         states = open_cache(cache, identity={"sha256": base.sha256})
+        states.require(layers_of(learners))
+        storage = states.index.storage
         encode, encode_dev = states.source(train), states.source(dev) if len(dev) else None
+    _check_metric(config, list(models.values()), dev)
     targets = {} if overfit is None else {name: best_possible(model, dev) for name, model in models.items()}
-    return Prepared(configs, learners, steps, dev, feed, targets, encode, encode_dev)
+    made_from = {
+        "training data": _hash(train),
+        "dev data": _hash(dev),
+        "encoder weights": base.sha256,
+        "hidden states": storage,
+    }
+    return Prepared(configs, learners, steps, dev, feed, targets, made_from, encode, encode_dev)
 
 
 def located(configs: Pass, runs_folder: Path) -> Pass:
     """The same runs with `encoder.from` resolved to a folder."""
     return {name: start_from(config, runs_folder) for name, config in configs.items()}
+
+
+def named_folders(configs: Pass) -> list[Path]:
+    """The folders on disk that some runs name as their encoder or their teachers."""
+    named = [
+        name
+        for config in configs.values()
+        for name in (config.encoder.name, *(config.learner.distil or {}).get("models", []))
+    ]
+    return [Path(os.path.expanduser(name)) for name in named if os.path.isdir(os.path.expanduser(name))]
 
 
 def refuse_uncacheable(config: RunConfig) -> None:
@@ -132,6 +155,29 @@ def refuse_uncacheable(config: RunConfig) -> None:
         raise ConfigError(
             "data.augment", ["expected none with a cache: augmented texts are new in every epoch, and so in no cache."]
         )
+
+
+def _check_metric(config: RunConfig, models: Sequence[ReaderModel], dev: Features) -> None:
+    """A metric that the dev data or the task does not have would show only after an epoch."""
+    metric = config.training.metric
+    if metric is None or not len(dev):
+        return
+    answerable = {example.answerable for example in dev.examples}
+    absent = (metric.startswith("HasAns") and True not in answerable) or (
+        metric.startswith("NoAns") and False not in answerable
+    )
+    if absent:
+        raise ConfigError("training.metric", [f"{metric}: the dev data has no question of that kind."])
+    if any(not model.gives_text for model in models) and not metric.startswith("answerability"):
+        raise ConfigError("training.metric", [f"{metric}: a reader of answerability gives no text to score so."])
+
+
+def _hash(features: Features) -> str:
+    """Of windows and labels."""
+    digest = hashlib.sha256()
+    for array in (features.input_ids, features.rows, features.start, features.end):
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def read_data(paths: Sequence[str], config: RunConfig, limit: int | None, say: Say) -> Loaded:

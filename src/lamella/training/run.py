@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +11,14 @@ from typing import Any
 
 from lamella import runs
 from lamella.config import RunConfig
-from lamella.errors import RunError
+from lamella.errors import DivergedError, RunError
 from lamella.plan import Pass, Plan
 from lamella.training.checkpoint import load_checkpoint, put_checkpoint
-from lamella.training.learner import Learner, Record
+from lamella.training.learner import Record
 from lamella.training.loop import fit
 from lamella.training.memory import Splitter
 from lamella.training.overfit import overfit_plan, verdict
-from lamella.training.prepare import Prepared, Say, located, prepare
+from lamella.training.prepare import Prepared, Say, located, named_folders, prepare
 from lamella.training.processes import Processes, make_accelerator
 from lamella.training.steps import BEGINNING
 from lamella.training.watch import PassWatcher, headline
@@ -58,7 +58,8 @@ def train_plan(
     several, checkpoint = len(plan.runs) > 1, out / runs.CHECKPOINT
     # A single run without a checkpoint has nothing to go on from; of several, some may be finished.
     goes_on = processes.from_main(resume and state is not None and (several or checkpoint.is_file()))
-    if goes_on:
+    if resume and state is not None:
+        _refuse_other_runs(out, list(plan.runs) if several else [])
         _refuse_other_options(plan.runs, {name: out / name if several else out for name in plan.runs})
     ready = [prepare(plan.passes[0], processes, overfit=overfit, cache=cache, say=say)]  # before a folder is touched
     opened = runs.new_run(
@@ -66,34 +67,43 @@ def train_plan(
         "train",
         overwrite=overwrite or resume,
         resume=goes_on,
-        needs=ready[0].needs,
+        needs=(*ready[0].needs, *(folder for configs in plan.passes[1:] for folder in named_folders(configs))),
         within=plan.runs if several else (),
     )
     with opened if processes.is_main else nullcontext():
         for number, configs in enumerate(plan.passes):
             folders = {name: out / name if several else out for name in configs}
             prepared = ready.pop() if ready else None
-            if goes_on and all(runs.run_state(folder) == "finished" for folder in folders.values()):
+            if goes_on and all(runs.is_over(folder) for folder in folders.values()):
                 continue
             prepared = prepared or prepare(configs, processes, overfit=overfit, cache=cache, say=say)
             if len(plan.passes) > 1:
                 say(f"pass {number + 1} of {len(plan.passes)}: {', '.join(configs)}")
-            content = load_checkpoint(checkpoint, list(configs), processes) if goes_on else None
-            with ExitStack() as stack:
-                stack.callback(prepared.feed.close)
-                for folder in folders.values() if several and processes.is_main else ():
-                    stack.enter_context(runs.new_run(folder, "train", overwrite=True, resume=content is not None))
-                learners = train_pass(
-                    prepared, folders, checkpoint, processes, content=content, auto_batch=auto_batch, say=say
-                )
-            best |= {learner.name: learner.best for learner in learners}
+            content = load_checkpoint(checkpoint, list(configs), processes, prepared.made_from) if goes_on else None
+            try:
+                with ExitStack() as stack:
+                    stack.callback(prepared.feed.close)
+                    for folder in folders.values() if several and processes.is_main else ():
+                        stack.enter_context(runs.new_run(folder, "train", overwrite=True, resume=content is not None))
+                    train_pass(
+                        prepared, folders, checkpoint, processes, content=content, auto_batch=auto_batch, say=say
+                    )
+            except DivergedError as error:
+                if number == len(plan.passes) - 1 and not any(best.values()):  # nothing came of any
+                    raise
+                say(f"{', '.join(configs)}: {error}")
+                for learner in prepared.learners:
+                    learner.failed = learner.failed or str(error)
+            best |= {learner.name: learner.best for learner in prepared.learners}
             targets |= prepared.targets
             if processes.is_main:
-                for learner in learners:
+                for learner in prepared.learners:
                     if learner.failed:
-                        runs.mark_failed(folders[learner.name], learner.failed)
+                        runs.mark_diverged(folders[learner.name], learner.failed)
                 checkpoint.unlink(missing_ok=True)
-            del prepared, learners  # the next pass may need their memory
+            del prepared  # the next pass may need its memory
+        if processes.is_main:
+            checkpoint.unlink(missing_ok=True)  # of a pass that had just ended when it was killed
         if several and processes.is_main:
             summarise(plan, out, say)
         for line in verdict(best, targets):
@@ -113,7 +123,7 @@ def train_pass(
     content: Mapping[str, Any] | None = None,
     auto_batch: bool = False,
     say: Say,
-) -> list[Learner]:
+) -> None:
     """Train the learners of a pass into their open run folders, from its beginning or from a checkpoint's content."""
     options, steps, learners = run.any_config.training, run.steps, run.learners
     start, splitter = BEGINNING, Splitter(automatic=auto_batch, say=say)
@@ -137,6 +147,7 @@ def train_pass(
         splitter=splitter,
         encode_dev=run.encode_dev,
         targets=run.targets,
+        made_from=run.made_from,
         say=say,
     )
     together = f" for {len(learners)} learners at once" if len(learners) > 1 else ""
@@ -145,6 +156,9 @@ def train_pass(
         f"training on {len(steps.ranks)} questions in {steps.windows} windows: {steps.total} steps{together}, "
         f"{learners[0].model.precision} on {processes.device.type}"
     )
+    late = [epoch for epoch in options.save_at if epoch > steps.total / max(1, steps.per_epoch) + 1e-9]
+    if late:
+        say(f"training.save_at: the run ends before epoch {min(late):g}, so that nothing is kept there")
     for learner in learners:
         if learner.objective.more_forwards:
             times = learner.objective.more_forwards
@@ -159,8 +173,7 @@ def train_pass(
         if learner.best:
             say(f"{front}best at epoch {learner.best['epoch']:g}: {headline(learner.model, learner.best)}")
     if all(learner.failed for learner in learners):
-        raise RunError(str(learners[0].failed))
-    return learners
+        raise DivergedError(str(learners[0].failed))
 
 
 def summarise(plan: Plan, out: Path, say: Say) -> None:
@@ -174,6 +187,18 @@ def summarise(plan: Plan, out: Path, say: Say) -> None:
     runs.write_json(out / runs.SUMMARY, {"varied": varied, "runs": rows})
     if varied:
         say(f"runs differ in {', '.join(varied)}; see {out / runs.SUMMARY}")
+
+
+def _refuse_other_runs(out: Path, names: Sequence[str]) -> None:
+    """A folder goes on with the runs it has; others would replace them."""
+    command, there = runs.kind_of_run(out) or ("train", list(names))
+    if command != "train" or there != list(names):
+        found = f"the runs {', '.join(there)}" if there else "one run" if command == "train" else f"a run of {command}"
+        wanted = f"the runs {', '.join(names)}" if names else "one run"
+        raise RunError(
+            f"{out}: holds {found}, and the run file describes {wanted}; resume it with its own run file, choose "
+            "another --out, or start anew with --overwrite."
+        )
 
 
 def _refuse_other_options(configs: Pass, folders: Mapping[str, Path]) -> None:

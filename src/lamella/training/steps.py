@@ -12,6 +12,7 @@ from lamella.config import TrainingOptions
 from lamella.data.batches import BucketOrder, Indices
 from lamella.data.examples import Example
 from lamella.data.features import Features
+from lamella.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class Steps:
         self.first = self._order(first)
         self.per_epoch = len(self.first)
         self.total = total_steps(options, self.per_epoch)
+        empty = [cut for cut in fractions if not self.taken_by(cut) and self.total]
+        if empty:
+            raise DataError(
+                f"learner.fraction: {empty[0]:g} of the questions makes no window to learn from; take more."
+            )
 
     def stratum(self, fraction: float) -> int:
         """The last stratum that a learner of this fraction takes."""
@@ -65,10 +71,16 @@ class Steps:
     def taken_by(self, fraction: float) -> int:
         """How many steps of the pass such a learner takes."""
         last = self.stratum(fraction)
-        epochs, rest = divmod(self.total, self.per_epoch)
+        epochs, rest = divmod(self.total, max(1, self.per_epoch))
         an_epoch = sum(self.first.groups_in(stratum) for stratum in range(min(last + 1, len(self.first.members))))
         partly = [group.stratum <= last for group in self.first.epoch(epochs)] if rest else []
         return epochs * an_epoch + sum(partly[:rest])
+
+    def epochs_done(self, position: Position) -> float:
+        """How many epochs lie behind a position."""
+        return position.epoch + (
+            position.place / len(self._order(self.feed(position.epoch))) if position.place else 0.0
+        )
 
     def after(self, position: Position) -> Iterator[Step]:
         """The steps that are left."""

@@ -38,11 +38,13 @@ class PassWatcher:
         splitter: Splitter,
         encode_dev: Encode | None,
         targets: Mapping[str, float],
+        made_from: Mapping[str, str],
         say: Callable[[str], None],
     ) -> None:
         self.learners, self.folders, self.checkpoint_path = learners, folders, checkpoint_path
         self.dev, self.options, self.processes = dev, options, processes
         self.splitter, self.encode_dev, self.targets, self.say = splitter, encode_dev, targets, say
+        self.made_from = made_from
         self.language = language_of(dev.examples)
 
     def log(self, learner: Learner, records: Sequence[Record]) -> None:
@@ -57,6 +59,10 @@ class PassWatcher:
         if not len(self.dev):
             self._save(learners, runs.MODEL)
             return
+        for learner in learners if len(self.learners) > 1 else ():
+            if not learner.is_finite():
+                learner.ended = learner.failed = "its weights are no longer numbers: training has diverged."
+        learners = [learner for learner in learners if not learner.failed]
         everything = predict_many(
             [learner.model for learner in learners],
             self.dev,
@@ -87,7 +93,7 @@ class PassWatcher:
                 learner.ended = f"no better {metric} for {learner.stale} evaluations"
             if len(self.learners) == 1:
                 self.say(f"epoch {epoch:.2f}: {headline(learner.model, results)}")
-        if len(self.learners) > 1:
+        if len(self.learners) > 1 and learners:
             leader = max(learners, key=lambda one: one.best[self._metric(one, one.best)])
             self.say(f"epoch {epoch:.2f}: {leader.name} leads, {headline(leader.model, leader.best)}")
 
@@ -103,6 +109,7 @@ class PassWatcher:
             self.processes,
             pieces=self.splitter.pieces,
             histories=histories,
+            made_from=self.made_from,
         )
 
     def _save(self, learners: Sequence[Learner], name: str) -> None:
