@@ -54,16 +54,16 @@ def draw_kept(shape: tuple[int, ...], p: float) -> Tensor:
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, p: float) -> Tensor:
-        kept = draw_kept(x.shape, p)
-        context.save_for_backward(kept)
-        context.factor = 1 / (1 - p)
-        return torch.where(kept, x, 0.0).mul_(context.factor)
+        # As factors 0 and 1 / (1 - p): products of numbers are several times as fast as choices by true and false.
+        factors = draw_kept(x.shape, p).to(x.dtype).mul_(1 / (1 - p))
+        context.save_for_backward(factors)
+        return x * factors
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (kept,) = context.saved_tensors
-        return torch.where(kept, gradient, 0.0).mul_(context.factor), None
+        (factors,) = context.saved_tensors
+        return gradient * factors, None
 
 
 def attend(
@@ -94,8 +94,9 @@ def attend(
 class _Attention(torch.autograd.Function):
     """O = M ∘ softmax(s Q Kᵀ + mask) V / (1 - p) for each window and head, M being what dropout keeps.
 
-    With W the softmax, G = dO / (1 - p) and E = M ∘ (G Vᵀ): dV = (M ∘ W)ᵀ G, and for the scores S, dS = W ∘ (E - D)
-    with D = Σ_j E_j W_j, which is G · (M ∘ W) V, the output once more: no sum over the large array is needed.
+    With W the softmax, K = M ∘ W what is left of it, and G = dO / (1 - p): dV = Kᵀ G, and for the scores S,
+    dS = K ∘ (G Vᵀ) - W ∘ D with D = Σ_j K_j (G Vᵀ)_j, which is G · K V, the output once more: no sum over the large
+    array is needed, and M itself is not kept.
     """
 
     @staticmethod
@@ -103,15 +104,15 @@ class _Attention(torch.autograd.Function):
         context: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, p: float
     ) -> Tensor:
         mixed = torch.empty_like(query)  # the output, but for the factor 1 / (1 - p)
-        weights, kept = [], []
+        weights, left = [], []
         for window in range(len(query)):
             scores = torch.bmm(query[window] * scale, key[window].mT)  # [N, T, T]
             if mask is not None:
                 scores += mask[window]
             weights.append(scores.softmax(-1))
-            kept.append(draw_kept(scores.shape, p))
-            torch.bmm(torch.where(kept[-1], weights[-1], 0.0), value[window], out=mixed[window])
-        context.save_for_backward(query, key, value, mixed, *weights, *kept)
+            left.append(torch.where(draw_kept(scores.shape, p), weights[-1], 0.0))
+            torch.bmm(left[-1], value[window], out=mixed[window])
+        context.save_for_backward(query, key, value, mixed, *weights, *left)
         context.scale, context.factor = scale, 1 / (1 - p)
         attended: Tensor = mixed * context.factor
         return attended
@@ -124,10 +125,10 @@ class _Attention(torch.autograd.Function):
         gradient = gradient * context.factor
         along = (gradient * mixed).sum(-1, keepdim=True)  # [B, N, T, 1]
         of_query, of_key, of_value = (torch.empty_like(query) for _ in range(3))
-        for window, (weights, kept) in enumerate(zip(rest[:windows], rest[windows:], strict=True)):
-            torch.bmm(torch.where(kept, weights, 0.0).mT, gradient[window], out=of_value[window])
-            of_scores = torch.where(kept, torch.bmm(gradient[window], value[window].mT), 0.0)
-            of_scores.sub_(along[window]).mul_(weights)
+        for window, (weights, left) in enumerate(zip(rest[:windows], rest[windows:], strict=True)):
+            torch.bmm(left.mT, gradient[window], out=of_value[window])
+            of_scores = torch.bmm(gradient[window], value[window].mT).mul_(left)
+            of_scores.addcmul_(weights, along[window], value=-1)
             torch.bmm(of_scores, key[window], out=of_query[window])
             torch.bmm(of_scores.mT, query[window], out=of_key[window])
         return of_query.mul_(context.scale), of_key.mul_(context.scale), of_value, None, None, None
