@@ -171,7 +171,8 @@ def train_pass(
         if learner.ended:
             say(f"{front}ended at step {learner.steps}: {learner.ended}")
         if learner.best:
-            say(f"{front}best at epoch {learner.best['epoch']:g}: {headline(learner.model, learner.best)}")
+            scores = headline(learner.model, learner.best, options.metric)
+            say(f"{front}best at epoch {learner.best['epoch']:g}: {scores}")
     if all(learner.failed for learner in learners):
         raise DivergedError(str(learners[0].failed))
 

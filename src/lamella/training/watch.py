@@ -92,10 +92,12 @@ class PassWatcher:
             elif self.options.patience and learner.stale >= self.options.patience:
                 learner.ended = f"no better {metric} for {learner.stale} evaluations"
             if len(self.learners) == 1:
-                self.say(f"epoch {epoch:.2f}: {headline(learner.model, results)}")
+                self.say(f"epoch {epoch:.2f}: {headline(learner.model, results, self.options.metric)}")
         if len(self.learners) > 1 and learners:
             leader = max(learners, key=lambda one: one.best[self._metric(one, one.best)])
-            self.say(f"epoch {epoch:.2f}: {leader.name} leads, {headline(leader.model, leader.best)}")
+            self.say(
+                f"epoch {epoch:.2f}: {leader.name} leads, {headline(leader.model, leader.best, self.options.metric)}"
+            )
 
     def keep(self, learners: Sequence[Learner], epoch: float) -> None:
         self._save(learners, f"{runs.MODELS}/{epoch:g}")
@@ -136,9 +138,10 @@ class PassWatcher:
         self.processes.accelerator.log(numbers, step=int(record["step"]))
 
 
-def headline(model: ReaderModel, results: Mapping[str, Any]) -> str:
-    """The two numbers that are told of a task."""
-    return "  ".join(f"{SHORT[key]} {results[key]:.2f}" for key in model.head.task.headline)
+def headline(model: ReaderModel, results: Mapping[str, Any], metric: str | None = None) -> str:
+    """The two numbers that are told of a task, and the one that decides where it is another."""
+    keys = dict.fromkeys([*model.head.task.headline, *([metric] if metric else [])])
+    return "  ".join(f"{SHORT.get(key, key)} {results[key]:.2f}" for key in keys)
 
 
 def file_size(path: Path) -> int:
