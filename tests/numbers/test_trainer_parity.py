@@ -132,7 +132,7 @@ def follow(trainer: RecordingTrainer, options: LearnerOptions) -> tuple[Learner,
         batch = as_batch(inputs)
         learner.learn(batch, None, Totals.of([batch]))
         learner.step(epoch=(step + 1) / STEPS)
-    return learner, [record["loss"] for record in learner.records(lambda values: values)]
+    return learner, [record["loss"] for record in learner.records(lambda values: values)[0]]
 
 
 def test_fed_the_trainers_batches_the_losses_are_the_trainers(trainer: RecordingTrainer) -> None:

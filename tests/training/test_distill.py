@@ -75,7 +75,7 @@ def train(learner: Learner, batches: Sequence[Batch]) -> list[dict[str, float]]:
         hidden = learner.model.encode(batch, layers) if frozen else None
         learner.learn(batch, hidden, Totals.of([batch]))
         learner.step(0.0)
-    return learner.records(lambda values: values)
+    return learner.records(lambda values: values)[0]
 
 
 def without_noise(model: ReaderModel) -> ReaderModel:
