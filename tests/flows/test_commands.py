@@ -111,7 +111,8 @@ def test_evaluate_with_a_model_agrees_with_the_training_run(run_folder: Path, la
     first = document["data"][0]["paragraphs"]
     document["data"] = [{"title": "Saturn", "paragraphs": [first[0], {**first[1], "qas": first[1]["qas"][:3]}]}]
     dev.write_text(json.dumps(document), encoding="utf-8")  # the twelve questions that the run scored
-    code, out, err = lamella("evaluate", dev, "--model", run_folder, "--out", tmp_path / "dev", "--json")
+    as_trained = ["--precision", "fp32", "--json"]
+    code, out, err = lamella("evaluate", dev, "--model", run_folder, "--out", tmp_path / "dev", *as_trained)
     assert (code, err) == (0, "")
     ours, trained = json.loads(out), read_json(run_folder / "eval_results.json")
     assert ours == {key: value for key, value in trained.items() if key not in ("step", "epoch")}
