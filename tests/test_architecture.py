@@ -134,3 +134,13 @@ def test_no_file_names_a_place_on_someone_s_machine() -> None:
     assert len(files) > len(MODULES)
     found = [str(file.relative_to(ROOT)) for file in files if place.search(file.read_text(encoding="utf-8"))]
     assert not found
+
+
+def test_a_run_file_is_checked_without_transformers() -> None:
+    """It takes seconds to load, and every command that reads a run file or lists the parts would wait for it."""
+    script = (
+        "import sys; from lamella.plan import make_plan; from lamella import registry; registry.describe(None); "
+        "make_plan({'learner': {'mixer': 'dot'}}, where='x'); print('transformers.modeling_utils' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"

@@ -203,6 +203,11 @@ class RunConfig(Section):
     training: TrainingOptions = TrainingOptions()
     decoding: DecodingOptions = DecodingOptions()
 
+    def flat(self) -> dict[str, Any]:
+        """Every option under its full name, `learner.seed`, as JSON has it."""
+        table = self.model_dump(mode="json")
+        return {f"{section}.{name}": value for section, options in table.items() for name, value in options.items()}
+
 
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run file (TOML, or the `config.json` of a run), put `key=value` overrides on it, check all of it."""

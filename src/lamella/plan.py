@@ -120,14 +120,7 @@ def _axes(grid: Any, problems: list[str]) -> list[tuple[tuple[str, str], list[An
 
 def _varied(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
     """For each run its values of the options that are not the same in all."""
-    flat = [
-        {
-            f"{section}.{option}": value
-            for section, options in config.model_dump(mode="json").items()
-            for option, value in options.items()
-        }
-        for config in configs
-    ]
+    flat = [config.flat() for config in configs]
     differ = [key for key in flat[0] if len({json.dumps(one[key], sort_keys=True) for one in flat}) > 1]
     return [{key: one[key] for key in differ} for one in flat]
 

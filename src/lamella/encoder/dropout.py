@@ -9,15 +9,13 @@ precision and without dropout everything is left to transformers.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,6 +30,7 @@ def use_fast_dropout(model: PreTrainedModel) -> None:
             if type(child) is nn.Dropout:
                 setattr(module, name, FastDropout(child.p).train(child.training))
     if model.config._attn_implementation == "sdpa":
+        _register()
         model.set_attn_implementation(ATTENTION)
 
 
@@ -79,6 +78,8 @@ def attend(
     """What transformers calls for attention; all tensors are [B, N, T, D], with N heads of width D."""
     ours = module.training and 0 < dropout < 1 and query.device.type == "cpu" and query.dtype == torch.float32
     if not ours:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
         )
@@ -134,5 +135,11 @@ class _Attention(torch.autograd.Function):
         return of_query.mul_(context.scale), of_key.mul_(context.scale), of_value, None, None, None
 
 
-AttentionInterface.register(ATTENTION, attend)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+@functools.cache
+def _register() -> None:
+    """Make our attention known. Imported here: heads and run files are read without transformers, which takes long."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(ATTENTION, attend)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)

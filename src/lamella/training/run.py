@@ -208,22 +208,21 @@ def _refuse_other_options(configs: Pass, folders: Mapping[str, Path]) -> None:
         path = folders[name] / runs.CONFIG
         if not path.is_file():
             continue
-        now, then = config.model_dump(mode="json"), runs.read_json(path)
-        for section, options in now.items():
-            for option, value in options.items():
-                before = then.get(section, {}).get(option)
-                if before != value:
-                    raise RunError(
-                        f"{path}: the run began with {section}.{option} = {before!r}. Got {value!r}; resume it with "
-                        "the options it began with, or start anew with --overwrite."
-                    )
+        then = runs.read_json(path)
+        for key, value in config.flat().items():
+            section, _, option = key.partition(".")
+            before = then.get(section, {}).get(option)
+            if before != value:
+                raise RunError(
+                    f"{path}: the run began with {key} = {before!r}. Got {value!r}; resume it with the options it "
+                    "began with, or start anew with --overwrite."
+                )
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:
     """The options as trackers take them: by one name each, and of simple types."""
-    table = config.model_dump(mode="json")
-    flat = {f"{section}.{option}": value for section, options in table.items() for option, value in options.items()}
-    return {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in flat.items()}
+    simple = (bool, int, float, str)
+    return {key: value if isinstance(value, simple) else str(value) for key, value in config.flat().items()}
 
 
 def _cut(path: Path, length: int) -> None:
