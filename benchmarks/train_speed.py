@@ -45,10 +45,11 @@ from transformers import (
 )
 
 from lamella.config import DEFAULT_ENCODER, LearnerOptions, RunConfig, TrainingOptions, WindowOptions
-from lamella.data.batches import Totals, collate, longest_first
+from lamella.data.batches import Totals, collate
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import Features, featurise
 from lamella.data.loading import load_examples
+from lamella.data.padding import longest_first
 from lamella.encoder.loading import load_encoder, load_tokenizer, quiet
 from lamella.encoder.sources import find_encoder
 from lamella.heads.losses import CrossEntropy

@@ -184,6 +184,10 @@ class DecodingOptions(Section):
 
     n_best_size: int = Field(default=20, ge=1, description="candidates kept for a question")
     max_answer_length: int = Field(default=30, ge=1, description="tokens of an answer")
+    method: Literal["joint", "independent"] = Field(
+        default="joint",
+        description="the best start and end together, or (as BERTVision) each by itself, with no limit of length",
+    )
     max_context_only: bool = Field(
         default=False,
         description="an answer may start only in the window that shows the most text around it (as BERT's own code)",

@@ -18,8 +18,11 @@ _shown: Progress | None = None  # a bar inside another's work joins the other's 
 
 @contextmanager
 def progress(description: str, total: int | None) -> Iterator[Callable[..., None]]:
-    """Yields `advance(steps=1, note=None)`; a note stays until the next. Quiet where stderr is not a terminal."""
-    if not sys.stderr.isatty():
+    """Yields `advance(steps=1, note=None)`; a note stays until the next.
+
+    Quiet where stderr is not a terminal, and in all threads but the main one: there is one line for all of them.
+    """
+    if not sys.stderr.isatty() or threading.current_thread() is not threading.main_thread():
         yield lambda steps=1, note=None: None
         return
 

@@ -27,10 +27,10 @@ def test_as_many_elements_stay_as_should(p: float) -> None:
     torch.manual_seed(0)
     kept = draw_kept((401, 1003), p)
     assert kept.shape == (401, 1003)
-    assert abs(kept.float().mean() - (1 - p)) < 0.004
+    assert abs(kept.mean() - (1 - p)) < 0.004
     for way in (0, 1):  # neighbours are cut from the same draw, and know nothing of one another
         one, other = kept.narrow(way, 0, 400), kept.narrow(way, 1, 400)
-        assert abs((one & other).float().mean() - (1 - p) ** 2) < 0.006
+        assert abs((one * other).mean() - (1 - p) ** 2) < 0.006
 
 
 def test_dropout_scales_what_stays_and_its_gradient() -> None:
@@ -39,8 +39,8 @@ def test_dropout_scales_what_stays_and_its_gradient() -> None:
     torch.manual_seed(3)
     kept = draw_kept((7, 33), 0.2)
     direction = torch.linspace(-1, 1, x.numel()).view(x.shape)
-    torch.testing.assert_close(found, torch.where(kept, x.detach() / 0.8, 0.0))
-    torch.testing.assert_close(gradient, torch.where(kept, direction / 0.8, 0.0))
+    torch.testing.assert_close(found, kept * x.detach() / 0.8)
+    torch.testing.assert_close(gradient, kept * direction / 0.8)
 
 
 @pytest.mark.parametrize("as_bool", [True, False])
@@ -49,22 +49,36 @@ def test_attention_is_the_plain_formula_and_so_are_its_gradients(masked: bool, a
     torch.manual_seed(1)
     B, N, T, D, p = 3, 2, 9, 4, 0.3
     inputs = [torch.randn(B, N, T, D, requires_grad=True) for _ in range(3)]
-    real = torch.ones(B, 1, 1, T, dtype=torch.bool)
-    real[1, ..., 6:] = False
-    added = torch.zeros(real.shape).masked_fill(~real, torch.finfo(torch.float32).min)
-    mask = (real if as_bool else added) if masked else None
+    lengths = [T, 6, T] if masked else [T] * B
+    real = torch.stack([torch.arange(T) < length for length in lengths])
+    added = torch.zeros(B, 1, T, T).masked_fill(~real[:, None, None], torch.finfo(torch.float32).min)
+    mask = (real[:, None, None] if as_bool else added) if masked else None
     module = nn.Module().train()
 
     def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return attend(module, query, key, value, mask, dropout=p)[0]
 
     def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        kept = torch.stack([draw_kept((N, T, T), p) for _ in range(B)])
-        weights = (query @ key.mT / D**0.5 + (added if masked else 0.0)).softmax(-1)
+        kept = torch.zeros(B, N, T, T)
+        for window, length in enumerate(lengths):
+            kept[window, :, :length, :length] = draw_kept((N, length, length), p)
+        weights = (query @ key.mT / D**0.5 + added).softmax(-1)
         return (weights * kept / (1 - p) @ value).transpose(1, 2)
 
     for found, wanted in zip(gradients(ours, inputs), gradients(plain, inputs), strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(slice(9), slice(3)), (slice(4), slice(8, 9))])
+def test_a_mask_that_hides_more_than_padding_is_left_to_transformers(queries: slice, keys: slice) -> None:
+    query = torch.randn(1, 2, 9, 4)
+    mask = torch.ones(1, 1, 9, 9, dtype=torch.bool)
+    mask[0, 0, queries, keys] = False
+    torch.manual_seed(0)
+    found = attend(nn.Module().train(), query, query, query, mask, dropout=0.3)[0]
+    torch.manual_seed(0)
+    wanted = nn.functional.scaled_dot_product_attention(query, query, query, mask, dropout_p=0.3)
+    torch.testing.assert_close(found, wanted.transpose(1, 2))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -241,7 +241,7 @@ def test_the_longest_window_is_the_longest_that_runs(family: str) -> None:
         ids = torch.full((1, length), 7)
         ones = torch.ones_like(ids, dtype=torch.bool)
         zero = torch.zeros(1, dtype=torch.long)
-        encoder(Batch(ids, ones, torch.zeros_like(ids), ones, ones, zero, zero, windows=zero.numpy()), (DEPTH,))
+        encoder(Batch(ids, ones, torch.zeros_like(ids), ones, zero, zero, windows=zero.numpy()), (DEPTH,))
 
     run(encoder.longest_window)
     with pytest.raises((IndexError, RuntimeError)):
@@ -335,7 +335,7 @@ def test_an_exported_reader_keeps_the_layers_that_its_head_reads() -> None:
 
         def forward(self, ids: Tensor, real: Tensor, types: Tensor, is_context: Tensor) -> Tensor:
             none = torch.zeros(1, dtype=torch.long)
-            batch = Batch(ids, real, types, is_context, is_context, none, none, windows=np.zeros(1))
+            batch = Batch(ids, real, types, is_context, none, none, windows=np.zeros(1))
             logits: Tensor = self.head(self.encoder(batch, self.head.layers))
             return logits
 

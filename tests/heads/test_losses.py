@@ -30,7 +30,7 @@ def make_batch(answers: tuple[bool, ...] = (True, False, False, True, False)) ->
     start = torch.tensor([2 if answer else 0 for answer in answers])
     nothing = torch.zeros_like(mask)
     windows = np.arange(len(answers))
-    return Batch(mask.long(), mask, nothing.long(), is_context, nothing, start, start + (start > 0), windows)
+    return Batch(mask.long(), mask, nothing.long(), is_context, start, start + (start > 0), windows)
 
 
 def make_choices(batch: Batch, task: str = "span", *, seed: int = 0) -> tuple[list[Choice], Tensor]:
@@ -109,8 +109,7 @@ def parts(batch: Batch, choices: list[Choice]) -> dict[str, float]:
 def rows(choices: list[Choice], batch: Batch, which: Tensor) -> tuple[list[Choice], Batch]:
     some = [Choice(one.name, one.scores[which], one.target[which], one.real[which]) for one in choices]
     tensors = {
-        name: getattr(batch, name)[which]
-        for name in ("input_ids", "mask", "token_types", "is_context", "max_context", "start", "end")
+        name: getattr(batch, name)[which] for name in ("input_ids", "mask", "token_types", "is_context", "start", "end")
     }
     return some, replace(batch, **tensors, windows=batch.windows[which.numpy()])
 

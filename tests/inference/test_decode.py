@@ -5,23 +5,22 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doubles import FAMILIES, example, tiny_tokenizer
 from lamella.config import DecodingOptions, WindowOptions
-from lamella.data.batches import Batch, collate, longest_first
 from lamella.data.demo import data_path
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import Features, featurise
+from lamella.data.padding import Padded, longest_first, pad
 from lamella.errors import ModelError
-from lamella.inference.decode import NO_SPAN, Candidate, Prediction, WindowSpans, best_spans, merge_windows
+from lamella.inference.decode import NO_SPAN, Candidate, Merger, Prediction, decode
 from lamella.inference.metrics import score
 
 # One token a letter; beside the question "q r", windows of 16 hold 11 of them and begin at 0, 7 and 14.
@@ -30,12 +29,11 @@ DISTINCT = " ".join("abcdefghijklmnopqrstuvwxy")
 REPEATED = " ".join("abc" * 8)
 
 
-def hand_made(is_context: np.ndarray) -> Batch:
-    """A batch of which only the context matters."""
+def hand_made(is_context: np.ndarray, cls: int = 0) -> Padded:
+    """Windows of which only the context matters."""
     rows, width = is_context.shape
-    zeros = torch.zeros(rows, width, dtype=torch.int64)
-    mask = torch.from_numpy(is_context)
-    return Batch(zeros, torch.ones_like(mask), zeros, mask, mask, zeros[:, 0], zeros[:, 0], np.arange(rows))
+    zeros, mask = np.zeros((rows, width), np.int64), np.ones((rows, width), np.bool_)
+    return Padded(zeros, mask, zeros, is_context, is_context, zeros[:, 0], zeros[:, 0], np.arange(rows), cls)
 
 
 def legal_spans(is_context: np.ndarray, longest: int) -> list[tuple[int, int]]:
@@ -43,21 +41,20 @@ def legal_spans(is_context: np.ndarray, longest: int) -> list[tuple[int, int]]:
     return [(i, j) for i in places for j in places if i <= j < i + longest]
 
 
-def decode(
-    features: Features, logits: Callable[[Batch], torch.Tensor], options: DecodingOptions, batch_size: int = 2
+def merged(
+    features: Features, logits: Callable[[Padded], np.ndarray], options: DecodingOptions, batch_size: int = 2
 ) -> dict[str, Prediction]:
-    def found() -> Iterator[WindowSpans]:
-        for windows in longest_first(features.lengths, batch_size):
-            batch = collate(features, windows)
-            yield best_spans(logits(batch), batch, features.template.cls, options)
+    merger = Merger(options)
+    for windows in longest_first(features.lengths, batch_size):
+        padded = pad(features, windows)
+        merger.add(features, decode(logits(padded), padded, options))
+    return merger.predictions(features.examples)
 
-    return merge_windows(features, found(), options)
 
-
-def random_logits(features: Features, seed: int) -> Callable[[Batch], torch.Tensor]:
+def random_logits(features: Features, seed: int) -> Callable[[Padded], np.ndarray]:
     """Fixed logits for every window, however the windows are put into batches."""
-    table = torch.from_numpy(np.random.default_rng(seed).normal(0, 3, (2, len(features), 512)).astype(np.float32))
-    return lambda batch: table[:, batch.windows, : batch.input_ids.shape[1]]
+    table = np.random.default_rng(seed).normal(0, 3, (2, len(features), 512)).astype(np.float32)
+    return lambda padded: table[:, padded.windows, : padded.input_ids.shape[1]]
 
 
 def small_features(*contexts: str) -> Features:
@@ -65,19 +62,19 @@ def small_features(*contexts: str) -> Features:
     return featurise(examples, tiny_tokenizer("bert"), SMALL)
 
 
-class TestBestSpans:
+class TestJoint:
     def test_max_context_only_starts_where_the_window_shows_most(self) -> None:
         features = small_features(DISTINCT)
-        batch = collate(features, np.arange(len(features)))
-        logits = random_logits(features, 3)(batch)
+        padded = pad(features, np.arange(len(features)))
+        logits = random_logits(features, 3)(padded)
         everything = DecodingOptions(n_best_size=1000, max_answer_length=4)
-        free = best_spans(logits, batch, 0, everything)
-        bound = best_spans(logits, batch, 0, everything.model_copy(update={"max_context_only": True}))
+        free = decode(logits, padded, everything)
+        bound = decode(logits, padded, everything.model_copy(update={"max_context_only": True}))
         for row in range(len(features)):
             legal = [
                 (start, end, score)
                 for start, end, score in zip(free.start[row], free.end[row], free.score[row], strict=True)
-                if np.isfinite(score) and batch.max_context[row, start]
+                if np.isfinite(score) and padded.max_context[row, start]
             ]
             found = zip(bound.start[row], bound.end[row], bound.score[row], strict=True)
             assert [span for span in found if np.isfinite(span[2])] == legal
@@ -99,12 +96,12 @@ class TestBestSpans:
         logits = rng.normal(0, 4, (2, *shape)).astype(np.float32)
         options = DecodingOptions(n_best_size=n_best, max_answer_length=longest)
         cls = int(rng.integers(shape[1]))
-        found = best_spans(torch.from_numpy(logits), hand_made(is_context), cls, options)
+        found = decode(logits, hand_made(is_context, cls), options)
 
         assert found.windows.tolist() == list(range(shape[0]))
         assert found.null == pytest.approx(logits[:, :, cls].astype(np.float64).sum(0), abs=1e-6)
         for row in range(shape[0]):
-            start, end = logits[:, row]
+            start, end = logits[:, row].astype(np.float64)
             legal = {(i, j): start[i] + end[j] for i, j in legal_spans(is_context[row], longest)}
             real = found.score[row] > -math.inf
             spans = list(zip(found.start[row][real].tolist(), found.end[row][real].tolist(), strict=True))
@@ -115,41 +112,27 @@ class TestBestSpans:
 
     def test_on_a_collated_batch(self) -> None:
         features = small_features(DISTINCT, "a b", "")
-        batch = collate(features, np.arange(len(features)))
-        logits = random_logits(features, 0)(batch)
+        padded = pad(features, np.arange(len(features)))
+        logits = random_logits(features, 0)(padded)
         options = DecodingOptions(n_best_size=50, max_answer_length=4)
-        found = best_spans(logits, batch, features.template.cls, options)
+        found = decode(logits, padded, options)
         for row in range(len(features)):
             first, end = int(features.context_begin[row]), int(features.context_end[row])
             legal = [(i, j) for i in range(first, end) for j in range(i, min(i + 4, end))]
-            scores = sorted((float(logits[0, row, i] + logits[1, row, j]) for i, j in legal), reverse=True)
+            scores = sorted((float(logits[0, row, i]) + float(logits[1, row, j]) for i, j in legal), reverse=True)
             assert found.score[row][: len(legal)].tolist() == scores[:50]
-
-    def test_bfloat16(self) -> None:
-        rng = np.random.default_rng(0)
-        batch = hand_made(rng.random((3, 20)) < 0.7)
-        logits = torch.from_numpy(rng.normal(0, 4, (2, 3, 20))).to(torch.bfloat16)
-        options = DecodingOptions(n_best_size=7)
-        half, full = (best_spans(one, batch, 0, options) for one in (logits, logits.float()))
-        for name in ("start", "end", "score", "null"):
-            assert getattr(half, name).tolist() == getattr(full, name).tolist()
-
-    def test_a_gradient_does_not_disturb(self) -> None:
-        logits = torch.randn(2, 2, 9, requires_grad=True)
-        found = best_spans(logits, hand_made(np.ones((2, 9), np.bool_)), 0, DecodingOptions())
-        assert np.isfinite(found.score).all()
 
     @pytest.mark.parametrize(
         ("place", "value"), [(0, math.nan), (0, math.inf), (0, -math.inf), (3, math.nan), (3, math.inf)]
     )
     def test_a_diverged_model_is_named(self, place: int, value: float) -> None:
-        logits = torch.zeros(2, 1, 8)
+        logits = np.zeros((2, 1, 8))
         logits[0, 0, place] = value
         with pytest.raises(ModelError, match="expected finite numbers"):
-            best_spans(logits, hand_made(np.arange(8)[None] > 1), 0, DecodingOptions())
+            decode(logits, hand_made(np.arange(8)[None] > 1), DecodingOptions())
 
 
-class TestMergeWindows:
+class TestMerger:
     @settings(max_examples=60, deadline=None)
     @given(
         seed=st.integers(0, 2**32 - 1), n_best=st.integers(1, 60), longest=st.integers(1, 12), size=st.integers(1, 5)
@@ -158,10 +141,10 @@ class TestMergeWindows:
         features = small_features(DISTINCT, "a b c")
         options = DecodingOptions(n_best_size=n_best, max_answer_length=longest)
         logits = random_logits(features, seed)
-        predictions = decode(features, logits, options, size)
+        predictions = merged(features, logits, options, size)
         assert list(predictions) == ["q0", "q1"]
 
-        start, end = logits(collate(features, np.arange(len(features)))).double().numpy()
+        start, end = logits(pad(features, np.arange(len(features)))).astype(np.float64)
         for number, one in enumerate(features.examples):
             best: dict[str, float] = {}
             nulls = []
@@ -186,7 +169,7 @@ class TestMergeWindows:
     def test_what_every_prediction_is(self, seed: int, n_best: int, text: str) -> None:
         features = small_features(text)
         options = DecodingOptions(n_best_size=n_best)
-        prediction = decode(features, random_logits(features, seed), options)["q0"]
+        prediction = merged(features, random_logits(features, seed), options)["q0"]
         candidates = prediction.candidates
         answers = [one for one in candidates if one.text]
         assert len(answers) <= n_best
@@ -203,10 +186,10 @@ class TestMergeWindows:
 
     def test_a_text_is_listed_once_where_it_scores_best(self) -> None:
         features = small_features("a b a")
-        logits = torch.zeros(2, 1, 8)
+        logits = np.zeros((2, 1, 8))
         begin = int(features.context_begin[0])
         logits[:, 0, begin], logits[:, 0, begin + 2] = 1.0, 4.0
-        prediction = decode(features, lambda batch: logits, DecodingOptions(max_answer_length=1))["q0"]
+        prediction = merged(features, lambda padded: logits, DecodingOptions(max_answer_length=1))["q0"]
         assert [(one.text, one.begin_char, one.score) for one in prediction.candidates if one.text] == [
             ("a", 4, 8.0),
             ("b", 2, 0.0),
@@ -214,9 +197,9 @@ class TestMergeWindows:
 
     def test_overlapping_windows_agree_on_one_place(self) -> None:
         features = small_features(DISTINCT)  # letters 7 to 10 are seen by the first two windows
-        logits = torch.zeros(2, 3, 16)
+        logits = np.zeros((2, 3, 16))
         logits[:, 0, 4 + 8], logits[:, 1, 4 + 1] = 2.0, 5.0  # the same letter, i, in both
-        prediction = decode(features, lambda batch: logits[:, batch.windows], DecodingOptions(max_answer_length=1))[
+        prediction = merged(features, lambda padded: logits[:, padded.windows], DecodingOptions(max_answer_length=1))[
             "q0"
         ]
         best = prediction.best_span
@@ -225,31 +208,31 @@ class TestMergeWindows:
 
     def test_no_answer_takes_the_smallest_window(self) -> None:
         features = small_features(DISTINCT)
-        logits = torch.zeros(2, 3, 16)
-        logits[:, :, 0] = torch.tensor([3.0, -1.0, 2.0])
-        prediction = decode(features, lambda batch: logits[:, batch.windows], DecodingOptions())["q0"]
+        logits = np.zeros((2, 3, 16))
+        logits[:, :, 0] = [3.0, -1.0, 2.0]
+        prediction = merged(features, lambda padded: logits[:, padded.windows], DecodingOptions())["q0"]
         assert prediction.null_odds == -2.0
         assert next(one.score for one in prediction.candidates if not one.text) == -2.0
 
     def test_the_order_of_windows_does_not_matter(self) -> None:
         features = small_features(DISTINCT, REPEATED, "a b c")
         logits = random_logits(features, 3)
-        expected = decode(features, logits, DecodingOptions(), 1)
+        expected = merged(features, logits, DecodingOptions(), 1)
         for size in (2, 3, 7):
-            assert decode(features, logits, DecodingOptions(), size) == expected
+            assert merged(features, logits, DecodingOptions(), size) == expected
 
     def test_examples_without_windows_are_left_out(self) -> None:
         lost = Example("lost", "q r", Context(DISTINCT), (Answer(DISTINCT, 0),))
         examples = [lost, example("a b", "a", question="q r", id="kept")]
         features = featurise(examples, tiny_tokenizer("bert"), SMALL, negative_windows="drop")
-        assert list(decode(features, random_logits(features, 0), DecodingOptions())) == ["kept"]
+        assert list(merged(features, random_logits(features, 0), DecodingOptions())) == ["kept"]
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_contexts_without_a_token(self, family: str) -> None:
         contexts = ("", " \n\t ", "\x00\x01")
         examples = [example(text, id=f"q{number}") for number, text in enumerate(contexts)]
         features = featurise(examples, tiny_tokenizer(family), WindowOptions())
-        predictions = decode(features, random_logits(features, 1), DecodingOptions())
+        predictions = merged(features, random_logits(features, 1), DecodingOptions())
         for number in range(2):
             prediction = predictions[f"q{number}"]
             assert [one.text for one in prediction.candidates] == [""]
@@ -265,7 +248,7 @@ class TestMergeWindows:
         """RoBERTa makes tokens of blanks; a span from one of them to a word is the word."""
         features = featurise([example("a   b  \n c ")], tiny_tokenizer("roberta"), WindowOptions())
         for seed in range(5):
-            prediction = decode(features, random_logits(features, seed), DecodingOptions(n_best_size=100))["q1"]
+            prediction = merged(features, random_logits(features, seed), DecodingOptions(n_best_size=100))["q1"]
             texts = {one.text for one in prediction.candidates}
             assert texts == {"", "a", "b", "c", "a   b", "b  \n c", "a   b  \n c"}
 
@@ -308,17 +291,17 @@ class TestOracle:
     def test_logits_at_the_gold_score_a_hundred(self, family: str, windows: dict[str, Any]) -> None:
         """Labels to logits to characters to metric: nothing is lost on the way, in whole contexts and in windows."""
 
-        def oracle(batch: Batch) -> torch.Tensor:
-            logits = torch.randn(2, *batch.input_ids.shape, generator=torch.Generator().manual_seed(0))
-            rows = torch.arange(len(batch.windows))
-            logits[0, rows, batch.start] += 20
-            logits[1, rows, batch.end] += 20
+        def oracle(padded: Padded) -> np.ndarray:
+            logits = np.random.default_rng(0).normal(0, 1, (2, *padded.input_ids.shape))
+            rows = np.arange(len(padded.windows))
+            logits[0, rows, padded.start] += 20
+            logits[1, rows, padded.end] += 20
             return logits
 
         examples = self.demo()
         features = featurise(examples, tiny_tokenizer(family), WindowOptions(**windows))
         assert features.lost_answers == 0
-        predictions = decode(features, oracle, DecodingOptions(max_answer_length=100), 32)
+        predictions = merged(features, oracle, DecodingOptions(max_answer_length=100), 32)
         texts = {id: one.text(0.0) for id, one in predictions.items()}
         results = score(examples, texts)
         assert results["exact"] == results["HasAns_exact"] == results["NoAns_exact"] == 100

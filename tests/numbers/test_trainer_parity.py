@@ -106,7 +106,6 @@ def as_batch(inputs: dict[str, Tensor]) -> Batch:
         mask=inputs["attention_mask"].bool(),
         token_types=inputs["token_type_ids"],
         is_context=context,
-        max_context=context,
         start=inputs["start_positions"],
         end=inputs["end_positions"],
         windows=np.arange(len(context)),

@@ -359,11 +359,11 @@ def made_batch(lengths: Sequence[int], starts: Sequence[int], pads: int = 2) -> 
     nothing = torch.zeros(len(lengths), T, dtype=torch.long)
     labels = torch.tensor(starts)
     context = mask & (torch.arange(T) > 0)
-    return Batch(nothing, mask, nothing, context, context, labels, labels, np.arange(len(lengths)))
+    return Batch(nothing, mask, nothing, context, labels, labels, np.arange(len(lengths)))
 
 
 def rows(batch: Batch, chosen: Any) -> Batch:
-    names = ("input_ids", "mask", "token_types", "is_context", "max_context", "start", "end", "windows")
+    names = ("input_ids", "mask", "token_types", "is_context", "start", "end", "windows")
     return replace(batch, **{name: getattr(batch, name)[chosen] for name in names})
 
 

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lamella.data.features import Features
+from lamella.data.padding import Indices, Padded, pad
 
-Indices = NDArray[np.int64]
-PAD_TO_MULTIPLE_OF = 8  # what tensor cores and vector units like
 BUCKET_BATCHES = 32  # batches sorted by length together: more wastes less padding but mixes the data less
 
 
@@ -32,10 +31,16 @@ class Batch:
     mask: Tensor  # [B, T] true on real tokens
     token_types: Tensor  # [B, T]
     is_context: Tensor  # [B, T] true where an answer may lie
-    max_context: Tensor  # [B, T] true where no other window shows more text around the token
     start: Tensor  # [B] labels
     end: Tensor  # [B]
     windows: Indices  # which windows of the features these are
+
+    @classmethod
+    def of(cls, padded: Padded) -> Batch:
+        """The arrays as tensors, which share their memory."""
+        names = [field.name for field in fields(cls) if field.name != "windows"]
+        tensors: dict[str, Any] = {name: torch.from_numpy(getattr(padded, name)) for name in names}
+        return cls(**tensors, windows=padded.windows)
 
     @property
     def has_answer(self) -> Tensor:
@@ -140,33 +145,6 @@ class BucketOrder:
         return [batches[place] for place in rng.permutation(len(batches))]
 
 
-def longest_first(lengths: Indices, batch_size: int) -> Iterator[Indices]:
-    """Every window once, the longest batch first: what does not fit into memory shows at once."""
-    order = np.argsort(-lengths, kind="stable")
-    for begin in range(0, len(order), batch_size):
-        yield order[begin : begin + batch_size]
-
-
 def collate(features: Features, windows: Indices) -> Batch:
     """Make a padded batch of some windows."""
-    lengths = features.rows[windows + 1] - features.rows[windows]
-    width = math.ceil(int(lengths.max()) / PAD_TO_MULTIPLE_OF) * PAD_TO_MULTIPLE_OF
-    width = min(width, features.max_seq_length)  # an encoder may have no positions beyond it
-    places = np.arange(width)
-    mask = places < lengths[:, None]  # [B, T]
-    begin, end = features.context_begin[windows, None], features.context_end[windows, None]
-    input_ids = np.full(mask.shape, features.template.pad_id, np.int64)
-    input_ids[mask] = np.concatenate([features.input_ids[features.rows[w] : features.rows[w + 1]] for w in windows])
-    max_context = np.zeros(mask.shape, np.bool_)
-    max_context[mask] = np.concatenate([features.max_context[features.rows[w] : features.rows[w + 1]] for w in windows])
-    token_types = np.where(mask & (places >= begin), features.template.context_type, 0)
-    return Batch(
-        input_ids=torch.from_numpy(input_ids),
-        mask=torch.from_numpy(mask),
-        token_types=torch.from_numpy(token_types),
-        is_context=torch.from_numpy((places >= begin) & (places < end)),
-        max_context=torch.from_numpy(max_context),
-        start=torch.from_numpy(features.start[windows].astype(np.int64)),
-        end=torch.from_numpy(features.end[windows].astype(np.int64)),
-        windows=windows,
-    )
+    return Batch.of(pad(features, windows))

@@ -12,28 +12,43 @@ set lie in a few flat arrays:
 
 from __future__ import annotations
 
+import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from lamella.config import WindowOptions
 from lamella.data.examples import Context, Example
 from lamella.errors import EncoderError
 from lamella.progress import progress
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
 Integers = NDArray[np.int32]
 IS_SPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # no white space comes after U+3000
 JOINERS = "\u200c\u200d"
-_PLAIN: WeakKeyDictionary[PreTrainedTokenizerFast, Tokenizer] = WeakKeyDictionary()  # see _without_truncation
+SLICE = 1024  # windows that are held at once where all are looked at one after the other
+PIECE = 50_000  # characters of a context that are tokenised at once
+
+
+class Tokenizing(Protocol):
+    """What is asked of a tokenizer: transformers' fast ones have it, and so has the file tokenizer.json alone."""
+
+    @property
+    def backend_tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def cls_token_id(self) -> Any: ...
+
+    @property
+    def pad_token_id(self) -> Any: ...
+
+    @property
+    def name_or_path(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -90,7 +105,7 @@ class Features:
 
 def featurise(
     examples: Sequence[Example],
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: Tokenizing,
     windows: WindowOptions,
     *,
     negative_windows: Literal["keep", "drop", "subsample"] = "keep",
@@ -102,7 +117,8 @@ def featurise(
     and `negative_windows` keeps all of them, drops them, or keeps one a question (chosen by `seed` and the id).
     """
     with progress("cutting windows", None):
-        return _featurise(examples, tokenizer, windows, negative_windows, seed)
+        (features,) = _cut(examples, tokenizer, windows, negative_windows, seed, math.inf)
+    return features
 
 
 def join_features(parts: Sequence[Features]) -> Features:
@@ -125,66 +141,107 @@ def join_features(parts: Sequence[Features]) -> Features:
     )
 
 
-def _featurise(
+def featurise_in_slices(
+    examples: Sequence[Example], tokenizer: Tokenizing, windows: WindowOptions, *, size: int = SLICE
+) -> Iterator[Features]:
+    """The same windows, about `size` at a time, to be looked at once: the next ones are cut when they are asked for.
+
+    A long context may reach from one slice into the next; its example is then part of both.
+    """
+    begin = 0
+    while begin < len(examples):
+        end, characters = begin + 1, len(examples[begin].context.text)
+        while end < len(examples) and end - begin < size and characters < PIECE * 10:
+            characters += len(examples[end].context.text)
+            end += 1
+        yield from _cut(examples[begin:end], tokenizer, windows, "keep", 0, size)
+        begin = end
+
+
+def _cut(
     examples: Sequence[Example],
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: Tokenizing,
     windows: WindowOptions,
     negative_windows: str,
     seed: int,
-) -> Features:
+    size: float,
+) -> Iterator[Features]:
+    """The windows of some examples, at most `size` at a time, once for no examples at all."""
     plain = _without_truncation(tokenizer)
     template = pair_template(tokenizer)
     questions = _tokenise_questions(plain, [example.question for example in examples])
     contexts = _tokenise_contexts(plain, [example.context for example in examples])
     window_room = windows.max_seq_length - template.special_tokens
     question_room = min(windows.max_query_length, window_room - 1)  # some context must fit, however long the question
-
-    pieces: list[Integers] = []
-    columns: list[tuple[int, int, int, int, int, int]] = []
-    flags: list[NDArray[np.bool_]] = []
-    offsets = []
-    lost = 0
     prefix, middle, suffix = (np.array(ids, np.int32) for ids in (template.prefix, template.middle, template.suffix))
-    for index, example in enumerate(examples):
-        ids, places = contexts[example.context.text]
-        offsets.append(places)
+    slice_ = _Slice(template, windows.max_seq_length)
+    for example in examples:
+        ids, offsets = contexts[example.context.text]
         question = questions[example.question][:question_room]
-        answer = _answer_tokens(example, places)
-        lost += answer is None and example.answerable
+        answer = _answer_tokens(example, offsets)
         head = np.concatenate([prefix, question, middle])
         spans = window_spans(len(ids), window_room - len(question), windows.doc_stride, windows.stride_is)
         kept = _kept_windows(spans, example, answer, negative_windows, seed)
         owners = _max_context_owner(spans, len(ids))
+        slice_.begin(example, offsets, lost=answer is None and example.answerable)
         for number in kept:
+            if len(slice_.columns) >= size:
+                yield slice_.features()
+                slice_ = _Slice(template, windows.max_seq_length)
+                slice_.begin(example, offsets, lost=False)
             first, last = spans[number]
             inside = answer is not None and first <= answer[0] and answer[1] < last
             shift = len(head) - first
             start, end = (answer[0] + shift, answer[1] + shift) if inside and answer else (template.cls, template.cls)
-            pieces += [head, ids[first:last], suffix]
-            columns.append((index, len(head), len(head) + last - first, first, start, end))
             flag = np.zeros(len(head) + last - first + len(suffix), np.bool_)
             flag[len(head) : len(head) + last - first] = owners[first:last] == number
-            flags.append(flag)
+            slice_.add([head, ids[first:last], suffix], flag, (len(head), len(head) + last - first, first, start, end))
+    yield slice_.features()
 
-    table = np.array(columns, np.int32).reshape(-1, 6).T
-    rows = np.zeros(len(columns) + 1, np.int64)
-    np.cumsum([len(flag) for flag in flags], out=rows[1:])
-    return Features(
-        examples=examples,
-        template=template,
-        input_ids=np.concatenate([np.empty(0, np.int32), *pieces]),
-        rows=rows,
-        example=table[0],
-        context_begin=table[1],
-        context_end=table[2],
-        first_token=table[3],
-        start=table[4],
-        end=table[5],
-        max_context=np.concatenate([np.empty(0, np.bool_), *flags]),
-        offsets=offsets,
-        max_seq_length=windows.max_seq_length,
-        lost_answers=lost,
-    )
+
+class _Slice:
+    """Windows that are being gathered."""
+
+    def __init__(self, template: PairTemplate, max_seq_length: int) -> None:
+        self.template, self.max_seq_length = template, max_seq_length
+        self.examples: list[Example] = []
+        self.offsets: list[Integers] = []
+        self.pieces: list[Integers] = []
+        self.flags: list[NDArray[np.bool_]] = []
+        self.columns: list[tuple[int, ...]] = []
+        self.lost = 0
+
+    def begin(self, example: Example, offsets: Integers, *, lost: bool) -> None:
+        """Windows of this example follow."""
+        self.examples.append(example)
+        self.offsets.append(offsets)
+        self.lost += lost
+
+    def add(self, pieces: Sequence[Integers], flag: NDArray[np.bool_], columns: tuple[int, ...]) -> None:
+        self.pieces += pieces
+        self.flags.append(flag)
+        self.columns.append((len(self.examples) - 1, *columns))
+
+    def features(self) -> Features:
+        table = np.array(self.columns, np.int32).reshape(-1, 6).T
+        rows = np.zeros(len(self.columns) + 1, np.int64)
+        np.cumsum([len(flag) for flag in self.flags], out=rows[1:])
+        return Features(
+            examples=self.examples,
+            template=self.template,
+            input_ids=np.concatenate([np.empty(0, np.int32), *self.pieces]),
+            rows=rows,
+            example=table[0],
+            context_begin=table[1],
+            context_end=table[2],
+            first_token=table[3],
+            start=table[4],
+            end=table[5],
+            max_context=np.concatenate([np.empty(0, np.bool_), *self.flags]),
+            offsets=self.offsets,
+            max_seq_length=self.max_seq_length,
+            lost_answers=self.lost,
+        )
 
 
 def window_spans(
@@ -206,7 +263,7 @@ def window_spans(
     return spans
 
 
-def pair_template(tokenizer: PreTrainedTokenizerFast) -> PairTemplate:
+def pair_template(tokenizer: Tokenizing) -> PairTemplate:
     """Learn from the tokenizer itself how it joins two texts, instead of keeping a table of families."""
     pair = _without_truncation(tokenizer).encode("a", "b")
     ids, belongs = pair.ids, pair.sequence_ids
@@ -227,7 +284,7 @@ def pair_template(tokenizer: PreTrainedTokenizerFast) -> PairTemplate:
     )
 
 
-def _without_truncation(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+def _without_truncation(tokenizer: Tokenizing) -> Tokenizer:
     """A copy of the tokenizer proper; some encoders ship with truncation and padding switched on.
 
     A copy takes longer than answering a question does, so it is kept until tokens are added to the original.
@@ -242,6 +299,9 @@ def _without_truncation(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
     return plain
 
 
+_PLAIN: WeakKeyDictionary[Tokenizing, Tokenizer] = WeakKeyDictionary()
+
+
 def _tokenise_questions(plain: Tokenizer, questions: Sequence[str]) -> dict[str, Integers]:
     distinct = list(dict.fromkeys(questions))
     encodings = plain.encode_batch_fast([_encodable(text) for text in distinct], add_special_tokens=False)
@@ -251,12 +311,40 @@ def _tokenise_questions(plain: Tokenizer, questions: Sequence[str]) -> dict[str,
 def _tokenise_contexts(plain: Tokenizer, contexts: Sequence[Context]) -> dict[str, tuple[Integers, Integers]]:
     """Token ids and character offsets of each distinct text."""
     distinct = list(dict.fromkeys(context.text for context in contexts))
-    encodings = plain.encode_batch([_encodable(text) for text in distinct], add_special_tokens=False)
-    tokenised = {}
-    for text, encoding in zip(distinct, encodings, strict=True):
-        offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-        tokenised[text] = np.array(encoding.ids, np.int32), _exact_offsets(offsets, text)
+    short = [text for text in distinct if len(text) <= PIECE]
+    encodings = plain.encode_batch([_encodable(text) for text in short], add_special_tokens=False)
+    tokenised = {text: _ids_and_offsets(encoding, text) for text, encoding in zip(short, encodings, strict=True)}
+    for text in distinct:
+        if len(text) > PIECE:
+            tokenised[text] = _tokenise_in_pieces(plain, text)
     return tokenised
+
+
+def _ids_and_offsets(encoding: Encoding, text: str) -> tuple[Integers, Integers]:
+    offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+    return np.array(encoding.ids, np.int32), _exact_offsets(offsets, text)
+
+
+def _tokenise_in_pieces(plain: Tokenizer, text: str) -> tuple[Integers, Integers]:
+    """A long text bit by bit: what a tokenizer gives takes a hundred times the memory of what is kept of it."""
+    ids, offsets = [], []
+    begin = 0
+    while begin < len(text):
+        end = _end_of_piece(text, begin)
+        piece = text[begin:end]
+        of_piece = _ids_and_offsets(plain.encode(_encodable(piece), add_special_tokens=False), piece)
+        ids.append(of_piece[0])
+        offsets.append(of_piece[1] + begin)
+        begin = end
+    return np.concatenate(ids), np.concatenate(offsets)
+
+
+def _end_of_piece(text: str, begin: int) -> int:
+    """Before a blank behind a word, where every tokenizer begins anew; anywhere, in a text with few of them."""
+    at = begin + PIECE
+    while (at := text.find(" ", at, begin + 2 * PIECE)) >= 0 and text[at - 1].isspace():
+        at += 1
+    return at if at >= 0 else min(begin + 2 * PIECE, len(text))
 
 
 def _encodable(text: str) -> str:

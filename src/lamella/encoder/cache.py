@@ -38,8 +38,9 @@ from lamella.progress import progress
 from lamella.runs import read_json
 
 if TYPE_CHECKING:
-    from lamella.data.batches import Batch, Indices
+    from lamella.data.batches import Batch
     from lamella.data.features import Features
+    from lamella.data.padding import Indices
 
 FORMAT, FORMAT_VERSION = "lamella_cache", 1
 INDEX = "index.json"

@@ -36,8 +36,8 @@ from lamella.progress import progress
 from lamella.runs import TEMPORARY, held, write_bytes, write_json
 
 if TYPE_CHECKING:
-    from lamella.data.batches import Indices
     from lamella.data.features import Features
+    from lamella.data.padding import Indices
 
 SHARD_BYTES = 256 * 2**20  # held in memory while it is made, and the most that a kill can cost
 SPARE_SHARE, SPARE_BYTES = 0.05, 64 * 2**20  # what must stay free of a disk

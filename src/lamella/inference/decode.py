@@ -3,24 +3,24 @@
 The score of a span is s_i + e_j with i <= j < i + max_answer_length, both in the context. That of "no answer" is
 s_cls + e_cls; a question seen through several windows takes the smallest of them, as the official SQuAD 2.0 code does:
 every window that misses the answer is right to say "not here".
+
+Arrays come in and plain objects go out; nothing here needs torch, so whatever made the logits is decoded alike.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lamella.config import DecodingOptions
-from lamella.data.batches import Batch, Indices
+from lamella.data.examples import Example
 from lamella.data.features import Features
+from lamella.data.padding import Padded
 from lamella.errors import ModelError
 
 NO_SPAN = -1e4  # the score of the best span where a context has no token to make one of
@@ -28,7 +28,10 @@ NO_SPAN = -1e4  # the score of the best span where a context has no token to mak
 
 @dataclass(frozen=True)
 class WindowSpans:
-    """The best spans of some windows, best first; a score of -inf fills up where there are fewer."""
+    """The best spans of some windows, best first; a score of -inf fills up where there are fewer.
+
+    A model that only tells whether the answer is there gives no spans, K = 0, and its odds of "not here" as `null`.
+    """
 
     windows: NDArray[np.int64]  # [B]
     start: NDArray[np.int64]  # [B, K]
@@ -46,6 +49,7 @@ class Candidate:
     end_char: int
     score: float
     probability: float = 0.0
+    context: int = 0  # which one, where a question is asked of several
 
     def to_json(self) -> dict[str, Any]:
         """The words of the official n-best file, with our exact offsets."""
@@ -75,98 +79,191 @@ class Prediction:
         """The (uncalibrated) probability that there is no answer: the logistic function of the null odds."""
         return _logistic(self.null_odds)
 
+    @property
+    def null(self) -> Candidate:
+        """ "No answer" among the candidates."""
+        return next((one for one in self.candidates if not one.text), EMPTY)
+
+    def chosen(self, threshold: float) -> Candidate:
+        """The best answer, or "no answer" where the null odds exceed the threshold."""
+        return self.null if self.null_odds > threshold else self.best_span
+
     def text(self, threshold: float) -> str:
         """The answer, or the empty string where the null odds exceed the threshold."""
-        return "" if self.null_odds > threshold else self.best_span.text
+        return self.chosen(threshold).text
 
 
 EMPTY = Candidate("", 0, 0, NO_SPAN)
 
 
-def best_spans(logits: Tensor, batch: Batch, cls: int, options: DecodingOptions) -> WindowSpans:
-    """The n best spans of every window, exactly: a top-k over the band i <= j < i + max_answer_length."""
-    logits = logits.detach().float()
-    start, end = logits.masked_fill(~batch.is_context, float("-inf"))  # [B, T] each
-    if options.max_context_only:
-        start = start.masked_fill(~batch.max_context, float("-inf"))
-    length = min(options.max_answer_length, start.shape[1])
-    padded = torch.nn.functional.pad(end, (0, length - 1), value=float("-inf"))
-    band = start[:, :, None] + padded.unfold(1, length, 1)  # [B, T, D]: s_i + e_{i+d}
-    score, flat = band.flatten(1).topk(min(options.n_best_size, band[0].numel()), dim=1)  # [B, K]
-    first = flat // length
-    found = WindowSpans(
-        windows=batch.windows,
-        start=first.cpu().numpy(),
-        end=(first + flat % length).cpu().numpy(),
-        score=score.cpu().double().numpy(),  # doubles only here: not every device has them
-        null=logits[:, :, cls].cpu().double().sum(0).numpy(),
-    )
-    if not (np.isfinite(found.null).all() and (found.score < math.inf).all()):  # not a number is not below infinity
-        raise ModelError(
+def decode(logits: NDArray[Any], padded: Padded, options: DecodingOptions, *, normalised: bool = False) -> WindowSpans:
+    """The best spans of every window, from its start and end logits [2, B, T].
+
+    Scores are `normalised` to logarithms of probabilities, of the start times of the end, where windows are to be
+    compared as probabilities; as they are, they can be compared within a question only.
+    """
+    logits = np.asarray(logits, np.float64)
+    allowed = padded.is_context.copy()
+    allowed[:, padded.cls] = True
+    if not (np.isfinite(logits[:, :, padded.cls]).all() and (logits[:, padded.is_context] < math.inf).all()):
+        raise ModelError(  # not a number is not below infinity
             "the model's logits: expected finite numbers. Got infinite ones or nan; its training diverged (lower the "
             "learning rate), or its precision is too narrow (use fp32)."
         )
-    return found
+    if normalised or options.method == "independent":
+        logits = logits - _log_of_sum(np.where(allowed, logits, -np.inf))
+    if options.method == "independent":
+        return _independent(np.where(allowed, logits, -np.inf), padded, options)
+    null = logits[:, :, padded.cls].sum(0)
+    start, end = np.where(padded.is_context, logits, -np.inf)  # [B, T] each
+    if options.max_context_only:
+        start = np.where(padded.max_context, start, -np.inf)
+    return WindowSpans(padded.windows, *_joint(start, end, options), null)
 
 
-def merge_answerability(features: Features, odds: Iterable[tuple[Indices, Tensor]]) -> dict[str, Prediction]:
-    """Predictions without a text, from each window's logits [2, B] of "here" and "not here".
+def decode_answerability(logits: NDArray[Any], padded: Padded) -> WindowSpans:
+    """The odds of "not here", from each window's logits [2, B, 1] of "here" and "not here"."""
+    logits = np.asarray(logits, np.float64)
+    spans, scores = np.empty((len(padded.windows), 0), np.int64), np.empty((len(padded.windows), 0))
+    return WindowSpans(padded.windows, spans, spans, scores, (logits[1] - logits[0])[:, 0])
 
-    A question is answerable by its best window, so the smallest odds of "not here" are those of the question.
+
+class Merger:
+    """Gathers the spans of windows, however they come, into the prediction of every question.
+
+    Of a question it keeps a few times as many spans as are wanted, so that memory does not grow with the context.
     """
-    smallest: dict[int, float] = {}
-    for windows, logits in odds:
-        for window, value in zip(windows, (logits[1] - logits[0]).double().cpu().tolist(), strict=True):
-            example = int(features.example[window])
-            smallest[example] = min(smallest.get(example, math.inf), value)
-    return {
-        features.examples[index].id: Prediction((Candidate("", 0, 0, value, _logistic(value)),), null_odds=value)
-        for index, value in sorted(smallest.items())
-    }
+
+    def __init__(self, options: DecodingOptions, *, gives_text: bool = True) -> None:
+        self.options, self.gives_text = options, gives_text
+        # Of windows that each choose between one span and nothing, the surest decides; else see the top of this file.
+        self._null_of_two = max if options.method == "independent" else min
+        self._spans: dict[str, dict[tuple[int, int], float]] = {}
+        self._nulls: dict[str, float] = {}
+
+    def add(self, features: Features, found: WindowSpans) -> None:
+        """Take in what was found in some windows."""
+        for row, window in enumerate(found.windows):
+            example = features.examples[features.example[window]]
+            null = float(found.null[row])
+            self._nulls[example.id] = self._null_of_two(self._nulls.get(example.id, null), null)
+            spans = self._spans.setdefault(example.id, {})
+            real = int((found.score[row] > -math.inf).sum())
+            shift = int(features.first_token[window]) - int(features.context_begin[window])
+            offsets = features.offsets[features.example[window]]
+            begins = offsets[found.start[row, :real] + shift, 0].tolist()
+            ends = offsets[found.end[row, :real] + shift, 1].tolist()
+            for begin, end, score in zip(begins, ends, found.score[row, :real].tolist(), strict=True):
+                if score > spans.get((begin, end), -math.inf):
+                    spans[begin, end] = score
+            if len(spans) > 20 * self.options.n_best_size:
+                self._spans[example.id] = _best_texts(example.context.text, spans, self.options.n_best_size)
+
+    def predictions(self, examples: Iterable[Example]) -> dict[str, Prediction]:
+        """The prediction of every question that has been seen, in the order given."""
+        make = self._of_spans if self.gives_text else self._of_odds
+        return {example.id: make(example) for example in examples if example.id in self._nulls}
+
+    def _of_spans(self, example: Example) -> Prediction:
+        text, null = example.context.text, self._nulls[example.id]
+        best = _best_texts(text, self._spans[example.id], self.options.n_best_size)
+        answers = [Candidate(text[begin:end], begin, end, score) for (begin, end), score in best.items()]
+        return rank(answers, null)
+
+    def _of_odds(self, example: Example) -> Prediction:
+        odds = self._nulls[example.id]
+        return Prediction((Candidate("", 0, 0, odds, _logistic(odds)),), null_odds=odds)
 
 
-def merge_windows(
-    features: Features, windows: Iterable[WindowSpans], options: DecodingOptions
-) -> dict[str, Prediction]:
-    """The prediction of every question: its windows' spans together, one entry for a text, "no answer" among them."""
-    spans: Mapping[int, dict[tuple[int, int], float]] = defaultdict(dict)
-    nulls: dict[int, float] = {}
-    for group in windows:
-        for row, window in enumerate(group.windows):
-            example = int(features.example[window])
-            nulls[example] = min(nulls.get(example, math.inf), float(group.null[row]))
-            of_example = spans[example]
-            for start, end, score in zip(group.start[row], group.end[row], group.score[row], strict=True):
-                if score == -math.inf:
-                    break
-                place = features.characters(int(window), int(start), int(end))
-                if score > of_example.get(place, -math.inf):
-                    of_example[place] = float(score)
-    return {
-        example.id: _rank(example.context.text, spans.get(index, {}), nulls[index], options.n_best_size)
-        for index, example in enumerate(features.examples)
-        if index in nulls
-    }
-
-
-def _rank(context: str, spans: Mapping[tuple[int, int], float], null: float, n_best: int) -> Prediction:
-    by_text: dict[str, Candidate] = {}
-    for (begin, end), score in sorted(spans.items(), key=lambda item: (-item[1], item[0])):
-        text = context[begin:end]
-        if text and text not in by_text:
-            by_text[text] = Candidate(text, begin, end, score)
-        if len(by_text) == n_best:
-            break
-    answers = list(by_text.values())
+def rank(answers: Sequence[Candidate], null: float) -> Prediction:
+    """The n-best list of answers (best first) and "no answer", with the probability of each among them."""
     best = answers[0].score if answers else NO_SPAN
     everything = sorted([*answers, Candidate("", 0, 0, null)], key=lambda one: -one.score)
     weights = np.exp(np.array([one.score for one in everything]) - everything[0].score)
-    probabilities = weights / weights.sum()
+    probabilities = (weights / weights.sum()).tolist()
     candidates = tuple(
-        Candidate(one.text, one.begin_char, one.end_char, one.score, float(probability))
-        for one, probability in zip(everything, probabilities, strict=True)
+        replace(one, probability=probability) for one, probability in zip(everything, probabilities, strict=True)
     )
     return Prediction(candidates, null_odds=null - best)
+
+
+def rank_together(predictions: Sequence[Prediction], n_best: int) -> Prediction:
+    """One prediction for a question that was asked of several contexts, each of which knows nothing of the others."""
+    if len(predictions) == 1:
+        return predictions[0]
+    answers = [
+        replace(one, context=context)
+        for context, prediction in enumerate(predictions)
+        for one in prediction.candidates
+        if one.text
+    ]
+    answers.sort(key=lambda one: (-one.score, one.context))
+    return rank(answers[:n_best], min(prediction.null.score for prediction in predictions))
+
+
+def _joint(
+    start: NDArray[np.float64], end: NDArray[np.float64], options: DecodingOptions
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """The n best (i, j) by s_i + e_j, equals in the order of their places: exactly, without trying all.
+
+    If K starts can each make a span at least as good as the best that start i can make, no span from i is needed: so
+    the K best starts are enough, and the K best ends of each.
+    """
+    B, T = start.shape
+    length = min(options.max_answer_length, T)
+    padded = np.full((B, T + length - 1), -np.inf)
+    padded[:, :T] = end
+    best_end, width = padded, 1  # best_end[i] is the largest of `width` ends from i on
+    while width < length:
+        step = min(width, length - width)
+        best_end = np.maximum(best_end[:, :-step], best_end[:, step:])
+        width += step
+    K = min(options.n_best_size, T)
+    starts = np.sort(np.argsort(-(start + best_end), axis=1, kind="stable")[:, :K], axis=1)  # [B, K]
+    rows = np.arange(B)[:, None]
+    ends = starts[:, :, None] + np.arange(length)  # [B, K, D]
+    scores = (start[rows, starts][:, :, None] + padded[rows[:, :, None], ends]).reshape(B, -1)  # [B, K * D]
+    chosen = np.argsort(-scores, axis=1, kind="stable")[:, : options.n_best_size]
+    first = np.take_along_axis(starts, chosen // length, axis=1)
+    return first, first + chosen % length, np.take_along_axis(scores, chosen, axis=1)
+
+
+def _independent(logits: NDArray[np.float64], padded: Padded, options: DecodingOptions) -> WindowSpans:
+    """BERTVision's way: the best start and the best end, each by itself; then the second best of both, and so on.
+
+    A pair that is no span (its end lies before its start, or one of the two at [CLS]) means "no answer"; where the
+    first pair of a window does, its score is that of "no answer" there.
+    """
+    order = np.argsort(-logits, axis=2, kind="stable")[:, :, : options.n_best_size]  # [2, B, K]
+    start, end = order
+    score = np.take_along_axis(logits, order, axis=2).sum(0)  # [B, K]
+    is_span = (start <= end) & (start != padded.cls) & (end != padded.cls) & (score > -np.inf)
+    null = np.where(is_span[:, 0], logits[:, :, padded.cls].sum(0), score[:, 0])
+    rows = np.arange(len(score))[:, None]
+    spans_first = np.argsort(~is_span, axis=1, kind="stable")
+    start, end, score = (array[rows, spans_first] for array in (start, end, np.where(is_span, score, -np.inf)))
+    return WindowSpans(padded.windows, start, end, score, null)
+
+
+def _log_of_sum(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """log Σ_t exp(logits_t), [2, B, 1], without overflow."""
+    largest = logits.max(axis=2, keepdims=True)
+    total: NDArray[np.float64] = largest + np.log(np.exp(logits - largest).sum(axis=2, keepdims=True))
+    return total
+
+
+def _best_texts(context: str, spans: Mapping[tuple[int, int], float], n_best: int) -> dict[tuple[int, int], float]:
+    """The places of the n best texts, best first, each where it scores best; what is empty or blank is no answer."""
+    best: dict[tuple[int, int], float] = {}
+    texts: set[str] = set()
+    for (begin, end), score in sorted(spans.items(), key=lambda item: (-item[1], item[0])):
+        text = context[begin:end]
+        if text and text not in texts:
+            texts.add(text)
+            best[begin, end] = score
+        if len(best) == n_best:
+            break
+    return best
 
 
 def _logistic(value: float) -> float:

@@ -13,7 +13,7 @@ from lamella.errors import DataError, UnreadableError
 from lamella.inference.metrics import score
 
 if TYPE_CHECKING:
-    from lamella.inference.model import ReaderModel
+    from lamella.inference.predict import Answering
 
 Language = Literal["en", "ko"]
 
@@ -42,7 +42,7 @@ def evaluate_file(
 
 
 def evaluate_model(
-    model: ReaderModel,
+    model: Answering,
     examples: Sequence[Example],
     folder: Path,
     *,
@@ -68,17 +68,6 @@ def read_questions(data: str, *, labelled: bool = False) -> Sequence[Example]:
     if loaded.skipped:
         raise DataError(f"{data}: {loaded.skipped} questions cannot be read; see them with: lamella check {data}")
     return loaded.examples
-
-
-def load_model(path: Path, precision: str) -> ReaderModel:
-    """A saved model on this machine's device, in the asked number format."""
-    from lamella.encoder.precision import choose_device, choose_precision
-    from lamella.inference.model import ReaderModel
-
-    device = choose_device()
-    model = ReaderModel.load(path).to(device)
-    model.precision = choose_precision(precision, device)
-    return model
 
 
 def language_of(examples: Sequence[Example]) -> Language:

@@ -16,12 +16,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from lamella import registry
 from lamella.config import DecodingOptions, RunConfig, WindowOptions
+from lamella.data.batches import Batch
+from lamella.data.padding import Padded
 from lamella.encoder.encoder import Encoder, HiddenStates
 from lamella.encoder.loading import FORMAT_VERSION, LoadedEncoder, load_base, quiet, read_saved
 from lamella.encoder.precision import autocast
@@ -33,8 +37,6 @@ from lamella.runs import TEMPORARY, run_state, write_bytes, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-    from lamella.data.batches import Batch
 
 
 HEAD_OPTIONS = ("task", "mixer", "layers", "skip", "beside")
@@ -89,6 +91,12 @@ class ReaderModel(nn.Module):
         with torch.autocast(self.device.type, enabled=False):
             logits: Tensor = self.head(hidden.only(self.head.layers))
         return logits  # [O, B, T]
+
+    @torch.inference_mode()
+    def logits(self, padded: Padded) -> NDArray[np.float32]:
+        """The logits of windows as they come from the data, back as an array; the model must be in eval mode."""
+        found: NDArray[np.float32] = self(Batch.of(padded).to(self.device)).float().cpu().numpy()
+        return found
 
     def save(self, folder: Path) -> None:
         """Write the model folder; a reader sees the old one, the new one, or none, never a mixture."""

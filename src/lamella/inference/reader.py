@@ -1,48 +1,109 @@
-"""The Python API: load a model, ask a question of a text."""
+"""The Python API: load a model, ask questions of texts."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from lamella.data.examples import Context, Example
-from lamella.encoder.precision import choose_device
 from lamella.errors import UsageError
-from lamella.inference.model import ReaderModel
-from lamella.inference.predict import predict
+from lamella.inference.decode import Prediction, rank_together
+from lamella.inference.loading import Precision, load_model
+from lamella.inference.predict import Answering, predict
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Answers(list[dict[str, Any]]):
+    """The answers of one question, best first: `score` (a probability), `start` and `end` (characters), `answer`.
+
+    "No answer" is one of them, with an empty `answer`; it leads where `no_answer` is true.
+    """
+
+    def __init__(self, answers: Sequence[dict[str, Any]], *, null_score: float, no_answer: bool) -> None:
+        super().__init__(answers)
+        self.null_score = null_score  # the score of "no answer" less that of the best answer
+        self.no_answer = no_answer  # whether it exceeds the model's threshold
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, as the command line and the server give it."""
+        return {"answers": list(self), "no_answer": self.no_answer, "null_score": self.null_score}
 
 
 class Reader:
-    """Finds the answer of a question in a text, or says that there is none.
+    """Finds the answer of a question in a text, or says that there is none. Threads may share one.
 
     >>> reader = Reader.load("runs/demo")
     >>> reader.ask("Who built it?", "The tower was built by Robert Stevenson.")
     [{'score': 0.93, 'start': 23, 'end': 39, 'answer': 'Robert Stevenson'}]
     """
 
-    def __init__(self, model: ReaderModel) -> None:
+    def __init__(self, model: Answering, *, batch_size: int = 32) -> None:
         if not model.gives_text:
             raise UsageError("this model tells whether a text has the answer, not where: it cannot be asked for it.")
-        self.model = model.eval()
+        self.model, self.batch_size = model, batch_size
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Reader:
-        """Load a saved model: a model folder, or a run folder that holds one."""
-        return cls(ReaderModel.load(Path(path)).to(choose_device()))
+    def load(
+        cls,
+        name: str | os.PathLike[str],
+        *,
+        device: str | torch.device | None = None,
+        precision: Precision = "auto",
+        batch_size: int = 32,
+    ) -> Reader:
+        """Load a model: a model folder or a run folder, or any question answering checkpoint of transformers.
 
-    def ask(self, question: str, context: str, *, top_k: int = 1) -> list[dict[str, Any]]:
-        """The `top_k` best answers, best first: `score` (a probability), `start` and `end` (characters), `answer`.
+        `precision="auto"` is bf16 where the hardware computes it, else fp32.
+        """
+        return cls(load_model(name, device=device, precision=precision), batch_size=batch_size)
 
-        "No answer" is one of the candidates, with an empty `answer`; the model's threshold decides whether it leads.
+    def ask(self, question: str | Sequence[str], context: str | Sequence[Any], *, top_k: int = 1) -> Any:
+        """The `top_k` best answers of a question in a text of any length.
+
+        A question may have several contexts, which are ranked together: `context` in an answer is the number of its
+        own. A list of questions gives a list of results; it goes with one context for all, or with a list of as many,
+        each a text or a list of texts.
         """
         if top_k < 1:
             raise UsageError(f"top_k: expected at least 1. Got {top_k}.")
-        example = Example(id="", question=question, context=Context(context))
-        prediction = predict(self.model, [example])[""]
-        chosen = prediction.text(self.model.decoding.null_score_diff_threshold)
-        ranked = sorted(prediction.candidates, key=lambda one: one.text != chosen)  # stable: the chosen one leads
+        if isinstance(question, str):
+            return self._ask([(question, context)], top_k)[0]
+        contexts = [context] * len(question) if isinstance(context, str) else list(context)
+        if len(contexts) != len(question):
+            raise UsageError(
+                f"ask: expected one context for all questions or one each. Got {len(question)} questions and "
+                f"{len(contexts)} contexts."
+            )
+        return self._ask(list(zip(question, contexts, strict=True)), top_k)
+
+    def _ask(self, pairs: Sequence[tuple[str, str | Sequence[str]]], top_k: int) -> list[Answers]:
+        examples, owners = [], []
+        for number, (question, context) in enumerate(pairs):
+            texts = [context] if isinstance(context, str) else list(context)
+            if not texts:
+                raise UsageError("ask: expected at least one context for every question. Got an empty list.")
+            examples += [Example(f"{number}/{at}", question, Context(text)) for at, text in enumerate(texts)]
+            owners.append([f"{number}/{at}" for at in range(len(texts))])
+        predictions = predict(self.model, examples, batch_size=self.batch_size)
         return [
+            self._answers(
+                rank_together([predictions[id] for id in ids], self.model.decoding.n_best_size),
+                top_k,
+                many=not isinstance(context, str),
+            )
+            for ids, (_, context) in zip(owners, pairs, strict=True)
+        ]
+
+    def _answers(self, prediction: Prediction, top_k: int, *, many: bool) -> Answers:
+        threshold = self.model.decoding.null_score_diff_threshold
+        chosen = prediction.chosen(threshold)
+        ranked = sorted(prediction.candidates, key=lambda one: one != chosen)  # stable: the chosen one leads
+        answers = [
             {"score": one.probability, "start": one.begin_char, "end": one.end_char, "answer": one.text}
+            | ({"context": one.context} if many else {})
             for one in ranked[:top_k]
         ]
+        return Answers(answers, null_score=prediction.null_odds, no_answer=not chosen.text)

@@ -9,7 +9,7 @@ from typing import Protocol
 from lamella.config import TrainingOptions
 from lamella.data.batches import Totals, collate
 from lamella.errors import DivergedError
-from lamella.inference.predict import Encode
+from lamella.inference.one_pass import Encode
 from lamella.progress import progress
 from lamella.training.learner import Learner, Record, layers_of
 from lamella.training.memory import Splitter

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from accelerate.utils.memory import should_reduce_batch_size
 
-from lamella.data.batches import Indices
+from lamella.data.padding import Indices
 from lamella.errors import RunError
 from lamella.training.learner import Learner
 from lamella.training.steps import Step

@@ -11,14 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from lamella import registry
-from lamella.data.batches import collate, longest_first
 from lamella.data.examples import Example
 from lamella.data.features import Features
+from lamella.data.padding import longest_first, pad
 from lamella.errors import RunError
-from lamella.inference.decode import best_spans, merge_windows
+from lamella.inference.decode import Merger, decode
 from lamella.inference.evaluate import language_of
 from lamella.inference.model import ReaderModel
 from lamella.inference.predict import score_predictions
@@ -88,14 +87,14 @@ def best_possible(model: ReaderModel, features: Features) -> float:
     """The score of a model that gives the true labels."""
     if not model.gives_text:
         return 100.0
-    found = []
+    merger = Merger(model.decoding)
     for windows in longest_first(features.lengths, 64):
-        batch = collate(features, windows)
-        logits = torch.zeros(2, *batch.mask.shape)
-        for row, label in zip(logits, (batch.start, batch.end), strict=True):
-            row.scatter_(1, label[:, None], 10.0)
-        found.append(best_spans(logits, batch, features.template.cls, model.decoding))
-    predictions = merge_windows(features, found, model.decoding)
+        padded = pad(features, windows)
+        logits = np.zeros((2, *padded.mask.shape))
+        for row, label in zip(logits, (padded.start, padded.end), strict=True):
+            np.put_along_axis(row, label[:, None], 10.0, axis=1)
+        merger.add(features, decode(logits, padded, model.decoding))
+    predictions = merger.predictions(features.examples)
     language = language_of(features.examples)
     return float(score_predictions(model, features.examples, predictions, language=language)["exact"])
 

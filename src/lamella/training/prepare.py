@@ -22,7 +22,7 @@ from lamella.encoder.sources import start_from
 from lamella.encoder.tuning import trainable_line
 from lamella.errors import ConfigError, DataError
 from lamella.inference.model import ReaderModel
-from lamella.inference.predict import Encode
+from lamella.inference.one_pass import Encode
 from lamella.plan import Pass
 from lamella.training.learner import Learner, Randomness, layers_of, make_learner
 from lamella.training.overfit import best_possible, spread

@@ -18,7 +18,8 @@ from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration, broadcast_object_list, gather_object
 from torch import Tensor, nn
 
-from lamella.data.batches import Indices, Totals
+from lamella.data.batches import Totals
+from lamella.data.padding import Indices
 from lamella.errors import MissingExtraError, RunError
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from lamella.config import TrainingOptions
-from lamella.data.batches import BucketOrder, Indices
+from lamella.data.batches import BucketOrder
 from lamella.data.examples import Example
 from lamella.data.features import Features
+from lamella.data.padding import Indices
 from lamella.errors import DataError
 
 

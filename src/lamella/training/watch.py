@@ -13,7 +13,8 @@ from lamella.data.features import Features
 from lamella.errors import ConfigError
 from lamella.inference.evaluate import language_of
 from lamella.inference.model import ReaderModel
-from lamella.inference.predict import Encode, predict_many, score_predictions, write_predictions
+from lamella.inference.one_pass import Encode, predict_many
+from lamella.inference.predict import score_predictions, write_predictions
 from lamella.training.checkpoint import save_checkpoint
 from lamella.training.learner import Learner, Record
 from lamella.training.memory import Splitter

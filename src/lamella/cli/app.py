@@ -1,0 +1,54 @@
+"""The command line itself, and the options that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Literal
+
+import typer
+
+from lamella.version import __version__
+
+app = typer.Typer(
+    name="lamella",
+    help="Extractive question answering: train, score and ask thin readers on a pretrained encoder.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that --out holds.")]
+ModelName = Annotated[
+    str, typer.Option("--model", "-m", help="A model folder, a run folder that holds one, or a model of transformers.")
+]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Windows a batch.")]
+OnBadAnswer = Annotated[
+    Literal["refuse", "fix", "skip"] | None,
+    typer.Option("--on-bad-answer", help="What to do with a data file that has errors."),
+]
+Precision = Annotated[
+    Literal["auto", "fp32", "bf16", "fp16"], typer.Option("--precision", help="Number format of the encoder.")
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from lamella.runs import library_versions
+
+        typer.echo(f"lamella {__version__} on Python {sys.version.split()[0]}")
+        for name, version in library_versions().items():
+            typer.echo(f"  {name} {version}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Versions of lamella and its libraries.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Extractive question answering: train, score and ask thin readers on a pretrained encoder."""

@@ -1,0 +1,64 @@
+"""What several heads on one encoder answer, from one pass of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lamella.data.batches import Batch
+from lamella.data.features import Features
+from lamella.data.padding import longest_first, pad
+from lamella.encoder.encoder import HiddenStates
+from lamella.inference.decode import Merger, Prediction, WindowSpans
+from lamella.inference.model import ReaderModel
+from lamella.inference.predict import explaining_memory, spans_of
+from lamella.progress import progress
+
+Encode = Callable[[Batch, Sequence[int]], HiddenStates]  # the encoder, or a cache of what it gave
+
+
+def predict_many(
+    models: Sequence[ReaderModel],
+    features: Features,
+    *,
+    encode: Encode | None = None,
+    batch_size: int = 32,
+    rank: int = 0,
+    processes: int = 1,
+    gather: Callable[[list[Any]], list[Any]] = list,
+) -> list[dict[str, Prediction]]:
+    """What several heads on one encoder answer, from one pass of it (or from what `encode` gives in its place).
+
+    Several processes share the windows; `gather` joins what each of them found, so that all know everything.
+    """
+    if not models:
+        return []
+    layers = sorted({layer for model in models for layer in model.head.layers})
+    encode = encode or models[0].encode
+    was_training = [model.training for model in models]
+    for model in models:
+        model.eval()
+    found: list[list[WindowSpans]] = [[] for _ in models]
+    mine = list(longest_first(features.lengths, batch_size))[rank::processes]
+    try:
+        with progress("answering", sum(map(len, mine))) as advance, torch.inference_mode():
+            for indices in mine:
+                padded = pad(features, indices)
+                batch = Batch.of(padded).to(models[0].device)
+                with explaining_memory(padded):
+                    hidden = encode(batch, layers)
+                    for of_model, model in zip(found, models, strict=True):
+                        of_model.append(spans_of(model, padded, model(batch, hidden).float().cpu().numpy()))
+                advance(len(indices))
+    finally:
+        for model, mode in zip(models, was_training, strict=True):
+            model.train(mode)
+    predictions = []
+    for model, of_model in zip(models, found, strict=True):
+        merger = Merger(model.decoding, gives_text=model.gives_text)
+        for spans in gather(of_model):
+            merger.add(features, spans)
+        predictions.append(merger.predictions(features.examples))
+    return predictions
