@@ -257,10 +257,18 @@ def test_the_best_model_may_be_the_best_by_another_metric(encoder: Path, tmp_pat
     assert best == max(record["HasAns_f1"] for record in history if record["event"] == "evaluation")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),  # seen on a GPU
+    ],
+    ids=["PyTorch", "cuBLAS"],
+)
 def test_out_of_memory_is_one_line_with_what_helps(
-    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    starve(monkeypatch, largest=2)
+    starve(monkeypatch, largest=2, error=error)
     with pytest.raises(RunError, match=r"batch of 4 windows of up to \d+ tokens: .*--auto-batch\.$"):
         train(table(encoder), tmp_path / "out")
 
@@ -291,13 +299,15 @@ def test_a_single_window_that_does_not_fit_ends_the_run(
         train(table(encoder), tmp_path / "out", auto_batch=True)
 
 
-def starve(monkeypatch: pytest.MonkeyPatch, *, largest: int) -> None:
+def starve(
+    monkeypatch: pytest.MonkeyPatch, *, largest: int, error: Exception = torch.OutOfMemoryError("CUDA out of memory.")
+) -> None:
     """A machine that cannot hold more than so many windows in training."""
     encode = ReaderModel.encode
 
     def limited(self: ReaderModel, batch: Any, layers: Any) -> Any:
         if len(batch.mask) > largest and self.training:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            raise error
         return encode(self, batch, layers)
 
     monkeypatch.setattr(ReaderModel, "encode", limited)

@@ -84,9 +84,9 @@ def explaining_memory(padded: Padded) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        from accelerate.utils.memory import should_reduce_batch_size
+        from lamella.encoder.memory import is_out_of_memory
 
-        if not should_reduce_batch_size(error):
+        if not is_out_of_memory(error):
             raise
         windows, tokens = padded.mask.shape
         raise RunError(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from accelerate.utils.memory import should_reduce_batch_size
+from accelerate.utils.memory import clear_device_cache
 
 from lamella.data.padding import Indices
+from lamella.encoder.memory import is_out_of_memory
 from lamella.errors import RunError
 from lamella.training.learner import Learner
 from lamella.training.steps import Step
@@ -33,7 +34,7 @@ class Splitter:
             try:
                 train_step(step, active)
             except Exception as error:
-                if not should_reduce_batch_size(error):
+                if not is_out_of_memory(error):
                     raise
                 largest = max(map(len, step.batches))
                 longest = max(int(step.features.lengths[windows].max()) for windows in step.batches)
@@ -43,6 +44,9 @@ class Splitter:
             else:
                 return
             self.pieces *= 2
+            clear_device_cache(
+                garbage_collection=True
+            )  # else what the failed step left is in pieces of the wrong sizes
             for learner, state in zip(active, random_states, strict=True):
                 learner.forget()
                 learner.randomness.state = state
