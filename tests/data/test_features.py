@@ -526,7 +526,7 @@ class TestSharing:
 
             encode_batch_fast = encode_batch
 
-        monkeypatch.setattr(module, "_without_truncation", lambda _: Spy())
+        monkeypatch.setattr(module, "without_truncation", lambda _: Spy())
         shared = Context("the tower of stone")
         examples = [Example(str(n), f"question {n % 3}", shared) for n in range(9)]
         examples += [

@@ -299,9 +299,10 @@ def test_a_single_window_that_does_not_fit_ends_the_run(
         train(table(encoder), tmp_path / "out", auto_batch=True)
 
 
-def starve(
-    monkeypatch: pytest.MonkeyPatch, *, largest: int, error: Exception = torch.OutOfMemoryError("CUDA out of memory.")
-) -> None:
+NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def starve(monkeypatch: pytest.MonkeyPatch, *, largest: int, error: Exception = NO_MEMORY) -> None:
     """A machine that cannot hold more than so many windows in training."""
     encode = ReaderModel.encode
 

@@ -167,7 +167,7 @@ def _cut(
     size: float,
 ) -> Iterator[Features]:
     """The windows of some examples, at most `size` at a time, once for no examples at all."""
-    plain = _without_truncation(tokenizer)
+    plain = without_truncation(tokenizer)
     template = pair_template(tokenizer)
     questions = _tokenise_questions(plain, [example.question for example in examples])
     contexts = _tokenise_contexts(plain, [example.context for example in examples])
@@ -265,7 +265,7 @@ def window_spans(
 
 def pair_template(tokenizer: Tokenizing) -> PairTemplate:
     """Learn from the tokenizer itself how it joins two texts, instead of keeping a table of families."""
-    pair = _without_truncation(tokenizer).encode("a", "b")
+    pair = without_truncation(tokenizer).encode("a", "b")
     ids, belongs = pair.ids, pair.sequence_ids
     if 0 not in belongs or 1 not in belongs or tokenizer.cls_token_id not in ids:
         raise EncoderError(
@@ -284,7 +284,7 @@ def pair_template(tokenizer: Tokenizing) -> PairTemplate:
     )
 
 
-def _without_truncation(tokenizer: Tokenizing) -> Tokenizer:
+def without_truncation(tokenizer: Tokenizing) -> Tokenizer:
     """A copy of the tokenizer proper; some encoders ship with truncation and padding switched on.
 
     A copy takes longer than answering a question does, so it is kept until tokens are added to the original.

@@ -9,10 +9,12 @@ Arrays come in and plain objects go out; nothing here needs torch, so whatever m
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ from lamella.data.features import Features
 from lamella.data.padding import Padded
 from lamella.errors import ModelError
 
+WINDOWS_KEPT = 64  # of one question, before the best of them are taken together
 NO_SPAN = -1e4  # the score of the best span where a context has no token to make one of
 
 
@@ -40,8 +43,7 @@ class WindowSpans:
     null: NDArray[np.float64]  # [B]
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One span of the context, or "no answer" (an empty text at 0)."""
 
     text: str
@@ -138,26 +140,23 @@ class Merger:
         self.options, self.gives_text = options, gives_text
         # Of windows that each choose between one span and nothing, the surest decides; else see the top of this file.
         self._null_of_two = max if options.method == "independent" else min
-        self._spans: dict[str, dict[tuple[int, int], float]] = {}
+        self._spans: dict[str, list[list[_Span]]] = {}  # for every window a list, best first
         self._nulls: dict[str, float] = {}
 
     def add(self, features: Features, found: WindowSpans) -> None:
         """Take in what was found in some windows."""
-        for row, window in enumerate(found.windows):
-            example = features.examples[features.example[window]]
-            null = float(found.null[row])
+        counts = (found.score > -math.inf).sum(axis=1).tolist()
+        shifts = features.first_token[found.windows] - features.context_begin[found.windows]
+        first, last = found.start + shifts[:, None], found.end + shifts[:, None]
+        numbers = features.example[found.windows].tolist()
+        for row, (number, count, null) in enumerate(zip(numbers, counts, found.null.tolist(), strict=True)):
+            example, offsets = features.examples[number], features.offsets[number]
             self._nulls[example.id] = self._null_of_two(self._nulls.get(example.id, null), null)
-            spans = self._spans.setdefault(example.id, {})
-            real = int((found.score[row] > -math.inf).sum())
-            shift = int(features.first_token[window]) - int(features.context_begin[window])
-            offsets = features.offsets[features.example[window]]
-            begins = offsets[found.start[row, :real] + shift, 0].tolist()
-            ends = offsets[found.end[row, :real] + shift, 1].tolist()
-            for begin, end, score in zip(begins, ends, found.score[row, :real].tolist(), strict=True):
-                if score > spans.get((begin, end), -math.inf):
-                    spans[begin, end] = score
-            if len(spans) > 20 * self.options.n_best_size:
-                self._spans[example.id] = _best_texts(example.context.text, spans, self.options.n_best_size)
+            begins, ends = offsets[first[row, :count], 0].tolist(), offsets[last[row, :count], 1].tolist()
+            windows = self._spans.setdefault(example.id, [])
+            windows.append(list(zip(found.score[row, :count].tolist(), begins, ends, strict=True)))
+            if len(windows) == WINDOWS_KEPT:
+                self._spans[example.id] = [_best_texts(example.context.text, windows, self.options.n_best_size)]
 
     def predictions(self, examples: Iterable[Example]) -> dict[str, Prediction]:
         """The prediction of every question that has been seen, in the order given."""
@@ -165,26 +164,31 @@ class Merger:
         return {example.id: make(example) for example in examples if example.id in self._nulls}
 
     def _of_spans(self, example: Example) -> Prediction:
-        text, null = example.context.text, self._nulls[example.id]
+        text = example.context.text
         best = _best_texts(text, self._spans[example.id], self.options.n_best_size)
-        answers = [Candidate(text[begin:end], begin, end, score) for (begin, end), score in best.items()]
-        return rank(answers, null)
+        return rank([(text[begin:end], begin, end, score, 0) for score, begin, end in best], self._nulls[example.id])
 
     def _of_odds(self, example: Example) -> Prediction:
         odds = self._nulls[example.id]
         return Prediction((Candidate("", 0, 0, odds, _logistic(odds)),), null_odds=odds)
 
 
-def rank(answers: Sequence[Candidate], null: float) -> Prediction:
-    """The n-best list of answers (best first) and "no answer", with the probability of each among them."""
-    best = answers[0].score if answers else NO_SPAN
-    everything = sorted([*answers, Candidate("", 0, 0, null)], key=lambda one: -one.score)
-    weights = np.exp(np.array([one.score for one in everything]) - everything[0].score)
-    probabilities = (weights / weights.sum()).tolist()
-    candidates = tuple(
-        replace(one, probability=probability) for one, probability in zip(everything, probabilities, strict=True)
-    )
-    return Prediction(candidates, null_odds=null - best)
+def rank(answers: Sequence[tuple[str, int, int, float, int]], null: float) -> Prediction:
+    """The n-best list of answers and "no answer", with the probability of each among them.
+
+    An answer is its text, begin and end, score, and the number of its context; they come best first.
+    """
+    best = answers[0][3] if answers else NO_SPAN
+    place = bisect.bisect_left(answers, -null, key=lambda one: -one[3])
+    everything = [*answers[:place], ("", 0, 0, null, 0), *answers[place:]]
+    top = everything[0][3]
+    weights = [math.exp(one[3] - top) for one in everything]
+    total = sum(weights)
+    candidates = [
+        Candidate(text, begin, end, score, weight / total, context)
+        for (text, begin, end, score, context), weight in zip(everything, weights, strict=True)
+    ]
+    return Prediction(tuple(candidates), null_odds=null - best)
 
 
 def rank_together(predictions: Sequence[Prediction], n_best: int) -> Prediction:
@@ -192,22 +196,22 @@ def rank_together(predictions: Sequence[Prediction], n_best: int) -> Prediction:
     if len(predictions) == 1:
         return predictions[0]
     answers = [
-        replace(one, context=context)
+        (one.text, one.begin_char, one.end_char, one.score, context)
         for context, prediction in enumerate(predictions)
         for one in prediction.candidates
         if one.text
     ]
-    answers.sort(key=lambda one: (-one.score, one.context))
+    answers.sort(key=lambda one: -one[3])  # stable: of equals, the earlier context leads
     return rank(answers[:n_best], min(prediction.null.score for prediction in predictions))
 
 
 def _joint(
     start: NDArray[np.float64], end: NDArray[np.float64], options: DecodingOptions
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """The n best (i, j) by s_i + e_j, equals in the order of their places: exactly, without trying all.
+    """The n best (i, j) by s_i + e_j: exactly, without trying all.
 
     If K starts can each make a span at least as good as the best that start i can make, no span from i is needed: so
-    the K best starts are enough, and the K best ends of each.
+    the K best starts are enough, with every end that each may have.
     """
     B, T = start.shape
     length = min(options.max_answer_length, T)
@@ -218,14 +222,22 @@ def _joint(
         step = min(width, length - width)
         best_end = np.maximum(best_end[:, :-step], best_end[:, step:])
         width += step
-    K = min(options.n_best_size, T)
-    starts = np.sort(np.argsort(-(start + best_end), axis=1, kind="stable")[:, :K], axis=1)  # [B, K]
+    starts = _largest(start + best_end, options.n_best_size)  # [B, K]
     rows = np.arange(B)[:, None]
     ends = starts[:, :, None] + np.arange(length)  # [B, K, D]
     scores = (start[rows, starts][:, :, None] + padded[rows[:, :, None], ends]).reshape(B, -1)  # [B, K * D]
-    chosen = np.argsort(-scores, axis=1, kind="stable")[:, : options.n_best_size]
-    first = np.take_along_axis(starts, chosen // length, axis=1)
-    return first, first + chosen % length, np.take_along_axis(scores, chosen, axis=1)
+    chosen = _largest(scores, options.n_best_size)
+    first = starts[rows, chosen // length]
+    last, score = first + chosen % length, scores[rows, chosen]
+    order = np.lexsort((last, first, -score))  # equals in the order of their places
+    return first[rows, order], last[rows, order], score[rows, order]
+
+
+def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """Where the largest of each row stand, in no order."""
+    if count >= values.shape[1]:
+        return np.broadcast_to(np.arange(values.shape[1]), values.shape)
+    return np.argpartition(values, -count, axis=1)[:, -count:]
 
 
 def _independent(logits: NDArray[np.float64], padded: Padded, options: DecodingOptions) -> WindowSpans:
@@ -252,18 +264,22 @@ def _log_of_sum(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return total
 
 
-def _best_texts(context: str, spans: Mapping[tuple[int, int], float], n_best: int) -> dict[tuple[int, int], float]:
-    """The places of the n best texts, best first, each where it scores best; what is empty or blank is no answer."""
-    best: dict[tuple[int, int], float] = {}
-    texts: set[str] = set()
-    for (begin, end), score in sorted(spans.items(), key=lambda item: (-item[1], item[0])):
-        text = context[begin:end]
-        if text and text not in texts:
-            texts.add(text)
-            best[begin, end] = score
-        if len(best) == n_best:
-            break
-    return best
+_Span = tuple[float, int, int]  # score, begin and end in characters
+
+
+def _best_texts(context: str, windows: Sequence[Sequence[_Span]], n_best: int) -> list[_Span]:
+    """The n best texts of some windows, best first, each where it scores best; an empty one is no answer."""
+    spans = windows[0]
+    if len(windows) > 1:
+        spans = sorted(itertools.chain.from_iterable(windows), key=lambda span: (-span[0], span[1:]))
+    best: dict[str, _Span] = {}
+    for span in spans:
+        text = context[span[1] : span[2]]
+        if text and text not in best:
+            best[text] = span
+            if len(best) == n_best:
+                break
+    return list(best.values())
 
 
 def _logistic(value: float) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from lamella.data.examples import Context, Example
 from lamella.errors import UsageError
 from lamella.inference.decode import Prediction, rank_together
 from lamella.inference.loading import Precision, load_model
+from lamella.inference.pipeline import answer_as_pipeline
 from lamella.inference.predict import Answering, predict
 
 if TYPE_CHECKING:
@@ -78,6 +79,36 @@ class Reader:
                 f"{len(contexts)} contexts."
             )
         return self._ask(list(zip(question, contexts, strict=True)), top_k)
+
+    def __call__(
+        self,
+        inputs: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
+        *,
+        question: str | Sequence[str] = (),
+        context: str | Sequence[str] = (),
+        top_k: int = 1,
+        **options: Any,
+    ) -> Any:
+        """As the question answering pipeline of transformers 4 was called, with its options and by its rules.
+
+        A question and a context give one answer, or a list of `top_k`; lists of them, or of mappings with both, a list
+        of these. Unlike `ask`, it says "no answer" only if `handle_impossible_answer` is given.
+        """
+        if inputs is not None:
+            many = not isinstance(inputs, Mapping)
+            rows = inputs if many else [inputs]
+            pairs = [(row["question"], row["context"]) for row in cast("Sequence[Mapping[str, str]]", rows)]
+        else:
+            many = not (isinstance(question, str) and isinstance(context, str))
+            asked, texts = ([one] if isinstance(one, str) else list(one) for one in (question, context))
+            longest = max(len(asked), len(texts))
+            asked, texts = (one * longest if len(one) == 1 else one for one in (asked, texts))
+            if len(asked) != len(texts):
+                raise UsageError(f"expected as many questions as contexts. Got {len(asked)} and {len(texts)}.")
+            pairs = list(zip(asked, texts, strict=True))
+        found = answer_as_pipeline(self.model, pairs, top_k=top_k, batch_size=self.batch_size, **options)
+        answers = [one[0] if len(one) == 1 else one for one in found]
+        return answers if many else answers[0]
 
     def _ask(self, pairs: Sequence[tuple[str, str | Sequence[str]]], top_k: int) -> list[Answers]:
         examples, owners = [], []

@@ -1,0 +1,112 @@
+"""Answers as the question answering pipeline of transformers 4 gave them, for those who called it.
+
+Its rules differ from the official ones that `Reader.ask` keeps to, and are kept here to the letter: scores are
+probabilities of a window, the start's times the end's, and windows are compared by them; spans are widened to whole
+words; what then reads the same, but for upper and lower case, is one answer, its scores added up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from lamella.config import WindowOptions
+from lamella.data.examples import Context, Example
+from lamella.data.features import Features, featurise_in_slices, without_truncation
+from lamella.inference.decode import WindowSpans, decode
+from lamella.inference.predict import Answering, each_batch
+
+
+def answer_as_pipeline(
+    model: Answering,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    top_k: int = 1,
+    handle_impossible_answer: bool = False,
+    max_answer_len: int = 15,
+    max_seq_len: int | None = None,
+    doc_stride: int | None = None,
+    align_to_words: bool = True,
+    batch_size: int = 32,
+) -> list[list[dict[str, Any]]]:
+    """The best answers of every question in its context, under the pipeline's options and with its defaults."""
+    longest = max_seq_len or model.windows.max_seq_length
+    stride = min(longest // 2, 128) if doc_stride is None else doc_stride
+    windows = WindowOptions(max_seq_length=longest, doc_stride=stride, max_query_length=longest)
+    options = model.decoding.model_copy(
+        update={
+            "n_best_size": top_k * 2 + 10 if align_to_words else top_k,  # widened spans may fall together
+            "max_answer_length": max_answer_len,
+            "method": "joint",
+            "max_context_only": False,
+        }
+    )
+    examples = [Example(str(number), question, Context(text)) for number, (question, text) in enumerate(pairs)]
+    plain = without_truncation(model.tokenizer) if align_to_words else None
+    answers = [_Found(context, plain) for _, context in pairs]
+    for features in featurise_in_slices(examples, model.tokenizer, windows):
+        found: dict[int, tuple[WindowSpans, int]] = {}
+        for padded, logits in each_batch(model, features, batch_size):
+            spans = decode(logits, padded, options, normalised=True)
+            found.update({int(window): (spans, row) for row, window in enumerate(spans.windows)})
+        for window in sorted(found):  # in the order of the text: the first of equal answers lends its place
+            spans, row = found[window]
+            answers[int(features.examples[features.example[window]].id)].add(features, window, spans, row)
+    return [one.best(top_k, handle_impossible_answer) for one in answers]
+
+
+class _Found:
+    """What has been found in one context."""
+
+    def __init__(self, context: str, words_of: Tokenizer | None) -> None:
+        self.context, self.words_of = context, words_of
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.null = math.inf
+
+    def add(self, features: Features, window: int, spans: WindowSpans, row: int) -> None:
+        self.null = min(self.null, math.exp(spans.null[row]))
+        for start, end, score in zip(spans.start[row], spans.end[row], spans.score[row], strict=True):
+            if score == -math.inf:
+                break
+            begin_char, end_char = features.characters(window, int(start), int(end))
+            if self.words_of is not None:
+                begin_char, end_char = widen_to_words(self.words_of, self.context, begin_char, end_char)
+            text = self.context[begin_char:end_char]
+            same = self.answers.get(text.lower())
+            if same is None:
+                self.answers[text.lower()] = {
+                    "score": math.exp(score), "start": begin_char, "end": end_char, "answer": text
+                }  # fmt: skip
+            else:
+                same["score"] += math.exp(score)
+
+    def best(self, top_k: int, handle_impossible_answer: bool) -> list[dict[str, Any]]:
+        everything = list(self.answers.values())
+        if handle_impossible_answer:
+            everything.append({"score": self.null, "start": 0, "end": 0, "answer": ""})
+        return sorted(everything, key=lambda one: -one["score"])[:top_k]
+
+
+def widen_to_words(plain: Tokenizer, context: str, begin: int, end: int) -> tuple[int, int]:
+    """The whole words (as the tokenizer splits them) that a span touches; no word reaches across a blank.
+
+    "(1895) was", "89" becomes "1895".
+    """
+    first, last = begin, end
+    while first > 0 and not context[first - 1].isspace():
+        first -= 1
+    while last < len(context) and not context[last].isspace():
+        last += 1
+    encoding = plain.encode(context[first:last], add_special_tokens=False)
+    words: NDArray[np.int64] = np.array([one if one is not None else -1 for one in encoding.word_ids], np.int64)
+    offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2) + first
+    touched = words[(offsets[:, 0] < end) & (offsets[:, 1] > begin)]
+    if not len(touched) or (touched < 0).any():
+        return begin, end
+    inside = np.isin(words, touched)
+    return int(offsets[inside, 0].min()), int(offsets[inside, 1].max())
