@@ -36,6 +36,7 @@ OPTIONS = DecodingOptions(n_best_size=20, max_answer_length=30)
 BATCH = 64
 
 Batches = list[tuple[Padded, NDArray[np.float32]]]
+Places = list[Any]  # of the tokens of a window: begin and end in characters, or nothing
 
 
 def main() -> None:
@@ -47,10 +48,11 @@ def main() -> None:
 
     features = windows(count)
     batches = with_logits(features)
-    ours, peer = with_decoder(features, batches), with_loops(features, batches)
+    places = [offsets_of(features, window) for window in range(len(features))]
+    ours, peer = with_decoder(features, batches), with_loops(features, batches, places)
     missed, worse = compare(ours, peer)
     pairs = [
-        (seconds(lambda: with_decoder(features, batches)), seconds(lambda: with_loops(features, batches)))
+        (seconds(lambda: with_decoder(features, batches)), seconds(lambda: with_loops(features, batches, places)))
         for _ in range(repeats)  # in turn, so that a busy moment touches both
     ]
     ratios = [its / mine for mine, its in pairs]
@@ -82,8 +84,8 @@ def with_decoder(features: Features, batches: Batches) -> dict[str, Prediction]:
     return merger.predictions(features.examples)
 
 
-def with_loops(features: Features, batches: Batches) -> dict[str, list[dict[str, Any]]]:
-    """Window after window, pair after pair."""
+def with_loops(features: Features, batches: Batches, places_of: list[Places]) -> dict[str, list[dict[str, Any]]]:
+    """Window after window, pair after pair, with the checks and the records of such a loop."""
     found: dict[str, list[dict[str, Any]]] = {example.id: [] for example in features.examples}
     nulls: dict[str, float] = {}
     for padded, logits in batches:
@@ -92,40 +94,45 @@ def with_loops(features: Features, batches: Batches) -> dict[str, list[dict[str,
             start, end = logits[:, row]
             null = float(start[padded.cls] + end[padded.cls])
             nulls[example.id] = min(nulls.get(example.id, null), null)
-            places = offsets_of(features, int(window), len(start))
+            places = places_of[window]
             starts, ends = (np.argsort(one)[-1 : -OPTIONS.n_best_size - 1 : -1].tolist() for one in (start, end))
             for first in starts:
                 for last in ends:
-                    if places[first] is None or places[last] is None:
+                    if first >= len(places) or last >= len(places) or places[first] is None or places[last] is None:
                         continue
                     if last < first or last - first + 1 > OPTIONS.max_answer_length:
                         continue
                     found[example.id].append(
                         {
-                            "offsets": (places[first][0], places[last][1]),  # type: ignore[index]
-                            "score": float(start[first] + end[last]),
+                            "offsets": (places[first][0], places[last][1]),
+                            "score": start[first] + end[last],
+                            "start_logit": start[first],
+                            "end_logit": end[last],
                         }
                     )
     lists = {}
     for example in features.examples:
         best = sorted(found[example.id], key=lambda one: one["score"], reverse=True)[: OPTIONS.n_best_size]
-        best.append({"offsets": (0, 0), "score": nulls[example.id]})
+        best.append({"offsets": (0, 0), "score": nulls[example.id], "start_logit": 0.0, "end_logit": 0.0})
         for one in best:
-            one["text"] = example.context.text[one["offsets"][0] : one["offsets"][1]]
-        scores = np.array([one.pop("score") for one in best])
-        weights = np.exp(scores - scores.max())
-        for one, score, probability in zip(best, scores, weights / weights.sum(), strict=True):
-            one["score"], one["probability"] = float(score), float(probability)
-        lists[example.id] = best
+            begin, end = one.pop("offsets")
+            one["text"] = example.context.text[begin:end]
+        scores = np.array([one["score"] for one in best])
+        weights = np.exp(scores - np.max(scores))
+        for one, probability in zip(best, weights / weights.sum(), strict=True):
+            one["probability"] = probability
+        lists[example.id] = [
+            {key: value if isinstance(value, str) else float(value) for key, value in one.items()} for one in best
+        ]
     return lists
 
 
-def offsets_of(features: Features, window: int, length: int) -> list[tuple[int, int] | None]:
-    """Where each token of a window lies in the context, as `run_qa.py` keeps it: nothing for what is not context."""
+def offsets_of(features: Features, window: int) -> Places:
+    """Where each token of a window lies in the context, as such loops are given it: nothing for what is not context."""
     begin, end = int(features.context_begin[window]), int(features.context_end[window])
     first = int(features.first_token[window])
     inside = features.offsets[features.example[window]][first : first + end - begin].tolist()
-    return [None] * begin + [tuple(pair) for pair in inside] + [None] * (length - end)  # type: ignore[misc]
+    return [None] * begin + [tuple(pair) for pair in inside] + [None]
 
 
 def compare(ours: dict[str, Prediction], peer: dict[str, list[dict[str, Any]]]) -> tuple[float, float]:

@@ -10,7 +10,6 @@ Arrays come in and plain objects go out; nothing here needs torch, so whatever m
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -140,7 +139,7 @@ class Merger:
         self.options, self.gives_text = options, gives_text
         # Of windows that each choose between one span and nothing, the surest decides; else see the top of this file.
         self._null_of_two = max if options.method == "independent" else min
-        self._spans: dict[str, list[list[_Span]]] = {}  # for every window a list, best first
+        self._spans: dict[str, list[_Spans]] = {}  # for every window, best first
         self._nulls: dict[str, float] = {}
 
     def add(self, features: Features, found: WindowSpans) -> None:
@@ -152,11 +151,11 @@ class Merger:
         for row, (number, count, null) in enumerate(zip(numbers, counts, found.null.tolist(), strict=True)):
             example, offsets = features.examples[number], features.offsets[number]
             self._nulls[example.id] = self._null_of_two(self._nulls.get(example.id, null), null)
-            begins, ends = offsets[first[row, :count], 0].tolist(), offsets[last[row, :count], 1].tolist()
+            places = offsets[first[row, :count], 0], offsets[last[row, :count], 1]
             windows = self._spans.setdefault(example.id, [])
-            windows.append(list(zip(found.score[row, :count].tolist(), begins, ends, strict=True)))
+            windows.append((found.score[row, :count], *places))
             if len(windows) == WINDOWS_KEPT:
-                self._spans[example.id] = [_best_texts(example.context.text, windows, self.options.n_best_size)]
+                self._spans[example.id] = [_best_of(windows, example.context.text, self.options.n_best_size)]
 
     def predictions(self, examples: Iterable[Example]) -> dict[str, Prediction]:
         """The prediction of every question that has been seen, in the order given."""
@@ -165,8 +164,9 @@ class Merger:
 
     def _of_spans(self, example: Example) -> Prediction:
         text = example.context.text
-        best = _best_texts(text, self._spans[example.id], self.options.n_best_size)
-        return rank([(text[begin:end], begin, end, score, 0) for score, begin, end in best], self._nulls[example.id])
+        columns = _best_of(self._spans[example.id], text, self.options.n_best_size)
+        spans = zip(*(column.tolist() for column in columns), strict=True)
+        return rank([(text[begin:end], begin, end, score, 0) for score, begin, end in spans], self._nulls[example.id])
 
     def _of_odds(self, example: Example) -> Prediction:
         odds = self._nulls[example.id]
@@ -264,22 +264,23 @@ def _log_of_sum(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return total
 
 
-_Span = tuple[float, int, int]  # score, begin and end in characters
+_Spans = tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]]  # scores, begins and ends in characters
 
 
-def _best_texts(context: str, windows: Sequence[Sequence[_Span]], n_best: int) -> list[_Span]:
+def _best_of(windows: Sequence[_Spans], context: str, n_best: int) -> _Spans:
     """The n best texts of some windows, best first, each where it scores best; an empty one is no answer."""
-    spans = windows[0]
+    scores, begins, ends = windows[0]
     if len(windows) > 1:
-        spans = sorted(itertools.chain.from_iterable(windows), key=lambda span: (-span[0], span[1:]))
-    best: dict[str, _Span] = {}
-    for span in spans:
-        text = context[span[1] : span[2]]
-        if text and text not in best:
-            best[text] = span
-            if len(best) == n_best:
-                break
-    return list(best.values())
+        scores, begins, ends = (np.concatenate(columns) for columns in zip(*windows, strict=True))
+        order = np.lexsort((ends, begins, -scores))
+        scores, begins, ends = scores[order], begins[order], ends[order]
+    first_of: dict[str, int] = {"": -1}
+    for place, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        first_of.setdefault(context[begin:end], place)
+        if len(first_of) > n_best:
+            break
+    kept = list(first_of.values())[1:]
+    return scores[kept], begins[kept], ends[kept]
 
 
 def _logistic(value: float) -> float:
