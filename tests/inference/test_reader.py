@@ -1,0 +1,307 @@
+"""The Reader: many questions, many contexts, long ones, threads, models of transformers, the old pipeline's face."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import lamella.data.features as features_module
+from doubles import (
+    AWKWARD,
+    FAMILIES,
+    corpus,
+    example,
+    examples_about,
+    save_tiny_encoder,
+    tiny_config,
+    tiny_model,
+    tiny_tokenizer,
+)
+from lamella.config import WindowOptions
+from lamella.data.features import featurise, featurise_in_slices
+from lamella.data.padding import Padded, pad
+from lamella.errors import ModelError, UsageError
+from lamella.inference.predict import predict
+from lamella.inference.reader import Reader
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+QUESTIONS = ["Who kept bees?", "What was cast from an alloy?", "When?"]
+
+
+@pytest.fixture(scope="module")
+def reader() -> Reader:
+    return Reader(tiny_model(seed=1))
+
+
+def stock_folder(folder: Path, family: str) -> Path:
+    """A random question answering model of a family, as transformers saves it."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForQuestionAnswering.from_config(tiny_config(family))
+    with torch.no_grad():
+        model.qa_outputs.weight.mul_(20)
+    model.save_pretrained(folder)
+    tokenizer = tiny_tokenizer(family)
+    tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "model_max_length": 128}))
+    return folder
+
+
+class TestAsk:
+    def test_answers_have_exact_places_and_their_probabilities(self, reader: Reader) -> None:
+        text = corpus()[0]
+        answers = reader.ask(QUESTIONS[0], text, top_k=5)
+        assert len(answers) == 5
+        assert all(text[one["start"] : one["end"]] == one["answer"] for one in answers)
+        assert all(set(one) == {"score", "start", "end", "answer"} for one in answers)
+        assert answers.to_json() == {
+            "answers": list(answers), "no_answer": answers.no_answer, "null_score": answers.null_score
+        }  # fmt: skip
+        json.dumps(answers)
+
+    @pytest.mark.parametrize(("threshold", "silent"), [(-1e9, True), (1e9, False)])
+    def test_the_threshold_decides_what_leads(self, threshold: float, silent: bool) -> None:
+        model = tiny_model(seed=1, decoding={"null_score_diff_threshold": threshold})
+        answers = Reader(model).ask(QUESTIONS[0], corpus()[0], top_k=3)
+        assert answers.no_answer is silent
+        assert (answers[0]["answer"] == "") is silent
+
+    def test_a_list_of_questions_is_each_by_itself(self, reader: Reader) -> None:
+        contexts = corpus()[:3]
+        together = reader.ask(QUESTIONS, contexts, top_k=4)
+        for answers, question, context in zip(together, QUESTIONS, contexts, strict=True):
+            alone = reader.ask(question, context, top_k=4)
+            assert [one["answer"] for one in answers] == [one["answer"] for one in alone]
+            assert [one["score"] for one in answers] == pytest.approx([one["score"] for one in alone], abs=1e-5)
+        of_one = reader.ask(QUESTIONS, contexts[0])
+        assert [one[0]["answer"] for one in of_one] == [reader.ask(q, contexts[0])[0]["answer"] for q in QUESTIONS]
+        assert reader.ask([], "text") == []
+
+    def test_several_contexts_are_ranked_together(self, reader: Reader) -> None:
+        contexts = corpus()[:4]
+        answers = reader.ask(QUESTIONS[0], contexts, top_k=20)
+        assert all(contexts[one["context"]][one["start"] : one["end"]] == one["answer"] for one in answers)
+        examples = [example(text, question=QUESTIONS[0], id=str(at)) for at, text in enumerate(contexts)]
+        alone = predict(reader.model, examples)
+        spans = sorted(
+            ((one.score, at, one.text) for at in range(4) for one in alone[str(at)].candidates if one.text),
+            reverse=True,
+        )
+        found = [(one["context"], one["answer"]) for one in answers if one["answer"]]
+        assert found == [(at, text) for _, at, text in spans][: len(found)]
+        assert len({at for at, _ in found}) > 1
+        null = min(alone[str(at)].null.score for at in range(4))
+        assert answers.null_score == pytest.approx(null - spans[0][0], abs=1e-4)
+        nested = reader.ask([QUESTIONS[0], QUESTIONS[1]], [contexts, contexts[0]], top_k=20)
+        assert [one["answer"] for one in nested[0]] == [one["answer"] for one in answers]
+        assert "context" not in nested[1][0]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("q", "text", 0), "top_k"),
+            ((["q", "r"], ["text"], 1), "2 questions and 1 contexts"),
+            (("q", [], 1), "at least one context"),
+        ],
+    )
+    def test_what_cannot_be_asked(self, reader: Reader, arguments: tuple[Any, Any, int], message: str) -> None:
+        with pytest.raises(UsageError, match=message):
+            reader.ask(arguments[0], arguments[1], top_k=arguments[2])
+
+    def test_a_model_without_texts_cannot_be_asked(self) -> None:
+        with pytest.raises(UsageError, match="not where"):
+            Reader(tiny_model(learner={"task": "answerability"}))
+
+    def test_threads_share_a_reader(self, reader: Reader) -> None:
+        work = [(question, context) for question in QUESTIONS for context in corpus()[:8]]
+        expected = [reader.ask(*pair, top_k=3) for pair in work]
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(lambda pair: reader.ask(*pair, top_k=3), work)) == expected
+
+
+class Letters:
+    """A model for which the end of the answer is the letter z, wherever it stands, and its start is there too."""
+
+    gives_text, folders = True, ()
+
+    def __init__(self) -> None:
+        self.tokenizer, self.windows = tiny_tokenizer("bert"), WindowOptions(max_seq_length=64, doc_stride=16)
+        self.decoding = tiny_model().decoding
+        self.largest = 0
+
+    def logits(self, padded: Padded) -> np.ndarray:
+        self.largest = max(self.largest, padded.input_ids.size)
+        z = self.tokenizer.convert_tokens_to_ids("z")
+        return np.repeat(np.where(padded.input_ids == z, 9.0, 0.0)[None], 2, axis=0).astype(np.float32)
+
+
+class TestLongContexts:
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_slices_are_the_windows_of_the_whole(self, family: str) -> None:
+        texts = [" ".join(corpus()[:6]), "short", "", AWKWARD * 9]
+        examples, windows = examples_about(texts), WindowOptions(max_seq_length=64, doc_stride=16)
+        whole = featurise(examples, tiny_tokenizer(family), windows)
+        slices = list(featurise_in_slices(examples, tiny_tokenizer(family), windows, size=5))
+        assert len(slices) > 4
+        assert max(map(len, slices)) <= 5
+        for name in ("input_ids", "context_begin", "context_end", "first_token", "max_context"):
+            assert np.concatenate([getattr(one, name) for one in slices]).tolist() == getattr(whole, name).tolist()
+        ids = [one.examples[number].id for one in slices for number in one.example]
+        assert ids == [whole.examples[number].id for number in whole.example]
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_a_text_is_tokenised_in_pieces_as_it_is_whole(self, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        text = " ".join([*corpus()[:5], "a  b   c \n\n d\te  \u3000 f", AWKWARD, "x" * 30, AWKWARD])
+        whole = featurise([example(text)], tiny_tokenizer(family), WindowOptions())
+        for size in (40, 97, 150, 1000):
+            monkeypatch.setattr(features_module, "PIECE", size)
+            pieces = featurise([example(text)], tiny_tokenizer(family), WindowOptions())
+            assert pieces.input_ids.tolist() == whole.input_ids.tolist(), size
+            assert pieces.offsets[0].tolist() == whole.offsets[0].tolist()
+
+    def test_a_text_without_blanks_is_cut_all_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(features_module, "PIECE", 50)
+        text = "東京は日本" * 100
+        found = featurise([example(text)], tiny_tokenizer("bert"), WindowOptions())
+        assert found.offsets[0][:, 1].max() == len(text)
+        assert (np.diff(found.offsets[0][:, 0]) >= 0).all()
+
+    def test_the_answer_of_a_book_is_found_where_it_stands(self) -> None:
+        words = ("lorem ipsum dolor sit amet " * 4000).split()
+        words[17_000] = "z"
+        text, model = " ".join(words), Letters()
+        best = Reader(model).ask("Where?", text)[0]
+        assert best["answer"] == "z"
+        assert best["start"] == text.index("z")
+        assert model.largest <= 32 * 64
+
+    def test_memory_does_not_grow_with_the_context(self) -> None:
+        """A real encoder, in a process of its own: 2 MB of text need hardly more than 0.2 MB."""
+        code = """
+import resource, sys
+sys.path.insert(0, {tests!r})
+import torch; torch.set_num_threads(1)
+from doubles import tiny_model
+from lamella.inference.reader import Reader
+reader = Reader(tiny_model(windows={{"max_seq_length": 128, "doc_stride": 16}}))
+def peak(characters):
+    text = "The tower was built of grey stone by people nobody remembers. " * (characters // 62)
+    assert reader.ask("Who built it?", text)[0]["end"] <= len(text)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(peak(200_000), peak(2_000_000))
+"""
+        ended = subprocess.run(
+            [sys.executable, "-c", code.format(tests=str(Path(__file__).parents[1]))],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        small, large = map(float, ended.stdout.split())
+        assert large - small < 40, (small, large)
+
+
+class TestStock:
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_logits_are_those_of_transformers(self, family: str, tmp_path: Path) -> None:
+        folder = stock_folder(tmp_path, family)
+        reader = Reader.load(folder, precision="fp32", device="cpu")
+        model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
+        tokenizer, text = reader.model.tokenizer, corpus()[0][:150]
+        inputs = tokenizer(QUESTIONS[0], text, return_tensors="pt")
+        with torch.inference_mode():
+            output = model(**inputs)
+        (features,) = featurise_in_slices([example(text, question=QUESTIONS[0])], tokenizer, reader.model.windows)
+        padded = pad(features, np.arange(1))
+        length = inputs["input_ids"].shape[1]
+        assert padded.input_ids[0, :length].tolist() == inputs["input_ids"][0].tolist()
+        found = reader.model.logits(padded)[:, 0, :length]
+        expected = torch.stack([output.start_logits[0], output.end_logits[0]]).numpy()
+        assert found == pytest.approx(expected, abs=1e-4)
+
+    def test_an_encoder_is_not_a_reader(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelError, match="no head for it"):
+            Reader.load(save_tiny_encoder(tmp_path / "encoder"))
+
+    def test_a_checkpoint_without_its_head_is_refused(self, tmp_path: Path) -> None:
+        folder = save_tiny_encoder(tmp_path / "encoder")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "architectures": ["BertForQuestionAnswering"]}))
+        with pytest.raises(ModelError, match="lack qa_outputs"):
+            Reader.load(folder)
+
+    def test_a_damaged_checkpoint_is_one_line(self, tmp_path: Path) -> None:
+        folder = stock_folder(tmp_path, "bert")
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:5000])
+        with pytest.raises(ModelError, match="cannot be loaded"):
+            Reader.load(folder)
+
+
+class TestPipelineFace:
+    """By its rules, recomputed here from the logits; benchmarks/inference.py compares with the pipeline itself."""
+
+    def test_scores_are_probabilities_of_start_and_end(self, tmp_path: Path) -> None:
+        reader = Reader.load(stock_folder(tmp_path, "bert"), precision="fp32", device="cpu")
+        text = corpus()[0][:200]
+        found = reader(question=QUESTIONS[0], context=text, align_to_words=False, top_k=3)
+        (features,) = featurise_in_slices(
+            [example(text, question=QUESTIONS[0])], reader.model.tokenizer, WindowOptions()
+        )
+        padded = pad(features, np.arange(1))
+        logits = reader.model.logits(padded)[:, 0].astype(np.float64)
+        allowed = padded.is_context[0].copy()
+        allowed[0] = True
+        weights = np.where(allowed, np.exp(logits - logits.max(1, keepdims=True)), 0)
+        start, end = weights / weights.sum(1, keepdims=True)
+        start[0] = end[0] = 0
+        outer = np.triu(np.tril(start[:, None] * end[None], 14))
+        assert found[0]["score"] == pytest.approx(outer.max(), rel=1e-4)
+        assert [one["score"] for one in found] == sorted((one["score"] for one in found), reverse=True)
+        assert all(text[one["start"] : one["end"]] == one["answer"] for one in found)
+
+    def test_answers_are_whole_words(self, tmp_path: Path) -> None:
+        reader = Reader.load(stock_folder(tmp_path, "bert"), precision="fp32", device="cpu")
+        text = "Xylophones (1895) were Zoë's; unpronounceableword-like things."
+        for one in reader(question="What?", context=text, top_k=12):
+            before, after = text[: one["start"]][-1:], text[one["end"] :][:1]
+            assert not (before.isalnum() and one["answer"][0].isalnum()), one
+            assert not (after.isalnum() and one["answer"][-1].isalnum()), one
+
+    def test_the_ways_it_is_called(self, reader: Reader) -> None:
+        text = corpus()[0]
+        one = reader(question=QUESTIONS[0], context=text)
+        assert set(one) == {"score", "start", "end", "answer"}
+        assert reader({"question": QUESTIONS[0], "context": text}) == one
+        several = reader(question=QUESTIONS, context=text)
+        assert several[0]["answer"] == one["answer"]
+        assert [each["answer"] for each in reader([{"question": q, "context": text} for q in QUESTIONS])] == [
+            each["answer"] for each in several
+        ]
+        assert len(reader(question=QUESTIONS[0], context=text, top_k=3)) == 3
+        with pytest.raises(UsageError, match="Got 3 and 2"):
+            reader(question=QUESTIONS, context=["a", "b"])
+
+    def test_no_answer_only_where_it_may_be(self) -> None:
+        model = tiny_model(seed=1)
+        with torch.no_grad():
+            model.head.task.q.zero_()  # all places alike: "no answer" is as likely as any one of them
+        reader = Reader(model)
+        assert reader(question="q", context="a b c")["answer"] != ""
+        texts = [one["answer"] for one in reader(question="q", context="a b c", top_k=9, handle_impossible_answer=True)]
+        assert "" in texts
+        null = next(
+            one["score"]
+            for one in reader(question="q", context="a b c", top_k=9, handle_impossible_answer=True)
+            if not one["answer"]
+        )
+        assert null == pytest.approx((1 / 4) ** 2, rel=1e-5)
+        assert math.isfinite(null)
