@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from doubles import FAMILIES, tiny_batch, tiny_encoder
-from lamella.encoder.dropout import ATTENTION, FastDropout, attend, draw_kept
+from lamella.encoder.attention import ATTENTION, attend
+from lamella.encoder.dropout import FastDropout, draw_kept
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -67,6 +68,19 @@ def test_attention_is_the_plain_formula_and_so_are_its_gradients(masked: bool, a
 
     for found, wanted in zip(gradients(ours, inputs), gradients(plain, inputs), strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_attention_without_dropout_is_pytorchs(masked: bool) -> None:
+    torch.manual_seed(1)
+    query, key, value = (torch.randn(3, 2, 9, 4) for _ in range(3))
+    real = torch.arange(9) < torch.tensor([[9], [6], [9]] if masked else [[9]] * 3)  # [B, T]
+    mask = real[:, None, None].expand(3, 1, 9, 9) if masked else None
+    with torch.no_grad():
+        found = attend(nn.Module().eval(), query, key, value, mask, dropout=0.3)[0]
+    wanted = nn.functional.scaled_dot_product_attention(query, key, value, mask).transpose(1, 2)
+    torch.testing.assert_close(found[real], wanted[real])
+    assert not found[~real].any()
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(slice(9), slice(3)), (slice(4), slice(8, 9))])

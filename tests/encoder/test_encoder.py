@@ -35,8 +35,10 @@ def inputs_of(encoder: Encoder, batch: Batch) -> dict[str, Any]:
 
 
 def direct(encoder: Encoder, batch: Batch) -> tuple[Tensor, ...]:
-    """All hidden states as transformers itself gives them."""
-    states: tuple[Tensor, ...] = encoder.model(**inputs_of(encoder, batch), output_hidden_states=True).hidden_states
+    """All hidden states as transformers itself gives them; attention rounds otherwise where no gradient is wanted."""
+    with torch.set_grad_enabled(torch.is_grad_enabled() and encoder.trainable):
+        output = encoder.model(**inputs_of(encoder, batch), output_hidden_states=True)
+    states: tuple[Tensor, ...] = output.hidden_states
     return states
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lamella.config import POOLED
+from lamella.encoder.attention import use_fast_attention
 from lamella.encoder.dropout import use_fast_dropout
 from lamella.errors import EncoderError
 
@@ -140,6 +141,7 @@ class Encoder(nn.Module):
         self.family = family_of(model.config.model_type, str(model.name_or_path))
         self.model = model
         use_fast_dropout(model)
+        use_fast_attention(model)
         for layer in self.layer_modules:
             if _set_aside not in layer._forward_hooks.values():  # another Encoder may have put it there
                 layer.register_forward_hook(_set_aside)

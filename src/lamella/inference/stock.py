@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.batches import Batch
 from lamella.data.padding import Padded
+from lamella.encoder.attention import use_fast_attention
 from lamella.encoder.loading import load_tokenizer, quiet
 from lamella.encoder.precision import autocast
 from lamella.encoder.sources import MODEL_CONFIG, Source
@@ -57,6 +58,7 @@ class StockModel:
                 raise ModelError(f"{source.folder}: cannot be loaded: {one_line(error)}.") from None
         if missing := sorted(report["missing_keys"]):
             raise ModelError(f"{source.folder}: its weights lack {', '.join(missing[:3])}.")
+        use_fast_attention(model)
         return cls(model, load_tokenizer(source), source.folder)
 
     @property
