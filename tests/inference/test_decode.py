@@ -20,7 +20,7 @@ from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import Features, featurise
 from lamella.data.padding import Padded, longest_first, pad
 from lamella.errors import ModelError
-from lamella.inference.decode import NO_SPAN, Candidate, Merger, Prediction, decode
+from lamella.inference.decode import NO_SPAN, Candidate, Merger, Prediction, decode, rank_together
 from lamella.inference.metrics import score
 
 # One token a letter; beside the question "q r", windows of 16 hold 11 of them and begin at 0, 7 and 14.
@@ -132,7 +132,72 @@ class TestJoint:
             decode(logits, hand_made(np.arange(8)[None] > 1), DecodingOptions())
 
 
+class TestIndependent:
+    OPTIONS = DecodingOptions(method="independent", n_best_size=3, max_answer_length=2)
+
+    def one(self, start: dict[int, float], end: dict[int, float]) -> Any:
+        """A window of nine tokens, the context being those from the third on."""
+        logits = np.zeros((2, 1, 9))
+        for row, values in zip(logits, (start, end), strict=True):
+            for place, value in values.items():
+                row[0, place] = value
+        return decode(logits, hand_made(np.arange(9)[None] > 2), self.OPTIONS), logits[:, 0]
+
+    def test_each_end_is_the_best_by_itself_whatever_the_length(self) -> None:
+        found, logits = self.one({4: 5, 6: 4, 1: 99}, {8: 7, 5: 6, 2: 99})  # the question cannot be chosen
+        assert (found.start[0, 0], found.end[0, 0]) == (4, 8)
+        weights = np.exp(logits[:, [0, 3, 4, 5, 6, 7, 8]])
+        probability = (weights.max(1) / weights.sum(1)).prod()
+        assert found.score[0, 0] == pytest.approx(math.log(probability))
+        assert found.null[0] == pytest.approx(found.score[0, 0] - 5 - 7)  # [CLS] has 0 and 0
+        assert (
+            found.score[0, 1:].tolist() == [-math.inf] * 2
+        )  # the second pair, 6 to 5, is no span; the third has [CLS]
+
+    @pytest.mark.parametrize(("start", "end"), [({7: 5.0}, {4: 5.0}), ({0: 5.0}, {4: 5.0}), ({0: 5.0}, {0: 5.0})])
+    def test_what_is_no_span_means_no_answer(self, start: dict[int, float], end: dict[int, float]) -> None:
+        found, _ = self.one(start, end)
+        spans = zip(found.start[0], found.end[0], found.score[0], strict=True)
+        assert all(3 <= first <= last for first, last, score in spans if score > -math.inf)
+        assert found.null[0] > found.score[0, 0]
+
+    def test_the_surest_window_decides(self) -> None:
+        features = small_features(DISTINCT)
+        options = DecodingOptions(method="independent")
+        logits = np.zeros((2, 3, 16))
+        logits[:, 0, 0], logits[:, 1, 6], logits[:, 2, 0] = 4.0, 6.0, 3.0
+        prediction = merged(features, lambda padded: logits[:, padded.windows], options)["q0"]
+        assert prediction.text(0.0) == "j"  # the seventh token of the second window, which begins at h
+        logits[:, 0, 0] = 9.0
+        assert merged(features, lambda padded: logits[:, padded.windows], options)["q0"].text(0.0) == ""
+
+
+class TestRankTogether:
+    def test_one_list_of_all_contexts(self) -> None:
+        features = small_features(DISTINCT, REPEATED)
+        alone = list(merged(features, random_logits(features, 2), DecodingOptions(n_best_size=5)).values())
+        together = rank_together(alone, 5)
+        spans = sorted(((one.score, at) for at in range(2) for one in alone[at].candidates if one.text), reverse=True)[
+            :5
+        ]
+        assert [(one.score, one.context) for one in together.candidates if one.text] == spans
+        assert together.null.score == min(one.null.score for one in alone)
+        assert together.null_odds == pytest.approx(together.null.score - spans[0][0])
+        assert sum(one.probability for one in together.candidates) == pytest.approx(1)
+        assert rank_together(alone[:1], 5) == alone[0]
+
+
 class TestMerger:
+    def test_many_windows_are_taken_together_and_nothing_better_is_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        features = small_features(" ".join("abcdefghijklmnopqrstuvwxy" * 8))
+        logits = random_logits(features, 5)
+        options = DecodingOptions(n_best_size=7, max_answer_length=3)
+        expected = merged(features, logits, options)
+        assert len(features) > 20
+        for kept in (2, 3, 5):
+            monkeypatch.setattr("lamella.inference.decode.WINDOWS_KEPT", kept)
+            assert merged(features, logits, options) == expected
+
     @settings(max_examples=60, deadline=None)
     @given(
         seed=st.integers(0, 2**32 - 1), n_best=st.integers(1, 60), longest=st.integers(1, 12), size=st.integers(1, 5)

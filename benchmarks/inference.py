@@ -1,0 +1,260 @@
+"""How many questions a second a Reader answers, beside the question answering pipeline that transformers had.
+
+    python benchmarks/inference.py [--quick] [--out inference.json]
+    python benchmarks/inference.py --model FOLDER --data FILE [--questions 1000] [--out inference.json]
+
+The peer is the pipeline of transformers 4.57, the last that had one, in an environment of its own (made in `.peers/`
+the first time, which takes some minutes and the network). Both answer the same questions with the same weights on the
+same cores, the peer one after the other, ours in batches of like length, under the pipeline's options. The Reader runs
+the model with torch in fp32, with torch in bf16 where the CPU computes that, and with onnxruntime in fp32 and int8.
+
+Unless a model and data are given, the model is the bundled encoder that has learnt by heart the very questions it is
+asked (made in `.peers/` too): it knows the answers, so that what a faster way loses shows. A model must be one that
+transformers can express (see `lamella export --as-transformers`).
+
+The ratio is that of the fastest way whose F1 is within 0.5 of fp32's. Answers are compared one by one with the peer's,
+apart for contexts that fit into one window and for longer ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lamella.inference.export import as_transformers
+from lamella.inference.onnx_export import export_onnx
+
+from lamella.config import DEFAULT_ENCODER
+from lamella.data.examples import Example
+from lamella.data.features import featurise
+from lamella.encoder.precision import choose_precision
+from lamella.inference.evaluate import language_of, read_questions
+from lamella.inference.metrics import score
+from lamella.inference.reader import Reader
+from lamella.runs import library_versions, write_json
+
+ROOT = Path(__file__).resolve().parents[1]
+PREPARED = ROOT / ".peers"
+PEER = Path(__file__).with_name("peers") / "pipeline.py"
+PACKAGES = ("torch==2.13.0", "transformers==4.57.6")
+BY_HEART = 128  # questions
+WITHIN = 0.5  # F1 that a faster way may lose
+
+Answers = list[dict[str, Any]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the numbers to this json file")
+    parser.add_argument("--quick", action="store_true", help="96 questions, 2 repeats")
+    parser.add_argument("--model", help="a model folder; unset: one that has learnt the questions by heart")
+    parser.add_argument("--data", help="questions to ask, with their answers; unset: bundled ones")
+    parser.add_argument("--questions", type=int, help="how many of them")
+    parser.add_argument("--batch", type=int, default=8, help="windows a batch")
+    arguments = parser.parse_args()
+    if (arguments.model is None) != (arguments.data is None):
+        parser.error("--model and --data go together")
+
+    peer_python = prepare_peer()
+    model = Path(arguments.model) if arguments.model else prepare_model()
+    folders = prepare_forms(model, PREPARED / ("given" if arguments.model else "by-heart"))
+    most = arguments.questions or (96 if arguments.quick else BY_HEART if arguments.data is None else 600)
+    examples = some_of(
+        read_questions(arguments.data or "demo:train", labelled=True), most, of_first=arguments.data is None
+    )
+    readers = load_readers(folders, arguments.batch)
+    repeats = 2 if arguments.quick else 5
+    with Peer(peer_python, folders["torch"], examples) as peer:
+        seconds: dict[str, list[float]] = {name: [] for name in ["peer", *readers]}
+        answers: dict[str, Answers] = {}
+        for _ in range(repeats):  # in turn, so that a busy moment touches all
+            answers["peer"], taken = peer.answer()
+            seconds["peer"].append(taken)
+            for name, reader in readers.items():
+                answers[name], taken = answer(reader, examples)
+                seconds[name].append(taken)
+    result = summary(examples, readers["torch fp32"], seconds, answers) | {
+        "questions": len(examples),
+        "repeats": repeats,
+        "batch_size": arguments.batch,
+        "threads": torch.get_num_threads(),
+        "data": Path(arguments.data).name if arguments.data else "demo:train, learnt by heart",
+        "versions": library_versions(),
+        "peer_versions": peer.facts,
+    }
+    if arguments.out:
+        write_json(arguments.out, result)
+    for name, way in result["ways"].items():
+        print(
+            f"{name:<11} {way['per_second']:6.1f} questions/s, {way['ratio']:.1f} x the pipeline's "
+            f"({way['spread'][0]:.1f} to {way['spread'][1]:.1f}); F1 {way['f1']:.2f}; answers as the pipeline's: "
+            f"{way['equal_single']:.1%} in one window, {way['equal_several']:.1%} in several"
+        )
+    print(f"pipeline    {result['peer']:6.1f} questions/s; F1 {result['peer_f1']:.2f}")
+    print(
+        f"inference: {result['ratio']:.1f} x the pipeline's questions a second with {result['fastest']} "
+        f"({result['spread'][0]:.1f} to {result['spread'][1]:.1f})"
+    )
+
+
+def summary(
+    examples: list[Example], plain: Reader, seconds: dict[str, list[float]], answers: dict[str, Answers]
+) -> dict[str, Any]:
+    """Every way's speed, its likeness to the peer and its F1."""
+    features = featurise(examples, plain.model.tokenizer, plain.model.windows)
+    single = np.bincount(features.example, minlength=len(examples)) == 1
+    ways = {}
+    for name in [name for name in seconds if name != "peer"]:
+        ratios = [its / mine for its, mine in zip(seconds["peer"], seconds[name], strict=True)]
+        equal = np.array([place(a) == place(b) for a, b in zip(answers[name], answers["peer"], strict=True)])
+        ways[name] = {
+            "per_second": len(examples) / statistics.median(seconds[name]),
+            "ratio": statistics.median(ratios),
+            "spread": [min(ratios), max(ratios)],
+            "equal_single": float(equal[single].mean()) if single.any() else 1.0,
+            "equal_several": float(equal[~single].mean()) if (~single).any() else 1.0,
+            "several_windows": int((~single).sum()),
+            "f1": f1(examples, answers[name]),
+        }
+    good = [name for name, way in ways.items() if way["f1"] >= ways["torch fp32"]["f1"] - WITHIN]
+    fastest = max(good, key=lambda name: ways[name]["ratio"])
+    return {
+        "ratio": ways[fastest]["ratio"],
+        "spread": ways[fastest]["spread"],
+        "fastest": fastest,
+        "ours": ways[fastest]["per_second"],
+        "peer": len(examples) / statistics.median(seconds["peer"]),
+        "unit": "questions/s",
+        "peer_f1": f1(examples, answers["peer"]),
+        "ways": ways,
+    }
+
+
+def place(one: dict[str, Any]) -> tuple[int, int]:
+    return one["start"], one["end"]
+
+
+def f1(examples: list[Example], answers: Answers) -> float:
+    texts = {example.id: one["answer"] for example, one in zip(examples, answers, strict=True)}
+    return float(score(examples, texts, language=language_of(examples))["f1"])
+
+
+def answer(reader: Reader, examples: list[Example]) -> tuple[Answers, float]:
+    questions, contexts = [one.question for one in examples], [one.context.text for one in examples]
+    began = time.perf_counter()
+    answers = reader(question=questions, context=contexts, handle_impossible_answer=True)
+    return answers, time.perf_counter() - began
+
+
+class Peer:
+    """The pipeline in its process, which waits while others work."""
+
+    def __init__(self, python: Path, model: Path, examples: list[Example]) -> None:
+        questions = PREPARED / "questions.json"
+        questions.write_text(json.dumps([[one.question, one.context.text] for one in examples]), encoding="utf-8")
+        self.command = [str(python), str(PEER), str(model), str(questions)]
+
+    def __enter__(self) -> Peer:
+        self.process = subprocess.Popen(
+            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self.facts = self._line()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def answer(self) -> tuple[Answers, float]:
+        assert self.process.stdin is not None
+        print("again", file=self.process.stdin, flush=True)
+        said = self._line()
+        return said["answers"], said["seconds"]
+
+    def _line(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        if not said:
+            raise SystemExit(f"the peer ended; see what it says: {' '.join(self.command)}")
+        found: dict[str, Any] = json.loads(said)
+        return found
+
+
+def load_readers(folders: dict[str, Path], batch: int) -> dict[str, Reader]:
+    ways: dict[str, Reader] = {}
+    ways["torch fp32"] = Reader.load(folders["torch"], device="cpu", precision="fp32", batch_size=batch)
+    if choose_precision("auto", torch.device("cpu")) == "bf16":
+        ways["torch bf16"] = Reader.load(folders["torch"], device="cpu", precision="bf16", batch_size=batch)
+    threads = torch.get_num_threads()
+    for name in ("onnx", "onnx int8"):
+        ways[name] = Reader.load(folders[name], batch_size=batch, threads=threads)
+    for reader in ways.values():
+        reader.ask("Who?", "Nobody at all.")
+    return ways
+
+
+def some_of(examples: Sequence[Example], count: int) -> list[Example]:
+    return [examples[number] for number in np.random.default_rng(0).permutation(len(examples))[:count]]
+
+
+def prepare_peer() -> Path:
+    """An environment with the last transformers that had the pipeline."""
+    folder = PREPARED / "transformers-4.57"
+    python = folder / "bin" / "python"
+    if not (folder / "ready").exists():
+        print("making the peer's environment, once", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", *PACKAGES], check=True)
+        (folder / "ready").touch()
+    return python
+
+
+def prepare_model() -> Path:
+    """A reader that knows the first bundled questions by heart."""
+    run = PREPARED / "by-heart-run"
+    if not (run / "model" / "config.json").exists():
+        print("learning the questions by heart, once", flush=True)
+        settings = {
+            "data.max_train_samples": BY_HEART,
+            "data.dev": [],
+            "encoder.name": DEFAULT_ENCODER,
+            "training.epochs": 14,
+        }
+        subprocess.run(
+            [sys.executable, "-m", "lamella", "train", str(ROOT / "configs" / "demo.toml"), "--out", str(run)]
+            + ["--overwrite"] * run.exists()
+            + [f"--set={key}={json.dumps(value)}" for key, value in settings.items()],
+            check=True,
+        )
+    return run
+
+
+def prepare_forms(model: Path, folder: Path) -> dict[str, Path]:
+    """The model as each way needs it; made anew when the model is a newer one."""
+    folders = {name: folder / name.replace(" ", "-") for name in ("torch", "onnx", "onnx int8")}
+    stamp = folder / "made-of.txt"
+    weights = sorted(model.rglob("model.safetensors"))
+    identity = f"{model.resolve()} {[file.stat().st_mtime_ns for file in weights]}"
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != identity:
+        print("exporting the model, once", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        as_transformers(model, folders["torch"])
+        export_onnx(folders["torch"], folders["onnx"])
+        export_onnx(folders["torch"], folders["onnx int8"], int8=True)
+        stamp.write_text(identity, encoding="utf-8")
+    return folders
+
+
+if __name__ == "__main__":
+    main()
