@@ -152,7 +152,7 @@ class TestIndependent:
         assert found.null[0] == pytest.approx(found.score[0, 0] - 5 - 7)  # [CLS] has 0 and 0
         assert (
             found.score[0, 1:].tolist() == [-math.inf] * 2
-        )  # the second pair, 6 to 5, is no span; the third has [CLS]
+        )  # 6 to 5 is no span, nor is one from [CLS]
 
     @pytest.mark.parametrize(("start", "end"), [({7: 5.0}, {4: 5.0}), ({0: 5.0}, {4: 5.0}), ({0: 5.0}, {0: 5.0})])
     def test_what_is_no_span_means_no_answer(self, start: dict[int, float], end: dict[int, float]) -> None:
