@@ -71,7 +71,7 @@ def find_encoder(name: str) -> Source:
         return _in_folder(name, Path(folder))
     short = name.removeprefix(HUB_OWNER)
     try:
-        return packaged_encoder(short) or _in_cache(name) or _from_hub(name)
+        return packaged_encoder(short) or _in_cache(hub_id(name)) or _from_hub(hub_id(name))
     except EncoderError:
         if short in PACKAGED:
             raise MissingExtraError(f"the encoder {name!r}, which comes as a package,", PACKAGED[short].extra) from None

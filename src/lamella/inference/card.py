@@ -170,12 +170,13 @@ def _layer_weights(model: ReaderModel) -> str:
 
 
 def _limits(model: ReaderModel) -> str:
-    windows, decoding, threshold = model.windows, model.decoding, model.decoding.null_score_diff_threshold
+    windows, decoding = model.windows, model.decoding
     points = [
         "It knows the language and the kind of text of its data; elsewhere it may fail without saying so.",
         f"A text is read in windows of {windows.max_seq_length} tokens: what an answer depends on must stand in one.",
         f"A question is cut to {windows.max_query_length} tokens.",
-        f'"No answer" wins where its score exceeds that of the best answer by more than {threshold:g}.',
+        "When it says that there is no answer is a matter of the threshold in `config.json` "
+        "(`decoding.null_score_diff_threshold`); tune it on data like yours.",
     ]
     if model.gives_text:
         copied = "An answer is a piece of the text, copied"
