@@ -254,6 +254,9 @@ def test_transformers_loads_it_with_equal_logits(
     assert isinstance(back, StockModel)
     assert np.array_equal(back.logits(padded), theirs.numpy())
     assert back.tokenizer.get_vocab() == model.tokenizer.get_vocab()
+    assert back.windows.max_seq_length == model.encoder.longest_window
+    for file in (*(tmp_path / "stock").glob("*.json"), *(tmp_path / "model").glob("tokenizer*.json")):
+        assert str(tmp_path.parent) not in file.read_text(encoding="utf-8"), file.name
 
 
 def test_a_chain_and_an_encoder_with_labels_of_its_own(tmp_path: Path) -> None:
@@ -351,7 +354,7 @@ def test_an_export_replaces_nothing(mode: str, model_folder: Path, lamella: Any,
 
 def test_a_model_of_transformers_is_in_its_form_already(model_folder: Path, tmp_path: Path) -> None:
     as_transformers(model_folder, tmp_path / "stock")
-    with pytest.raises(UsageError, match=r"expected a model of Lamella's\. Found one of transformers"):
+    with pytest.raises(UsageError, match=r"expected a model folder of Lamella's\. Found another kind"):
         as_transformers(tmp_path / "stock", tmp_path / "again")
 
 

@@ -428,6 +428,32 @@ def test_a_damaged_configuration(saved: Path, change: Callable[[dict[str, Any]],
     assert expected in said
 
 
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda config: config.update(tuning={"name": "top_k", "k": 9}), "expected at most 3, the encoder's layers."),
+        (lambda config: config["head"].update(layers=[7]), "expected different layers from 0 to 3. Got [7]."),
+        (lambda config: config["windows"].update(max_seq_length=500), "windows.max_seq_length: expected at most 130"),
+    ],
+)
+def test_a_configuration_that_does_not_go_with_its_base(
+    saved: Path, change: Callable[[dict[str, Any]], Any], expected: str, tmp_path: Path
+) -> None:
+    edit_config(saved, change)
+    said = refusal(saved)
+    assert said.startswith(f"{saved / 'config.json'}: does not go with its base: ")
+    assert expected in said
+
+
+def test_a_tuning_that_does_not_go_with_its_base_further_down_the_chain(chain: Path) -> None:
+    edit_config(chain / "first", lambda config: config.update(tuning={"name": "top_k", "k": 9}))
+    with pytest.raises(ModelError) as caught:
+        ReaderModel.load(chain / "third")
+    assert str(caught.value).startswith(
+        f"{chain / 'first' / 'config.json'}: does not go with its base: expected at most 3"
+    )
+
+
 def test_a_configuration_that_is_no_json(saved: Path, tmp_path: Path) -> None:
     (saved / "config.json").write_text('{"lamella": 1,')
     assert refusal(saved, UnreadableError).startswith(f"{saved / 'config.json'}:1:15: broken JSON")

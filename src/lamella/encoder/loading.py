@@ -28,7 +28,7 @@ from lamella.encoder.sources import (
 )
 from lamella.encoder.tensors import put_tensors, read_tensors
 from lamella.encoder.tuning import merge, tune_in_turn
-from lamella.errors import ConfigError, EncoderError, ModelError, one_line
+from lamella.errors import ConfigError, EncoderError, MissingExtraError, ModelError, UsageError, one_line
 from lamella.runs import read_json
 
 if TYPE_CHECKING:
@@ -142,6 +142,18 @@ def read_saved(folder: Path) -> SavedModel:
     return SavedModel(name, sha256, config, tuple(one.encoder.tuning for one in earlier), facts)
 
 
+@contextlib.contextmanager
+def fitting(folder: Path) -> Iterator[None]:
+    """What does not go with its encoder is the fault of a saved model here, and not of the one who loads it."""
+    try:
+        yield
+    except MissingExtraError:
+        raise
+    except UsageError as error:
+        problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+        raise ModelError(f"{folder / MODEL_CONFIG}: does not go with its base: {'; '.join(problems)}") from None
+
+
 def load_tokenizer(source: Source) -> PreTrainedTokenizerFast:
     """The tokenizer that lies beside the weights."""
     from transformers import AutoTokenizer
@@ -233,7 +245,8 @@ def _load_tuned(
     saved = read_saved(source.folder)
     had_pooler = saved.config.learner.reads_pooled
     loaded = load_base(source.folder, saved, dropout=dropout, pooler=pooler or had_pooler, above=above)
-    tune_in_turn(loaded.encoder, saved.tunings)
+    with fitting(source.folder):
+        tune_in_turn(loaded.encoder, saved.tunings)
     if pooler and not had_pooler:
         loaded.encoder.model.pooler.requires_grad_(False)  # it was not there to be tuned
     tensors = read_tensors(source.folder / MODEL_WEIGHTS)

@@ -65,9 +65,11 @@ def as_transformers(name: str | os.PathLike[str], folder: Path) -> None:
         with torch.no_grad():
             stock.qa_outputs.weight.copy_(model.head.task.q)
             stock.qa_outputs.bias.copy_(model.head.task.b)
+        tokenizer = model.tokenizer  # by its length whoever loads the checkpoint knows how long a window may be
+        tokenizer.model_max_length = min(tokenizer.model_max_length, model.encoder.longest_window)
         with replacing(folder) as fresh:
             stock.save_pretrained(fresh)
-            model.tokenizer.save_pretrained(fresh)
+            tokenizer.save_pretrained(fresh)
 
 
 def _why_not(model: ReaderModel) -> str | None:

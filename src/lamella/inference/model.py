@@ -30,7 +30,7 @@ from lamella.config import DecodingOptions, RunConfig, WindowOptions
 from lamella.data.batches import Batch
 from lamella.data.padding import Padded
 from lamella.encoder.encoder import Encoder, HiddenStates
-from lamella.encoder.loading import FORMAT_VERSION, LoadedEncoder, load_base, quiet, read_saved
+from lamella.encoder.loading import FORMAT_VERSION, LoadedEncoder, fitting, load_base, quiet, read_saved
 from lamella.encoder.precision import autocast
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_FORMAT, MODEL_WEIGHTS, is_saved_model, model_folder
 from lamella.encoder.tensors import put_tensors, read_tensors, round_to_half, trained_tensors
@@ -144,7 +144,9 @@ class ReaderModel(nn.Module):
 
         model = load_model(name, device="cpu", precision="fp32")
         if not isinstance(model, cls):
-            raise UsageError(f"{name}: expected a model of Lamella's. Found one of transformers; Reader.load takes it.")
+            raise UsageError(
+                f"{name}: expected a model folder of Lamella's. Found another kind, which Reader.load takes."
+            )
         return model
 
     def push_to_hub(
@@ -179,7 +181,8 @@ class ReaderModel(nn.Module):
             raise UsageError(f"{path}: expected a model folder, or a run folder with one. Found {found}.")
         saved = read_saved(folder)
         base = load_base(folder, saved, pooler=saved.config.learner.reads_pooled)
-        model = cls(base, saved.config, tuned_before=saved.tuned_before)
+        with fitting(folder):
+            model = cls(base, saved.config, tuned_before=saved.tuned_before)
         model.facts = facts_from(saved.facts, str(folder / MODEL_CONFIG))
         put_tensors(model, read_tensors(folder / MODEL_WEIGHTS), str(folder / MODEL_WEIGHTS))
         model.folders = (folder, *model.folders)
