@@ -38,6 +38,7 @@ class Facts(Section):
 
     train: DataFacts | None = None
     dev: DataFacts | None = None
+    fraction: float = 1.0  # the share of the train questions that was learnt from
     results: dict[str, Any] = Field(default={})  # of the best evaluation on the dev data
 
 
@@ -127,7 +128,8 @@ def _data(facts: Facts) -> str:
     ]
     if not rows:
         return "Not recorded."
-    return "\n".join(["| split | files | questions | unanswerable |", "|---|---|---:|---:|", *rows])
+    share = ["", f"It learnt from {100 * facts.fraction:g} % of the train questions."] if facts.fraction < 1 else []
+    return "\n".join(["| split | files | questions | unanswerable |", "|---|---|---:|---:|", *rows, *share])
 
 
 def _results(facts: Facts) -> str:

@@ -88,7 +88,7 @@ def prepare(
     for name, one in configs.items():
         set_seed(one.learner.seed)
         model = ReaderModel(base, one).to(processes.device)
-        model.facts = facts
+        model.facts = facts.model_copy(update={"fraction": one.learner.fraction})
         model.precision = choose_precision(config.training.precision, processes.device)
         models[name] = model
         if processes.rank:  # the same weights in every process, but not the same dropout
