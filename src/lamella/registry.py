@@ -173,6 +173,12 @@ def build(family: str, spec: str | Mapping[str, Any], *facts: Any) -> Any:
     return chosen.make(*facts, **chosen.resolved(options))
 
 
+def complete(family: str, spec: str | Mapping[str, Any]) -> dict[str, Any]:
+    """A part with all its options, those left to their defaults too: what it means stays when a default changes."""
+    name, options = split(spec)
+    return {"name": name, **part(family, name).resolved(options)}
+
+
 def split(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """A part as a configuration writes it, as its name and its options."""
     if isinstance(spec, str):

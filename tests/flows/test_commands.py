@@ -90,6 +90,16 @@ def test_train_writes_the_whole_run_folder(run_folder: Path) -> None:
     assert history[-1]["f1"] == read_json(run_folder / "eval_results.json")["f1"]
 
 
+def test_the_model_card_says_what_was_learnt_from_and_scored(run_folder: Path) -> None:
+    card = (run_folder / "model" / "README.md").read_text(encoding="utf-8")
+    results = read_json(run_folder / "eval_results.json")
+    assert "| train | `demo:train` | 24 |" in card
+    assert "| dev | `demo:dev` | 12 |" in card
+    assert f"| f1 | {results['f1']:.2f} |" in card
+    assert "# A reader on tiny\n" in card
+    assert str(run_folder.parent.parent) not in card
+
+
 def test_the_config_of_a_run_folder_repeats_the_run(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
     """Same seed, same losses, same model, bit for bit."""
     code, _, err = lamella("train", run_folder / "config.json", "--out", tmp_path / "again")

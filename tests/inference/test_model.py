@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,9 +19,11 @@ from doubles import FAMILIES, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_
 from lamella import registry, runs
 from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.loading import load_encoder
+from lamella.encoder.sources import find_encoder, verified_hash
 from lamella.errors import LamellaError, ModelError, UnreadableError, UsageError
 from lamella.heads.head import Stage, StageShape
 from lamella.inference import model as model_module
+from lamella.inference.loading import load_model
 from lamella.inference.model import ReaderModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -124,7 +127,7 @@ def test_saving_replaces_an_older_model_as_a_whole(model: ReaderModel, saved: Pa
     assert os.listdir(tmp_path) == ["model"]
 
 
-@pytest.mark.parametrize("step", ["write_bytes", "write_json", "_exchange"])
+@pytest.mark.parametrize("step", ["write_bytes", "write_json", "write_text", "_exchange"])
 def test_a_save_that_fails_leaves_the_older_model_and_nothing_else(
     model: ReaderModel, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -161,6 +164,188 @@ def test_a_model_folder_can_be_read_by_whom_the_mask_allows(model: ReaderModel, 
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "model").stat().st_mode) == 0o750
     assert stat.S_IMODE((tmp_path / "model" / "config.json").stat().st_mode) == 0o640
+
+
+def test_every_option_is_written_down_also_where_it_was_left_to_its_default(base: Path, tmp_path: Path) -> None:
+    """Another default in a later version must not change a model of this one."""
+    config = tiny_run_config(encoder={"tuning": "lora"}, learner={"mixer": "scalar_mix", "beside": "compress"})
+    ReaderModel(load_encoder(str(base)), config).save(tmp_path / "model")
+    saved = json.loads((tmp_path / "model" / "config.json").read_text())
+    for family, spec in [
+        ("tuning", saved["tuning"]),
+        *(("mixer", saved["head"][key][0]) for key in ("mixer", "beside")),
+    ]:
+        options = registry.part(family, spec["name"]).options
+        assert options
+        assert set(spec) == {"name", *(option.name for option in options)}
+    again = ReaderModel.load(tmp_path / "model")
+    again.save(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text()) == saved
+
+
+# --- a chain of models
+
+
+@pytest.fixture
+def chain(base: Path, tmp_path: Path) -> Path:
+    """Three models, each on the one before: first, second, third."""
+    below = base
+    for name, tuning in (("first", "full"), ("second", "adapter"), ("third", "frozen")):
+        model = ReaderModel(load_encoder(str(below)), tiny_run_config(encoder={"tuning": tuning}))
+        below = tmp_path / name
+        model.save(below)
+    return tmp_path
+
+
+def test_a_chain_is_resolved_down_to_its_encoder(chain: Path, base: Path) -> None:
+    model = ReaderModel.load(chain / "third")
+    assert model.folders == (chain / "third", chain / "second", chain / "first", base)
+    assert model.base_name == str(chain / "second")
+
+
+def test_a_missing_link_is_named(chain: Path) -> None:
+    shutil.rmtree(chain / "first")
+    with pytest.raises(ModelError) as caught:
+        ReaderModel.load(chain / "third")
+    said = str(caught.value)
+    assert said.startswith(
+        f"{chain / 'second'}: its base encoder cannot be loaded: encoder {str(chain / 'first')!r}: is"
+    )
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("last", ["first", "second", "third"])
+def test_a_circle_of_models_is_refused(chain: Path, last: str) -> None:
+    edit_config(chain / "first", lambda config: config["base"].update(name=str(chain / "x" / ".." / last)))
+    (chain / "x").mkdir()
+    with pytest.raises(ModelError) as caught:
+        ReaderModel.load(chain / "third")
+    assert str(caught.value).endswith(f"{last}' is a model that stands on itself; a circle of models has no encoder.")
+    assert str(caught.value).startswith(f"{chain / 'first'}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "noticed"),
+    [
+        (lambda config: config["base"].update(sha256="0" * 64), True),
+        (lambda config: config["tuning"].update(size=32), True),
+        (lambda config: config.update(tuned_before=[{"name": "bitfit"}]), True),
+        (lambda config: config["base"].update(name=config["base"]["name"] + "/."), False),
+        (lambda config: config["decoding"].update(null_score_diff_threshold=1.5), False),
+    ],
+    ids=["its base", "its tuning", "earlier tunings", "a path", "a threshold"],
+)
+def test_a_link_is_known_by_all_that_makes_its_encoder(
+    chain: Path, change: Callable[[dict[str, Any]], Any], noticed: bool
+) -> None:
+    """Its tensors alone are not enough: the same ones mean something else on another base."""
+    before = verified_hash(find_encoder(str(chain / "second")))
+    edit_config(chain / "second", change)
+    assert (verified_hash(find_encoder(str(chain / "second"))) != before) is noticed
+    if not noticed:
+        ReaderModel.load(chain / "third")
+
+
+def test_another_model_in_the_place_of_a_link_is_refused(chain: Path, base: Path) -> None:
+    shutil.rmtree(chain / "second")
+    ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": "adapter"})).save(chain / "second")
+    assert f"was trained on {str(chain / 'second')!r} with sha256" in refusal(chain / "third")
+
+
+def test_lora_of_a_base_is_merged_and_its_adapters_stay(base: Path, tmp_path: Path) -> None:
+    for name in ("lora", "adapter"):
+        ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": name})).save(tmp_path / name)
+    merged, adapted = (set(load_encoder(str(tmp_path / name)).encoder.state_dict()) for name in ("lora", "adapter"))
+    plain = set(load_encoder(str(base)).encoder.state_dict())
+    assert merged == plain
+    assert {name for name in adapted - plain if ".adapter." in name} == adapted - plain != set()
+
+
+# --- as in the ecosystem
+
+
+def into_cache(cache: Path, repository: str, folder: Path) -> Path:
+    """The layout in which the hub's client keeps a repository."""
+    kept = cache / f"models--{repository.replace('/', '--')}"
+    shutil.copytree(folder, kept / "snapshots" / ("0" * 40))
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("0" * 40)
+    return kept / "snapshots" / ("0" * 40)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the hub with an encoder, a model on it, and a model on that."""
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    into_cache(cache, "org/tiny", base)
+    for name, below, tuning in (("org/first", "org/tiny", "lora"), ("org/second", "org/first", "adapter")):
+        model = ReaderModel(load_encoder(below), tiny_run_config(encoder={"tuning": tuning}))
+        model.save_pretrained(str(tmp_path / "made"))
+        into_cache(cache, name, tmp_path / "made")
+    shutil.rmtree(tmp_path / "made")
+    return cache
+
+
+def test_save_pretrained_and_from_pretrained(model: ReaderModel, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "model")
+    for name in (tmp_path / "model", str(tmp_path / "model")):
+        loaded = ReaderModel.from_pretrained(name)
+        assert torch.equal(loaded(tiny_batch()), model(tiny_batch()))
+        assert (loaded.device.type, loaded.precision, loaded.training) == ("cpu", "fp32", False)
+
+
+def test_a_model_of_the_hub_and_the_chain_below_it(hub: Path) -> None:
+    model = ReaderModel.from_pretrained("org/second")
+    assert model.base_name == "org/first"
+    kept = [f"models--org--{name}" for name in ("second", "first", "tiny")]
+    assert [folder.parent.parent.name for folder in model.folders] == kept
+    assert isinstance(load_model("org/first", device="cpu"), ReaderModel)
+    with pytest.raises(UsageError, match="'org/absent'"):
+        ReaderModel.from_pretrained("org/absent")
+
+
+def test_what_is_pushed_is_the_folder(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed: dict[str, Any] = {}
+
+    def create(api: Any, repo_id: str, **options: Any) -> Any:
+        pushed.update(options)
+        return huggingface_hub.RepoUrl(f"https://huggingface.co/{repo_id}")
+
+    def upload(api: Any, *, repo_id: str, folder_path: Path, **options: Any) -> None:
+        pushed["repository"] = repo_id
+        shutil.copytree(folder_path, tmp_path / "uploaded")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create)
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload)
+    model = ReaderModel.from_pretrained("org/second")
+    assert model.push_to_hub("me/reader", private=True) == "https://huggingface.co/me/reader"
+    assert pushed == {"private": True, "exist_ok": True, "repository": "me/reader"}
+    assert {path.name for path in (tmp_path / "uploaded").iterdir()} >= {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
+    assert torch.equal(ReaderModel.load(tmp_path / "uploaded")(tiny_batch()), model(tiny_batch()))
+    assert 'base_model: "org/first"' in (tmp_path / "uploaded" / "README.md").read_text()
+
+
+def test_a_model_on_a_folder_is_not_pushed(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda *arguments, **options: pytest.fail("created"))
+    with pytest.raises(UsageError, match=r"a folder that nobody else has; .*lamella export MODEL --flatten DIR$"):
+        ReaderModel.load(saved).push_to_hub("me/reader")
+
+
+def test_a_push_that_fails_is_one_line(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", fail)
+    with pytest.raises(LamellaError) as caught:
+        ReaderModel.from_pretrained("org/first").push_to_hub("me/reader")
+    assert str(caught.value) == "push_to_hub: 'me/reader' cannot be written: no route to host."
 
 
 # --- what loading refuses
@@ -241,6 +426,32 @@ def test_a_damaged_configuration(saved: Path, change: Callable[[dict[str, Any]],
     said = refusal(saved)
     assert said.startswith(f"{saved / 'config.json'}: ")
     assert expected in said
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda config: config.update(tuning={"name": "top_k", "k": 9}), "expected at most 3, the encoder's layers."),
+        (lambda config: config["head"].update(layers=[7]), "expected different layers from 0 to 3. Got [7]."),
+        (lambda config: config["windows"].update(max_seq_length=500), "windows.max_seq_length: expected at most 130"),
+    ],
+)
+def test_a_configuration_that_does_not_go_with_its_base(
+    saved: Path, change: Callable[[dict[str, Any]], Any], expected: str, tmp_path: Path
+) -> None:
+    edit_config(saved, change)
+    said = refusal(saved)
+    assert said.startswith(f"{saved / 'config.json'}: does not go with its base: ")
+    assert expected in said
+
+
+def test_a_tuning_that_does_not_go_with_its_base_further_down_the_chain(chain: Path) -> None:
+    edit_config(chain / "first", lambda config: config.update(tuning={"name": "top_k", "k": 9}))
+    with pytest.raises(ModelError) as caught:
+        ReaderModel.load(chain / "third")
+    assert str(caught.value).startswith(
+        f"{chain / 'first' / 'config.json'}: does not go with its base: expected at most 3"
+    )
 
 
 def test_a_configuration_that_is_no_json(saved: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Commands that answer: predict, evaluate, ask."""
+"""Commands that answer, or make a model ready to: predict, evaluate, ask, export."""
 
 from __future__ import annotations
 
@@ -126,6 +126,35 @@ def ask(
     for answer in answers:
         place = f"characters {answer['start']}-{answer['end']}" if answer["answer"] else "the text does not say"
         typer.echo(f"{answer['answer'] or '(no answer)'}  [{answer['score']:.2f}, {place}]")
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="A model folder, a run folder that holds one, or a model of the hub.")],
+    flatten: Annotated[
+        Path | None,
+        typer.Option("--flatten", help="Write it on the pretrained encoder, without the models that it stands on."),
+    ] = None,
+    half: Annotated[Path | None, typer.Option("--half", help="Write it with its tensors rounded to fp16.")] = None,
+    as_transformers: Annotated[
+        Path | None,
+        typer.Option("--as-transformers", help="Write a checkpoint for AutoModelForQuestionAnswering."),
+    ] = None,
+) -> None:
+    """Write a model in another form, into a new folder: give exactly one of the options."""
+    from lamella.errors import UsageError
+
+    modes = {"--flatten": flatten, "--half": half, "--as-transformers": as_transformers}
+    chosen = {mode: folder for mode, folder in modes.items() if folder is not None}
+    if len(chosen) != 1:
+        raise UsageError(f"export: expected exactly one of {', '.join(modes)}. Got {', '.join(chosen) or 'none'}.")
+
+    from lamella.inference import export as forms
+
+    write = {"--flatten": forms.flatten, "--half": forms.halve, "--as-transformers": forms.as_transformers}
+    for mode, folder in chosen.items():
+        write[mode](model, folder)
+        typer.echo(f"{folder}: written")
 
 
 def _read_text(source: str) -> str:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from lamella import registry
 from lamella.config import RunConfig, check_config
 from lamella.encoder.encoder import Encoder, family_of
 from lamella.encoder.sources import (
@@ -24,10 +23,12 @@ from lamella.encoder.sources import (
     MODEL_WEIGHTS,
     Source,
     find_encoder,
+    is_saved_model,
     verified_hash,
 )
 from lamella.encoder.tensors import put_tensors, read_tensors
-from lamella.errors import ConfigError, EncoderError, ModelError, one_line
+from lamella.encoder.tuning import merge, tune_in_turn
+from lamella.errors import ConfigError, EncoderError, MissingExtraError, ModelError, UsageError, one_line
 from lamella.runs import read_json
 
 if TYPE_CHECKING:
@@ -54,33 +55,47 @@ class SavedModel:
     base_name: str
     base_sha256: str
     config: RunConfig  # encoder, head, windows and decoding; the rest are defaults
+    tuned_before: tuple[dict[str, Any], ...]  # of a flattened chain: the tunings of the models below
+    facts: dict[str, Any]  # what is known of its training, for the model card
+
+    @property
+    def tunings(self) -> list[dict[str, Any]]:
+        """All that was done to the base, in order."""
+        return [*self.tuned_before, self.config.encoder.tuning]
 
 
-def load_encoder(name: str, *, dropout: float | None = None, pooler: bool = False) -> LoadedEncoder:
+def load_encoder(
+    name: str, *, dropout: float | None = None, pooler: bool = False, above: Sequence[Path] = ()
+) -> LoadedEncoder:
     """Find an encoder by name and load it in fp32; for a saved model, with the weights it was tuned to.
 
-    The pooler is built only when asked for: most heads do not read it, and many encoders come without one.
+    The pooler is built only when asked for: most heads do not read it, and many encoders come without one. `above` are
+    the saved models that stand on this encoder: it cannot be one of them.
     """
     source = find_encoder(name)
+    if source.folder.resolve() in above:
+        raise EncoderError(f"{name!r} is a model that stands on itself; a circle of models has no encoder.")
     sha256 = verified_hash(source)
-    if source.kind == "model":
-        return _load_tuned(source, sha256, dropout, pooler)
+    if is_saved_model(source.folder):
+        return _load_tuned(source, sha256, dropout, pooler, above)
     encoder = _load_pretrained(source, dropout, pooler)
     return LoadedEncoder(encoder, load_tokenizer(source), _lasting_name(source), sha256, (source.folder,))
 
 
 def _lasting_name(source: Source) -> str:
     """A name that means the same from another folder: that of a folder is its full path."""
-    return os.path.abspath(os.path.expanduser(source.name)) if source.kind in ("folder", "model") else source.name
+    return os.path.abspath(os.path.expanduser(source.name)) if source.kind == "folder" else source.name
 
 
-def load_base(folder: Path, saved: SavedModel, *, dropout: float | None = None, pooler: bool = False) -> LoadedEncoder:
+def load_base(
+    folder: Path, saved: SavedModel, *, dropout: float | None = None, pooler: bool = False, above: Sequence[Path] = ()
+) -> LoadedEncoder:
     """The encoder that a saved model was trained on, and no other: its hash must be the one that was written down.
 
     The tokenizer is the one in the model folder, which no hash guards.
     """
     try:
-        base = load_encoder(saved.base_name, dropout=dropout, pooler=pooler)
+        base = load_encoder(saved.base_name, dropout=dropout, pooler=pooler, above=(*above, folder.resolve()))
     except EncoderError as error:
         raise ModelError(f"{folder}: its base encoder cannot be loaded: {error}") from None
     if base.sha256 != saved.base_sha256:
@@ -88,7 +103,15 @@ def load_base(folder: Path, saved: SavedModel, *, dropout: float | None = None, 
             f"{folder}: was trained on {saved.base_name!r} with sha256 {saved.base_sha256[:12]}…; the one found here "
             f"has {base.sha256[:12]}…. Use the encoder it was trained on."
         )
-    return replace(base, tokenizer=load_tokenizer(Source(saved.base_name, folder, "model")))
+    return replace(base, tokenizer=load_tokenizer(Source(saved.base_name, folder, "folder")))
+
+
+def read_chain(folder: Path) -> list[SavedModel]:
+    """A saved model that could be loaded, the one that it stands on, and so on down to one on a pretrained encoder."""
+    chain = [read_saved(folder)]
+    while is_saved_model(below := find_encoder(chain[-1].base_name).folder):
+        chain.append(read_saved(below))
+    return chain
 
 
 def read_saved(folder: Path) -> SavedModel:
@@ -100,20 +123,35 @@ def read_saved(folder: Path) -> SavedModel:
         raise ModelError(f"{path}: expected model format {FORMAT_VERSION}. Got {version!r}, of another lamella.")
     try:
         name, sha256 = str(saved["base"]["name"]), str(saved["base"]["sha256"])
+        before, facts = list(saved.get("tuned_before", [])), dict(saved.get("facts", {}))
         table = {
             "encoder": {"name": name, "tuning": saved["tuning"]},
             "learner": saved["head"],
             "windows": saved["windows"],
             "decoding": saved["decoding"],
         }
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         raise ModelError(
             f"{path}: expected base (with name and sha256), tuning, head, windows and decoding; it is damaged."
         ) from None
     try:
-        return SavedModel(name, sha256, check_config(table, where=str(path)))
+        earlier = [check_config({"encoder": {"tuning": tuning}}, where=str(path)) for tuning in before]
+        config = check_config(table, where=str(path))
     except ConfigError as error:
         raise ModelError(f"{path}: is damaged, or of another lamella: {'; '.join(error.problems)}") from None
+    return SavedModel(name, sha256, config, tuple(one.encoder.tuning for one in earlier), facts)
+
+
+@contextlib.contextmanager
+def fitting(folder: Path) -> Iterator[None]:
+    """What does not go with its encoder is the fault of a saved model here, and not of the one who loads it."""
+    try:
+        yield
+    except MissingExtraError:
+        raise
+    except UsageError as error:
+        problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+        raise ModelError(f"{folder / MODEL_CONFIG}: does not go with its base: {'; '.join(problems)}") from None
 
 
 def load_tokenizer(source: Source) -> PreTrainedTokenizerFast:
@@ -196,15 +234,19 @@ def _model_type(folder: Path) -> str:
     return str(config["model_type"])
 
 
-def _load_tuned(source: Source, sha256: str, dropout: float | None, pooler: bool) -> LoadedEncoder:
+def _load_tuned(
+    source: Source, sha256: str, dropout: float | None, pooler: bool, above: Sequence[Path]
+) -> LoadedEncoder:
     """A saved model's encoder: its base, edited as its tuning says, with the tuned tensors put in.
 
-    Its head may have read the pooled output where the new one does not, or the reverse.
+    Its adapters are parts of it from now on; its LoRA or IA³ is merged into the weights. Its head may have read the
+    pooled output where the new one does not, or the reverse.
     """
     saved = read_saved(source.folder)
     had_pooler = saved.config.learner.reads_pooled
-    loaded = load_base(source.folder, saved, dropout=dropout, pooler=pooler or had_pooler)
-    registry.build("tuning", saved.config.encoder.tuning, loaded.encoder)
+    loaded = load_base(source.folder, saved, dropout=dropout, pooler=pooler or had_pooler, above=above)
+    with fitting(source.folder):
+        tune_in_turn(loaded.encoder, saved.tunings)
     if pooler and not had_pooler:
         loaded.encoder.model.pooler.requires_grad_(False)  # it was not there to be tuned
     tensors = read_tensors(source.folder / MODEL_WEIGHTS)
@@ -214,6 +256,7 @@ def _load_tuned(source: Source, sha256: str, dropout: float | None, pooler: bool
         {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)},
         str(source.folder / MODEL_WEIGHTS),
     )
+    merge(loaded.encoder)
     if had_pooler and not pooler:
         loaded.encoder.model.add_module("pooler", None)
     folders = (source.folder, *loaded.folders)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,13 +45,16 @@ PACKAGED = {
 }
 
 
+HUB_OWNER = "sentence-transformers/"  # of the packaged encoders
+
+
 @dataclass(frozen=True)
 class Source:
     """A folder with an encoder, under the name by which it was asked for."""
 
     name: str
     folder: Path
-    kind: str  # "folder", "model", "package", "cache" or "hub"
+    kind: str  # "folder", "package", "cache" or "hub"
     sha256: str | None = None  # what the weights must hash to, where that is known
 
     @property
@@ -65,9 +69,9 @@ def find_encoder(name: str) -> Source:
     folder = os.path.expanduser(name)  # this and isdir say no where pathlib would fail: a long name, an unknown ~user
     if os.path.isdir(folder):
         return _in_folder(name, Path(folder))
-    short = name.removeprefix("sentence-transformers/")
+    short = name.removeprefix(HUB_OWNER)
     try:
-        return packaged_encoder(short) or _in_cache(name) or _from_hub(name)
+        return packaged_encoder(short) or _in_cache(hub_id(name)) or _from_hub(hub_id(name))
     except EncoderError:
         if short in PACKAGED:
             raise MissingExtraError(f"the encoder {name!r}, which comes as a package,", PACKAGED[short].extra) from None
@@ -99,9 +103,23 @@ def packaged_encoder(name: str) -> Source | None:
     return Source(name, folder, "package", packaged.sha256)
 
 
+def hub_id(name: str) -> str:
+    """What an encoder is called on the hub."""
+    return f"{HUB_OWNER}{name}" if name in PACKAGED else name
+
+
 def verified_hash(source: Source) -> str:
-    """What identifies the weights of an encoder; where it is known what they must hash to, anything else is refused."""
+    """What identifies the weights of an encoder; where it is known what they must hash to, anything else is refused.
+
+    A saved model's are its own and those of its base: its hash is that of its tensors, of what its tuning makes of
+    them, and of the hash of its base. It says nothing of thresholds and windows, which may change without it.
+    """
     sha256 = hash_weights(_with_safe_weights(source).weights)
+    if is_saved_model(source.folder):
+        config = read_json(source.folder / MODEL_CONFIG)
+        told = [sha256, *(config.get(key) for key in ("base", "tuning", "tuned_before"))]
+        told[1] = told[1].get("sha256") if isinstance(told[1], dict) else None  # and not the name: a folder may move
+        sha256 = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
     if source.sha256 is not None and sha256 != source.sha256:
         raise EncoderError(
             f"{source.folder}: expected the weights of {source.name} with sha256 {source.sha256}. Found {sha256}; "
@@ -143,8 +161,7 @@ def _in_folder(name: str, folder: Path) -> Source:
         raise EncoderError(
             f"{folder}: expected an encoder or a saved model (a folder with config.json). Found {found}."
         )
-    source = Source(name, folder, "model" if is_saved_model(folder) else "folder")
-    return _with_safe_weights(source)
+    return _with_safe_weights(Source(name, folder, "folder"))
 
 
 def _in_cache(name: str) -> Source | None:

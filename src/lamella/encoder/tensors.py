@@ -30,6 +30,16 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise ModelError(f"{path}: expected a safetensors file; it is damaged ({one_line(error)}).") from None
 
 
+def round_to_half(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same in fp16, but for whole numbers; one that is too large for it is refused."""
+    rounded = {name: value.half() if value.is_floating_point() else value for name, value in tensors.items()}
+    for name, value in rounded.items():
+        if not value.isfinite().all():
+            largest = tensors[name].abs().max().item()
+            raise ModelError(f"{name}: holds {largest:g}, beyond the numbers of fp16; keep this model in fp32.")
+    return rounded
+
+
 def put_tensors(module: torch.nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None:
     """Set exactly the trained tensors of a module: a missing, an extra or a misshapen one is an error that names it."""
     expected = trained_tensors(module)

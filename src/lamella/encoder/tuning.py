@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import nn
 
+from lamella import registry
 from lamella.encoder.adapters import Adapter, insert_adapter
 from lamella.encoder.encoder import Encoder
 from lamella.errors import ConfigError, MissingExtraError
@@ -95,7 +96,7 @@ def lora(
     What an earlier run's LoRA or IA³ learnt is first merged into the weights it stands on.
     """
     peft = _peft("tuning 'lora'")
-    _merge(encoder)
+    merge(encoder)
     _inject(
         encoder,
         peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=_paths(encoder, targets)),
@@ -109,7 +110,7 @@ def ia3(encoder: Encoder, *, targets: Projections = ("key", "value", "ffn_output
     What an earlier run's LoRA or IA³ learnt is first merged into the weights it stands on.
     """
     peft = _peft("tuning 'ia3'")
-    _merge(encoder)
+    merge(encoder)
     feedforward = _paths(encoder, [target for target in targets if target == "ffn_output"])
     _inject(encoder, peft.IA3Config(target_modules=_paths(encoder, targets), feedforward_modules=feedforward))
 
@@ -128,11 +129,51 @@ def layer_norm(encoder: Encoder) -> None:
     _train_layer_norms(encoder)
 
 
+def tune_in_turn(encoder: Encoder, tunings: Sequence[Mapping[str, Any]]) -> None:
+    """Tune an encoder as a chain of models did, one on the other; what any of them changed can then be trained.
+
+    Between two of them LoRA and IA³ are merged, as they are when a model becomes the base of another: of an encoder
+    that has learnt nothing yet this changes no weight, but those that it *would* change belong to the changed ones.
+    """
+    *earlier, last = tunings
+    changed: list[nn.Parameter] = []
+    for tuning in earlier:
+        registry.build("tuning", tuning, encoder)
+        changed += [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+        changed += [parameter for layer in merge(encoder) for parameter in layer.parameters()]
+    registry.build("tuning", last, encoder)
+    for parameter in changed:
+        parameter.requires_grad_(True)
+
+
+def merge(encoder: Encoder) -> list[nn.Module]:
+    """Make plain layers again of those that peft wrapped, with what was learnt in their weights; gives these layers.
+
+    A second injection by peft would start with the first one lost.
+    """
+    if not hasattr(encoder.model, "peft_config"):
+        return []
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    wrapped = {name: module for name, module in encoder.model.named_modules() if isinstance(module, BaseTunerLayer)}
+    _refuse_adapted(wrapped)
+    for name, module in wrapped.items():
+        module.merge()
+        encoder.model.set_submodule(name, module.get_base_layer())
+    del encoder.model.peft_config
+    return [module.get_base_layer() for module in wrapped.values()]
+
+
 def trainable_line(module: nn.Module) -> str:
     """The count of trainable parameters, in the form that users of peft know."""
-    trainable = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    total = sum(parameter.numel() for parameter in module.parameters())
+    trainable, total = count_parameters(module)
     return f"trainable params: {trainable:,} || all params: {total:,} || trainable%: {100 * trainable / total:.4f}"
+
+
+def count_parameters(module: nn.Module) -> tuple[int, int]:
+    """How many are trainable, and how many there are."""
+    counts = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
+    return sum(count for count, trained in counts if trained), sum(count for count, _ in counts)
 
 
 def _train_layer_norms(encoder: Encoder) -> None:
@@ -157,19 +198,6 @@ def _paths(encoder: Encoder, targets: Sequence[Projection]) -> list[str]:
     found = {name: module for name, module in encoder.model.named_modules() if id(module) in wanted}
     _refuse_adapted(found)
     return list(found)
-
-
-def _merge(encoder: Encoder) -> None:
-    """Make plain layers again of those that peft wrapped: it would start a second injection with the first one lost."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    wrapped = {name: module for name, module in encoder.model.named_modules() if isinstance(module, BaseTunerLayer)}
-    _refuse_adapted(wrapped)
-    for name, module in wrapped.items():
-        module.merge()
-        encoder.model.set_submodule(name, module.get_base_layer())
-    if hasattr(encoder.model, "peft_config"):
-        del encoder.model.peft_config
 
 
 def _refuse_adapted(projections: Mapping[str, Any]) -> None:

@@ -2,8 +2,9 @@
 
 The folder holds only what training changed; the rest is the base encoder, named with its hash.
 
-    config.json         format, base encoder, tuning, head, windows, decoding
+    config.json         format, base encoder, tuning, head, windows, decoding, facts of the training
     model.safetensors   the trained tensors, `encoder.` and `head.` in front of their names
+    README.md           the model card
     tokenizer files
 """
 
@@ -11,8 +12,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +30,15 @@ from lamella.config import DecodingOptions, RunConfig, WindowOptions
 from lamella.data.batches import Batch
 from lamella.data.padding import Padded
 from lamella.encoder.encoder import Encoder, HiddenStates
-from lamella.encoder.loading import FORMAT_VERSION, LoadedEncoder, load_base, quiet, read_saved
+from lamella.encoder.loading import FORMAT_VERSION, LoadedEncoder, fitting, load_base, quiet, read_saved
 from lamella.encoder.precision import autocast
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_FORMAT, MODEL_WEIGHTS, is_saved_model, model_folder
-from lamella.encoder.tensors import put_tensors, read_tensors, trained_tensors
-from lamella.errors import UsageError
+from lamella.encoder.tensors import put_tensors, read_tensors, round_to_half, trained_tensors
+from lamella.encoder.tuning import tune_in_turn
+from lamella.errors import RunError, UsageError, one_line
 from lamella.heads.head import Head
-from lamella.runs import TEMPORARY, run_state, write_bytes, write_json
+from lamella.inference.card import CARD, Facts, facts_from, model_card
+from lamella.runs import MODEL, TEMPORARY, run_state, write_bytes, write_json, write_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -45,14 +50,19 @@ HEAD_OPTIONS = ("task", "mixer", "layers", "skip", "beside")
 class ReaderModel(nn.Module):
     """Encoder and head; gives the task's logits for a batch."""
 
-    def __init__(self, base: LoadedEncoder, config: RunConfig) -> None:
+    def __init__(
+        self, base: LoadedEncoder, config: RunConfig, *, tuned_before: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """A new reader; `tuned_before` are the tunings that a flattened chain of models went through before its own."""
         super().__init__()
         self.base_name, self.base_sha256 = base.name, base.sha256
         self.folders = base.folders  # what it was loaded from
         self.tokenizer: PreTrainedTokenizerFast = base.tokenizer
         self.tuning: dict[str, Any] = config.encoder.tuning
+        self.tuned_before = [dict(tuning) for tuning in tuned_before]
         self.head_spec = {name: getattr(config.learner, name) for name in HEAD_OPTIONS}
         self.precision = "fp32"
+        self.facts = Facts()
         self.windows: WindowOptions = config.windows
         self.decoding: DecodingOptions = config.decoding
         if self.windows.max_seq_length > base.encoder.longest_window:
@@ -60,7 +70,7 @@ class ReaderModel(nn.Module):
                 f"windows.max_seq_length: expected at most {base.encoder.longest_window}, all the positions that "
                 f"{base.name} has. Got {self.windows.max_seq_length}."
             )
-        registry.build("tuning", self.tuning, base.encoder)
+        tune_in_turn(base.encoder, [*self.tuned_before, self.tuning])
         self.encoder: Encoder = base.encoder
         self.head = Head(
             base.encoder.depth, base.encoder.hidden_size, longest=config.windows.max_seq_length, **self.head_spec
@@ -70,6 +80,11 @@ class ReaderModel(nn.Module):
     def gives_text(self) -> bool:
         """Whether it finds answers; one that reads [CLS] alone can only tell whether there is one."""
         return not self.head.at_cls
+
+    @property
+    def keeps_encoder(self) -> bool:
+        """Whether its encoder is its base as it was: all such models on one base can share a pass of it."""
+        return self.tuning["name"] == "frozen" and not self.tuned_before
 
     @property
     def device(self) -> torch.device:
@@ -98,22 +113,63 @@ class ReaderModel(nn.Module):
         found: NDArray[np.float32] = self(Batch.of(padded).to(self.device)).float().cpu().numpy()
         return found
 
-    def save(self, folder: Path) -> None:
-        """Write the model folder; a reader sees the old one, the new one, or none, never a mixture."""
+    def save(self, folder: Path, *, results: Mapping[str, Any] | None = None, half: bool = False) -> None:
+        """Write the model folder; a reader sees the old one, the new one, or none, never a mixture.
+
+        `results` are what it scored, for the card. `half` rounds the trained tensors to fp16.
+        """
         trained = {name: value.detach().cpu().contiguous() for name, value in trained_tensors(self).items()}
-        if folder.exists() and not is_saved_model(folder) and not _is_empty(folder):
+        if half:
+            trained = round_to_half(trained)
+        if folder.exists() and not is_saved_model(folder) and not is_empty(folder):
             raise UsageError(f"{folder}: holds something else than a model; choose another folder to save into.")
-        fresh = folder.parent / f".{folder.name}.{uuid.uuid4().hex}{TEMPORARY}"
-        fresh.mkdir(parents=True)
-        try:
-            # One key of metadata at most: safetensors writes them in random order, and equal models should hash equal.
-            write_bytes(fresh / MODEL_WEIGHTS, save(trained, {"format": "pt"}))
+        facts = self.facts if results is None else self.facts.model_copy(update={"results": dict(results)})
+        # One key of metadata at most: safetensors writes them in random order, and equal models should hash equal.
+        weights = save(trained, {"format": "pt"})
+        with replacing(folder) as fresh:
+            write_bytes(fresh / MODEL_WEIGHTS, weights)
             with quiet():
                 self.tokenizer.save_pretrained(fresh)
-            write_json(fresh / MODEL_CONFIG, self._config())
-            _exchange(fresh, folder)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
+            write_json(fresh / MODEL_CONFIG, self._config(facts))
+            write_text(fresh / CARD, model_card(self, facts, len(weights), half=half))
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """The same under the name that transformers has for it."""
+        self.save(Path(folder))
+
+    @classmethod
+    def from_pretrained(cls, name: str | os.PathLike[str]) -> ReaderModel:
+        """Load a model folder, a run folder or a model of the hub, on the CPU."""
+        from lamella.inference.loading import load_model
+
+        model = load_model(name, device="cpu", precision="fp32")
+        if not isinstance(model, cls):
+            raise UsageError(
+                f"{name}: expected a model folder of Lamella's. Found another kind, which Reader.load takes."
+            )
+        return model
+
+    def push_to_hub(
+        self, repo_id: str, *, private: bool | None = None, commit_message: str = "Upload a Lamella reader"
+    ) -> str:
+        """Upload the model folder to the hub, into a repository that is made where there is none; gives its address."""
+        from huggingface_hub import HfApi
+
+        if os.path.isabs(self.base_name):
+            raise UsageError(
+                f"push_to_hub: this model stands on {self.base_name}, a folder that nobody else has; one on a saved "
+                "model can be pushed after: lamella export MODEL --flatten DIR"
+            )
+        hub = HfApi()
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / MODEL
+            self.save(folder)
+            try:
+                repository = hub.create_repo(repo_id, private=private, exist_ok=True)
+                hub.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message=commit_message)
+            except Exception as error:  # the client's own, and those of its HTTP library: which one, is its affair
+                raise RunError(f"push_to_hub: {repo_id!r} cannot be written: {one_line(error)}.") from error
+        return str(repository)
 
     @classmethod
     def load(cls, path: Path) -> ReaderModel:
@@ -124,23 +180,49 @@ class ReaderModel(nn.Module):
             found = f"a run that is {state}, without one" if state else "neither" if path.exists() else "nothing there"
             raise UsageError(f"{path}: expected a model folder, or a run folder with one. Found {found}.")
         saved = read_saved(folder)
-        model = cls(load_base(folder, saved, pooler=saved.config.learner.reads_pooled), saved.config)
+        base = load_base(folder, saved, pooler=saved.config.learner.reads_pooled)
+        with fitting(folder):
+            model = cls(base, saved.config, tuned_before=saved.tuned_before)
+        model.facts = facts_from(saved.facts, str(folder / MODEL_CONFIG))
         put_tensors(model, read_tensors(folder / MODEL_WEIGHTS), str(folder / MODEL_WEIGHTS))
         model.folders = (folder, *model.folders)
         return model.eval()
 
-    def _config(self) -> dict[str, Any]:
+    def _config(self, facts: Facts) -> dict[str, Any]:
+        before = [registry.complete("tuning", tuning) for tuning in self.tuned_before]
+        head, known = self.head_spec, facts.model_dump(mode="json", exclude_defaults=True)
         return {
             MODEL_FORMAT: FORMAT_VERSION,
             "base": {"name": self.base_name, "sha256": self.base_sha256},
-            "tuning": self.tuning,
-            "head": self.head_spec,
+            **({"tuned_before": before} if before else {}),
+            "tuning": registry.complete("tuning", self.tuning),
+            "head": {
+                **head,
+                "task": registry.complete("task", head["task"]),
+                **{key: [registry.complete("mixer", one) for one in head[key]] for key in ("mixer", "beside")},
+            },
             "windows": self.windows.model_dump(),
             "decoding": self.decoding.model_dump(),
+            **({"facts": known} if known else {}),
         }
 
 
-def _is_empty(folder: Path) -> bool:
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """An empty folder to write into, which takes the place of `folder` when all is written, and vanishes otherwise."""
+    fresh = folder.parent / f".{folder.name}.{uuid.uuid4().hex}{TEMPORARY}"
+    try:
+        fresh.mkdir(parents=True)
+        yield fresh
+        _exchange(fresh, folder)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether it is a folder in which nothing lies."""
     return folder.is_dir() and not any(folder.iterdir())
 
 

@@ -289,7 +289,7 @@ def _tokenisation(model: ReaderModel, student: ReaderModel) -> Any:
 
 def _same_layers(one: ReaderModel, teacher: ReaderModel) -> bool:
     """Whether the encoder of one model gives all that a teacher reads: both left the same one as it was."""
-    frozen = one.tuning["name"] == teacher.tuning["name"] == "frozen"
+    frozen = one.keeps_encoder and teacher.keeps_encoder
     pooled = POOLED in one.head.layers or POOLED not in teacher.head.layers  # a pooler is built only where it is read
     return frozen and pooled and one.base_sha256 == teacher.base_sha256
 

@@ -21,6 +21,7 @@ from lamella.encoder.precision import choose_precision
 from lamella.encoder.sources import start_from
 from lamella.encoder.tuning import trainable_line
 from lamella.errors import ConfigError, DataError
+from lamella.inference.card import Facts, data_facts
 from lamella.inference.model import ReaderModel
 from lamella.inference.one_pass import Encode
 from lamella.plan import Pass
@@ -79,10 +80,15 @@ def prepare(
 
     pooler = any(one.learner.reads_pooled for one in configs.values())
     base = load_encoder(config.encoder.name, dropout=config.encoder.dropout, pooler=pooler)
+    facts = Facts(
+        train=data_facts(config.data.train, train_data.examples),
+        dev=data_facts(config.data.dev, dev_data.examples) if config.data.dev and overfit is None else None,
+    )
     models, randomness = {}, {}
     for name, one in configs.items():
         set_seed(one.learner.seed)
         model = ReaderModel(base, one).to(processes.device)
+        model.facts = facts.model_copy(update={"fraction": one.learner.fraction})
         model.precision = choose_precision(config.training.precision, processes.device)
         models[name] = model
         if processes.rank:  # the same weights in every process, but not the same dropout

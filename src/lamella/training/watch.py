@@ -82,7 +82,7 @@ class PassWatcher:
                 learner.best, learner.stale = {key: value for key, value in record.items() if key != "event"}, 0
                 if self.processes.is_main:
                     folder = self.folders[learner.name]
-                    learner.model.save(folder / runs.MODEL)
+                    learner.model.save(folder / runs.MODEL, results=learner.best)
                     write_predictions(folder, learner.model, predictions)
                     runs.write_json(folder / runs.RESULTS, learner.best)
             else:

@@ -1,0 +1,186 @@
+"""The model card: what a saved reader is, what it learnt from, what it scored, what it costs, and its limits."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, ValidationError
+
+from lamella import registry
+from lamella.config import Section
+from lamella.data.examples import Example
+from lamella.encoder.sources import hub_id
+from lamella.encoder.tuning import count_parameters
+from lamella.errors import ModelError
+from lamella.heads.pooling import ScalarMix
+from lamella.runs import MODEL, MODELS
+
+if TYPE_CHECKING:
+    from lamella.inference.model import ReaderModel
+
+CARD = "README.md"
+
+
+class DataFacts(Section):
+    """What is worth knowing of a data set."""
+
+    files: list[str]  # without their folders
+    questions: int
+    unanswerable: int
+
+
+class Facts(Section):
+    """What is known of a training; it is kept in the model's config.json, so that every later copy has it too."""
+
+    train: DataFacts | None = None
+    dev: DataFacts | None = None
+    fraction: float = 1.0  # the share of the train questions that was learnt from
+    results: dict[str, Any] = Field(default={})  # of the best evaluation on the dev data
+
+
+def data_facts(files: Iterable[str], examples: Sequence[Example]) -> DataFacts:
+    """Of the examples that were read from some files."""
+    unanswerable = sum(not example.answerable for example in examples)
+    return DataFacts(files=[PurePath(file).name for file in files], questions=len(examples), unanswerable=unanswerable)
+
+
+def facts_from(table: Mapping[str, Any], where: str) -> Facts:
+    """Those that a config.json holds."""
+    try:
+        return Facts.model_validate(dict(table))
+    except ValidationError as error:
+        problems = "; ".join(registry.explain(error, table, Facts, "facts"))
+        raise ModelError(f"{where}: is damaged, or of another lamella: {problems}") from None
+
+
+def model_card(model: ReaderModel, facts: Facts, size: int, *, half: bool = False) -> str:
+    """The text of the card, in Markdown with the hub's YAML in front; `size` is that of the weights in bytes."""
+    base = _base(model)
+    sections = {
+        "Use": _use(model),
+        "Data": _data(facts),
+        "Results": _results(facts),
+        "Cost": _cost(model, size, half),
+        "Layer weights": _layer_weights(model),
+        "Limits": _limits(model),
+    }
+    text = "\n\n".join(f"## {title}\n\n{section}" for title, section in sections.items() if section)
+    what = "Extractive question answering" if model.gives_text else "Whether a text answers a question"
+    return f"{_front_matter(model)}\n# A reader on {base}\n\n{what}, trained as a thin change of `{base}`.\n\n{text}\n"
+
+
+def _base(model: ReaderModel) -> str:
+    """Its name; of a folder the last part, as `first` for a run's `…/first/model` and `first@0.3` for a `save_at`."""
+    if not os.path.isabs(model.base_name):
+        return model.base_name
+    *_, run, above, last = ("", "", *PurePath(model.base_name).parts)
+    return f"{run}@{last}" if above == MODELS else above if last == MODEL else last
+
+
+def _front_matter(model: ReaderModel) -> str:
+    """Values are written as JSON, which is YAML too: no name can break it."""
+    tunings = [one["name"] for one in (*model.tuned_before, model.tuning)]
+    table: dict[str, Any] = {
+        "library_name": "lamella",
+        "pipeline_tag": "question-answering",
+        **({} if os.path.isabs(model.base_name) else {"base_model": hub_id(model.base_name)}),
+        "tags": list(dict.fromkeys(["lamella", "extractive-question-answering", *tunings])),
+    }
+    return "\n".join(["---", *(f"{key}: {json.dumps(value)}" for key, value in table.items()), "---"])
+
+
+def _use(model: ReaderModel) -> str:
+    lines = ["from lamella import Reader", "", 'reader = Reader.load("FOLDER")', "reader.ask(question, context)"]
+    if not model.gives_text:
+        lines = ["lamella predict DATA --model FOLDER --out RUN"]
+    table = [
+        ("base", f"`{_base(model)}`"),
+        ("sha256 of the base", f"`{model.base_sha256}`"),
+        ("tuning", ", then ".join(_part("tuning", one) for one in (*model.tuned_before, model.tuning))),
+        ("task", _part("task", model.head_spec["task"])),
+        ("mixer", ", ".join(_part("mixer", stage) for stage in model.head_spec["mixer"])),
+        ("beside it", ", ".join(_part("mixer", stage) for stage in model.head_spec["beside"])),
+        ("skip", "the last layer beside the mixer's output" if model.head_spec["skip"] else ""),
+        ("layers", f"{model.head_spec['layers']}"),
+    ]
+    language = "python" if model.gives_text else "sh"
+    code = "\n".join([f"```{language}", *lines, "```"])
+    return "\n".join(
+        [code, "", "| part | |", "|---|---|", *(f"| {name} | {value} |" for name, value in table if value)]
+    )
+
+
+def _part(family: str, spec: Mapping[str, Any]) -> str:
+    name, options = registry.split(registry.complete(family, spec))
+    told = ", ".join(f"{key} = {json.dumps(value)}" for key, value in options.items())
+    return f"`{name}`" + (f" ({told})" if told else "")
+
+
+def _data(facts: Facts) -> str:
+    rows = [
+        f"| {split} | {', '.join(f'`{file}`' for file in data.files)} | {data.questions:,} | {data.unanswerable:,} |"
+        for split, data in (("train", facts.train), ("dev", facts.dev))
+        if data is not None
+    ]
+    if not rows:
+        return "Not recorded."
+    share = ["", f"It learnt from {100 * facts.fraction:g} % of the train questions."] if facts.fraction < 1 else []
+    return "\n".join(["| split | files | questions | unanswerable |", "|---|---|---:|---:|", *rows, *share])
+
+
+def _results(facts: Facts) -> str:
+    numbers = {
+        key: value
+        for key, value in facts.results.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    if not numbers:
+        return "It was scored on no data."
+    rows = [
+        f"| {key} | {value:.2f} |" if isinstance(value, float) else f"| {key} | {value:,} |"
+        for key, value in numbers.items()
+    ]
+    told = "On the dev data, which also chose this model in its training; `best_*` are upper bounds, not results."
+    return "\n".join([told, "", "| metric | |", "|---|---:|", *rows])
+
+
+def _cost(model: ReaderModel, size: int, half: bool) -> str:
+    trained, total = count_parameters(model)
+    return (
+        f"{trained:,} of {total:,} parameters were trained ({100 * trained / total:.4f} %). The weights that differ "
+        f"from the base take {size / 1e6:,.3f} MB, in {'fp16, rounded once from fp32' if half else 'fp32'}."
+    )
+
+
+def _layer_weights(model: ReaderModel) -> str:
+    """Those of a mixer that learns them; others compute theirs anew for every token."""
+    stage = model.head.stages[0]
+    if not isinstance(stage, ScalarMix):
+        return ""
+    weights = stage.weigh(lambda v: v, model.head.task.q)[..., 0, 0].tolist()  # [S, C]
+    outputs = model.head.task.choice_names if len(weights) > 1 and model.gives_text else ("",) * len(weights)
+    head = " | ".join(map(str, model.head.main_layers))
+    rows = [
+        f"| {name or 'weight'} | {' | '.join(f'{value:.3f}' for value in row)} |"
+        for name, row in zip(outputs, weights, strict=True)
+    ]
+    return "\n".join([f"| layer | {head} |", f"|---|{'---:|' * len(model.head.main_layers)}", *rows])
+
+
+def _limits(model: ReaderModel) -> str:
+    windows, decoding = model.windows, model.decoding
+    points = [
+        "It knows the language and the kind of text of its data; elsewhere it may fail without saying so.",
+        f"A text is read in windows of {windows.max_seq_length} tokens: what an answer depends on must stand in one.",
+        f"A question is cut to {windows.max_query_length} tokens.",
+        "When it says that there is no answer is a matter of the threshold in `config.json` "
+        "(`decoding.null_score_diff_threshold`); tune it on data like yours.",
+    ]
+    if model.gives_text:
+        copied = "An answer is a piece of the text, copied"
+        points.insert(1, f"{copied}, of at most {decoding.max_answer_length} tokens; nothing is put in other words.")
+    return "\n".join(f"- {point}" for point in points)
