@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -89,6 +90,13 @@ def predict_run(folder: Path, model: Path, questions: Sequence[Example], *, keep
         if keeper is not None:
             keeper.write(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def kept(readers: list[Path], questions: list[Example], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Their runs, with logits."""
+    folder = tmp_path_factory.mktemp("kept")
+    return [predict_run(folder / f"p{at}", one, questions, keep=True) for at, one in enumerate(readers)]
 
 
 def together(names: Sequence[Path], examples: Sequence[Example] | None = None, **options: Any) -> Together:
@@ -289,23 +297,23 @@ def test_the_list_stays_as_long_as_asked() -> None:
 
 
 def test_kept_logits_come_back_with_their_windows(
-    readers: list[Path], questions: list[Example], tmp_path: Path
+    readers: list[Path], kept: list[Path], questions: list[Example]
 ) -> None:
-    kept = KeptLogits(predict_run(tmp_path / "p", readers[0], questions, keep=True))
+    stored = KeptLogits(kept[0])
     model = ReaderModel.load(readers[0])
     features = featurise(questions, model.tokenizer, model.windows)
-    assert same_windows(kept.features, features)
-    np.testing.assert_array_equal(kept.features.max_context, features.max_context)
-    assert kept.features.template == features.template
-    assert kept.decoding == model.decoding
+    assert same_windows(stored.features, features)
+    np.testing.assert_array_equal(stored.features.max_context, features.max_context)
+    assert stored.features.template == features.template
+    assert stored.decoding == model.decoding
     for indices in longest_first(features.lengths, 4):
-        padded = pad(kept.features, indices)
-        exact, found = model.logits(padded), kept.logits(padded)
+        padded = pad(stored.features, indices)
+        exact, found = model.logits(padded), stored.logits(padded)
         below = choosable(exact, padded).max(axis=2, keepdims=True) - exact
         assert (np.abs(found - exact) <= 2**-11 * np.abs(below) + 1e-5)[:, padded.mask].all()
         assert not found[:, ~padded.mask].any()
     tokens = len(features.input_ids)
-    size = (tmp_path / "p" / runs.LOGITS).stat().st_size
+    size = (kept[0] / runs.LOGITS).stat().st_size
     assert 4 * tokens < size < 12 * tokens + 50_000  # real tokens alone
 
 
@@ -367,16 +375,14 @@ def test_windows_differ_by_tokens_questions_and_options(questions: list[Example]
         lambda folder: (folder / runs.LOGITS_INDEX).write_text("[]"),
     ],
 )
-def test_damaged_logits_are_said_to_be(
-    readers: list[Path], questions: list[Example], tmp_path: Path, harm: Callable[[Path], Any]
-) -> None:
-    harm(predict_run(tmp_path / "p", readers[0], questions[:2], keep=True))
+def test_damaged_logits_are_said_to_be(kept: list[Path], tmp_path: Path, harm: Callable[[Path], Any]) -> None:
+    harm(Path(shutil.copytree(kept[0], tmp_path / "p")))
     with pytest.raises(UnreadableError, match="its kept logits are damaged; predict again with --keep-logits"):
         KeptLogits(tmp_path / "p")
 
 
-def test_logits_of_another_version_or_gone(readers: list[Path], questions: list[Example], tmp_path: Path) -> None:
-    folder = predict_run(tmp_path / "p", readers[0], questions[:2], keep=True)
+def test_logits_of_another_version_or_gone(kept: list[Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(kept[0], tmp_path / "p"))
     (folder / runs.LOGITS).unlink()
     with pytest.raises(UnreadableError, match=r"logits\.safetensors: no such file"):
         KeptLogits(folder)
@@ -390,9 +396,8 @@ def test_logits_of_another_version_or_gone(readers: list[Path], questions: list[
 
 @pytest.mark.parametrize("how", HOWS)
 def test_kept_logits_answer_as_the_models_do(
-    readers: list[Path], questions: list[Example], tmp_path: Path, how: Any
+    readers: list[Path], kept: list[Path], questions: list[Example], how: Any
 ) -> None:
-    kept = [predict_run(tmp_path / f"p{at}", one, questions, keep=True) for at, one in enumerate(readers)]
     live, stored, mixed = (
         together(names, data, how=how, level="token")
         for names, data in ((readers, questions), (kept, None), ([readers[0], *kept[1:]], questions))
@@ -487,8 +492,6 @@ def test_other_tokenizers_meet_at_the_span_level(
 def test_equal_tokens_are_enough_however_the_tokenizers_are_written(
     readers: list[Path], questions: list[Example], tmp_path: Path
 ) -> None:
-    import shutil
-
     copy = Path(shutil.copytree(readers[1], tmp_path / "copy"))
     tokenizer = json.loads((copy / "tokenizer.json").read_text(encoding="utf-8"))
     tokenizer["truncation"] = {"direction": "Right", "max_length": 20, "strategy": "LongestFirst", "stride": 0}
@@ -518,7 +521,7 @@ def refused(call: Callable[[], Any], kind: type[LamellaError]) -> str:
 
 
 def test_members_that_cannot_be_combined(
-    bert: Path, readers: list[Path], questions: list[Example], tmp_path: Path
+    bert: Path, readers: list[Path], kept: list[Path], questions: list[Example], tmp_path: Path
 ) -> None:
     one = predict_run(tmp_path / "one", readers[0], questions)
     fewer = predict_run(tmp_path / "fewer", readers[1], questions[1:])
@@ -536,21 +539,21 @@ def test_members_that_cannot_be_combined(
     assert refused(lambda: together([one, one], level="token"), UsageError) == (
         "--level token: one has no logits: predict again with --keep-logits, or name its model and --data."
     )
-    kept = predict_run(tmp_path / "kept", readers[1], questions, keep=True)
-    assert together([kept, kept], questions[:3]).level == "span"
+    full = kept[1]
+    assert together([full, full], questions[:3]).level == "span"
     assert "kept the logits of more questions" in refused(
-        lambda: together([kept, kept], questions[:3], level="token"), UsageError
+        lambda: together([full, full], questions[:3], level="token"), UsageError
     )
-    assert "a vote counts texts" in refused(lambda: together([kept, kept], how="vote", level="token"), UsageError)
+    assert "a vote counts texts" in refused(lambda: together([full, full], how="vote", level="token"), UsageError)
     answerable = save_reader(tmp_path / "a", bert, seed=0, learner={"task": "answerability"})
     assert "has no texts to combine" in refused(lambda: opened(one, answerable, run=True), UsageError)
     assert "only tells whether" in refused(lambda: LogitsKeeper(ReaderModel.load(answerable)), UsageError)
     runs.write_json(one / runs.RUN, {"state": "failed"})
     assert "expected a run that is finished. Found one that is failed" in refused(lambda: opened(one, one), RunError)
     runs.write_json(one / runs.RUN, {"state": "finished", "command": "train", "runs": ["seed0", "seed1"]})
-    assert "holds 2 runs; name those" in refused(lambda: opened(one, kept), UsageError)
+    assert "holds 2 runs; name those" in refused(lambda: opened(one, full), UsageError)
     (fewer / runs.NBEST).write_text('{"q": [{"text": "a"}]}')
-    assert "with text, probability, score, start and end" in refused(lambda: opened(fewer, kept), UnreadableError)
+    assert "with text, probability, score, start and end" in refused(lambda: opened(fewer, full), UnreadableError)
 
 
 # --- runs and commands
@@ -648,14 +651,14 @@ def test_questions_without_labels_are_answered_and_not_scored(
     assert not (tmp_path / "out" / runs.RESULTS).exists()
 
 
-def test_overwriting_a_run_removes_its_logits(readers: list[Path], questions: list[Example], tmp_path: Path) -> None:
-    folder = predict_run(tmp_path / "p", readers[0], questions[:2], keep=True)
+def test_overwriting_a_run_removes_its_logits(kept: list[Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(kept[0], tmp_path / "p"))
     with runs.new_run(folder, "predict", overwrite=True):
         assert {path.name for path in folder.iterdir()} == {runs.RUN, runs.ENVIRONMENT}
 
 
-def test_runs_are_combined_without_torch(readers: list[Path], questions: list[Example], tmp_path: Path) -> None:
-    folders = [str(predict_run(tmp_path / f"p{at}", readers[at], questions, keep=True)) for at in (0, 1)]
+def test_runs_are_combined_without_torch(kept: list[Path], tmp_path: Path) -> None:
+    folders = [str(folder) for folder in kept]
     script = (
         "import sys; from lamella.__main__ import main\n"
         f"out, folders = {str(tmp_path)!r}, {folders!r}\n"
