@@ -274,6 +274,7 @@ def test_a_member_without_any_span_does_not_raise_those_of_others() -> None:
         found = combine_spans([sure, silent], how, texts=["A", ""])  # type: ignore[arg-type]
         assert [one.text for one in found.candidates if one.text] == ["A", "B"]
         assert all(math.isfinite(one.score) for one in found.candidates)
+    assert math.exp(combine_spans([sure, silent], "mean").best_span.score) == pytest.approx(0.45)
     assert combine_spans([silent, silent], "mean").text(0.0) == ""
 
 
@@ -471,6 +472,33 @@ def test_tuned_encoders_are_not_shared(
         assert answered.predictions == predict(ReaderModel.load(folder), questions, batch_size=4)
 
 
+def test_bertvision_s_ensemble_recomputed(bert: Path, questions: list[Example], tmp_path: Path) -> None:
+    """A softmax each, the larger of the two, the best start and the best end; the surest window of a question wins."""
+    alone = {"decoding": {"method": "independent"}}
+    folders = [save_reader(tmp_path / f"i{seed}", bert, seed=seed, scale=6.0, **alone) for seed in (0, 1)]
+    found = together(folders, questions, how="max", level="token")
+    models = [ReaderModel.load(folder) for folder in folders]
+    features = featurise(questions, models[0].tokenizer, models[0].windows)
+    best: dict[str, tuple[float, str]] = {}
+    for window in range(len(features)):
+        padded = pad(features, np.array([window]))
+        allowed = np.flatnonzero(padded.is_context[0] | (np.arange(padded.mask.shape[1]) == padded.cls))
+        weights = [np.exp(model.logits(padded)[:, 0, allowed].astype(float)) for model in models]
+        largest = np.max([one / one.sum(1, keepdims=True) for one in weights], axis=0)  # [2, allowed]
+        start, end = allowed[largest.argmax(1)]
+        text = ""
+        if padded.cls not in (start, end) and start <= end:
+            begin, stop = features.characters(window, start, end)
+            text = questions[features.example[window]].context.text[begin:stop]
+        id = questions[features.example[window]].id
+        best[id] = max(best.get(id, (0.0, "")), (float(largest.max(1).prod()), text))
+    assert len(features) > len(questions)
+    assert {id: text for id, (_, text) in best.items()} == texts(found)
+    for id, (share, text) in best.items():
+        chosen = found.predictions[id].chosen(0.0)
+        assert (chosen.text, math.exp(chosen.score)) == (text, pytest.approx(share, rel=1e-5))
+
+
 def test_other_tokenizers_meet_at_the_span_level(
     readers: list[Path], roberta: Path, questions: list[Example], tmp_path: Path
 ) -> None:
@@ -550,8 +578,6 @@ def test_members_that_cannot_be_combined(
     assert "only tells whether" in refused(lambda: LogitsKeeper(ReaderModel.load(answerable)), UsageError)
     runs.write_json(one / runs.RUN, {"state": "failed"})
     assert "expected a run that is finished. Found one that is failed" in refused(lambda: opened(one, one), RunError)
-    runs.write_json(one / runs.RUN, {"state": "finished", "command": "train", "runs": ["seed0", "seed1"]})
-    assert "holds 2 runs; name those" in refused(lambda: opened(one, full), UsageError)
     (fewer / runs.NBEST).write_text('{"q": [{"text": "a"}]}')
     assert "with text, probability, score, start and end" in refused(lambda: opened(fewer, full), UnreadableError)
 
@@ -670,6 +696,15 @@ def test_runs_are_combined_without_torch(kept: list[Path], tmp_path: Path) -> No
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines()[-1] == "[]", ended.stdout
+
+
+def test_a_folder_of_several_runs_means_all_of_them(kept: list[Path], tmp_path: Path) -> None:
+    with runs.new_run(tmp_path / "many", "train", within=["p0", "p1"]) as folder:
+        for one in kept[:2]:
+            shutil.copytree(one, folder / one.name)
+    found = together([folder, kept[2]])
+    assert list(found.members) == ["p0", "p1", "p2"]
+    assert found.predictions == together(kept).predictions
 
 
 def test_a_member_is_what_its_folder_holds(readers: list[Path], questions: list[Example], tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def evaluate(
 def ensemble(
     members: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help="Runs with a model or with predictions, or models: two or more."),
+        typer.Argument(metavar="RUN...", help="Runs, with a model or with predictions, or models: two or more."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to write.")],
     how: Annotated[
@@ -166,9 +166,9 @@ def ensemble(
     if as_json:
         typer.echo(json.dumps(results, indent=2))
         return
-    because = f" ({reason})" if (reason := readers.why_not_by_token) and level == "auto" else ""
+    reason = readers.why_not_by_token if level == "auto" and how != "vote" else None
     typer.echo(f"{out}: {results['total']} questions answered by {len(opened)} readers together")
-    typer.echo(f"{how}, at the {readers.level} level{because}")
+    typer.echo(f"{how}, at the {readers.level} level" + (f" ({reason})" if reason else ""))
     _print_gains(results)
 
 

@@ -56,8 +56,9 @@ class Member:
 
 def open_members(names: Sequence[str], *, run: bool, precision: Precision = "auto") -> list[Member]:
     """Open everything that was named. A run with a model is run if there is something to `run` it on; else, and where
-    there is no model, its predictions are taken.
+    there is no model, its predictions are taken. A folder with several runs means all of them.
     """
+    names = [one for name in names for one in _runs_in(name)]
     if len(names) < 2:
         raise UsageError(f"ensemble: expected at least two runs or models. Got {len(names)}.")
     members: list[Member] = []
@@ -67,12 +68,14 @@ def open_members(names: Sequence[str], *, run: bool, precision: Precision = "aut
     return members
 
 
+def _runs_in(name: str) -> list[str]:
+    folder = Path(os.path.expanduser(name))
+    _, within = (folder.is_dir() and runs.kind_of_run(folder)) or ("", [])
+    return [str(folder / one) for one in within] or [name]
+
+
 def _open(name: str, short: str, run: bool, precision: Precision) -> Member:
     folder = Path(os.path.expanduser(name))
-    if folder.is_dir() and (inner := (runs.kind_of_run(folder) or ("", []))[1]):
-        raise UsageError(
-            f"{name}: holds {len(inner)} runs; name those that are to answer together, as {name}/{inner[0]}."
-        )
     has_model = folder.is_dir() and is_saved_model(model_folder(folder))
     if (folder / runs.NBEST).is_file() and not (has_model and run):
         if (state := runs.run_state(folder)) not in ("finished", None):
