@@ -38,10 +38,26 @@ PREDICTIONS = "predictions.json"
 NBEST = "nbest_predictions.json"
 NULL_ODDS = "null_odds.json"
 NA_PROB = "na_prob.json"
+LOGITS = "logits.safetensors"  # of `--keep-logits`
+LOGITS_INDEX = "logits.json"
 RESULTS = "eval_results.json"
 CHECKPOINT = "checkpoint.pt"  # while it trains
 SUMMARY = "runs.json"  # of several runs made by one command, each in a folder of its own
-FILES = (RUN, CONFIG, ENVIRONMENT, HISTORY, PREDICTIONS, NBEST, NULL_ODDS, NA_PROB, RESULTS, CHECKPOINT, SUMMARY)
+FILES = (
+    RUN,
+    CONFIG,
+    ENVIRONMENT,
+    HISTORY,
+    PREDICTIONS,
+    NBEST,
+    NULL_ODDS,
+    NA_PROB,
+    LOGITS,
+    LOGITS_INDEX,
+    RESULTS,
+    CHECKPOINT,
+    SUMMARY,
+)
 
 TEMPORARY = ".lamella-part"  # ends the name of what is being written; a kill may leave it behind
 

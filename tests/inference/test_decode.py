@@ -150,9 +150,7 @@ class TestIndependent:
         probability = (weights.max(1) / weights.sum(1)).prod()
         assert found.score[0, 0] == pytest.approx(math.log(probability))
         assert found.null[0] == pytest.approx(found.score[0, 0] - 5 - 7)  # [CLS] has 0 and 0
-        assert (
-            found.score[0, 1:].tolist() == [-math.inf] * 2
-        )  # 6 to 5 is no span, nor is one from [CLS]
+        assert found.score[0, 1:].tolist() == [-math.inf] * 2  # 6 to 5 is no span, nor is one from [CLS]
 
     @pytest.mark.parametrize(("start", "end"), [({7: 5.0}, {4: 5.0}), ({0: 5.0}, {4: 5.0}), ({0: 5.0}, {0: 5.0})])
     def test_what_is_no_span_means_no_answer(self, start: dict[int, float], end: dict[int, float]) -> None:

@@ -1,4 +1,4 @@
-"""Commands that answer, or make a model ready to: predict, evaluate, ask, export."""
+"""Commands that answer, or make a model ready to: predict, evaluate, ensemble, ask, export."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ import typer
 
 from lamella.cli.app import AsJson, BatchSize, ModelName, Overwrite, Precision, app
 
+KeepLogits = Annotated[
+    bool, typer.Option("--keep-logits", help="Keep the logits too, so that `ensemble` needs no model.")
+]
+
 
 @app.command()
 def predict(
@@ -20,18 +24,23 @@ def predict(
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to write.")],
     batch_size: BatchSize = 32,
     precision: Precision = "auto",
+    keep_logits: KeepLogits = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Answer the questions of a data file; writes predictions.json and what belongs to it."""
     from lamella.inference.evaluate import read_questions
     from lamella.inference.loading import load_model
+    from lamella.inference.logits import LogitsKeeper
     from lamella.inference.predict import predict as answer
     from lamella.inference.predict import write_predictions
     from lamella.runs import new_run
 
     examples, reader = read_questions(data), load_model(model, precision=precision)
+    keeper = LogitsKeeper(reader) if keep_logits else None
     with new_run(out, "predict", overwrite=overwrite, needs=reader.folders) as folder:
-        write_predictions(folder, reader, answer(reader, examples, batch_size=batch_size))
+        write_predictions(folder, reader, answer(reader, examples, batch_size=batch_size, keeper=keeper))
+        if keeper is not None:
+            keeper.write(folder)
     typer.echo(f"{out}: {len(examples)} questions answered")
 
 
@@ -72,6 +81,7 @@ def evaluate(
     ] = None,
     batch_size: BatchSize = 32,
     precision: Precision = "auto",
+    keep_logits: KeepLogits = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
@@ -79,13 +89,15 @@ def evaluate(
     from lamella.errors import UsageError
     from lamella.inference.evaluate import evaluate_file, evaluate_model, read_questions
     from lamella.inference.loading import load_model
+    from lamella.inference.logits import LogitsKeeper
     from lamella.runs import new_run
 
     if (predictions is None) == (model is None):
         raise UsageError("evaluate: expected either a predictions file or --model, one of the two.")
     if predictions is not None:
-        if out is not None:
-            raise UsageError("evaluate: --out is for --model; the scores of a predictions file are printed.")
+        if out is not None or keep_logits:
+            option = "--out" if out is not None else "--keep-logits"
+            raise UsageError(f"evaluate: {option} is for --model; the scores of a predictions file are printed.")
         results = evaluate_file(
             data,
             predictions,
@@ -101,9 +113,63 @@ def evaluate(
         if null_odds or na_prob or threshold is not None or missing != "error":
             raise UsageError("evaluate --model: options about scores are for a predictions file; a model has its own.")
         examples, reader = read_questions(data, labelled=True), load_model(model, precision=precision)
+        keeper = LogitsKeeper(reader) if keep_logits else None
         with new_run(out, "evaluate", overwrite=overwrite, needs=reader.folders) as folder:
-            results = evaluate_model(reader, examples, folder, batch_size=batch_size, language=language)
+            results = evaluate_model(reader, examples, folder, batch_size=batch_size, language=language, keeper=keeper)
     _print_results(results, as_json)
+
+
+@app.command()
+def ensemble(
+    members: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Runs, with a model or with predictions, or models: two or more."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to write.")],
+    how: Annotated[
+        Literal["max", "mean", "product", "vote"],
+        typer.Option("--how", help="What is taken of the members' probabilities, or the text that most of them give."),
+    ] = "mean",
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="The data file: needed to run models, and to score against its answers."),
+    ] = None,
+    level: Annotated[
+        Literal["auto", "token", "span"],
+        typer.Option("--level", help="Combine tokens, for members that cut texts alike, or the spans of n-best lists."),
+    ] = "auto",
+    threshold: Annotated[
+        float, typer.Option("--threshold", help="No answer wins when its odds exceed this; no member's carries over.")
+    ] = 0.0,
+    language: Annotated[
+        Literal["en", "ko"] | None,
+        typer.Option("--language", help="Whose normalisation and F1; default: as the data says."),
+    ] = None,
+    batch_size: BatchSize = 32,
+    precision: Precision = "auto",
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let several readers answer together; says what that adds to each of them."""
+    from lamella.inference.ensemble import Ensemble, write_together
+    from lamella.inference.evaluate import read_any_questions
+    from lamella.inference.members import open_members
+    from lamella.runs import new_run
+
+    examples, labelled = read_any_questions(data) if data else (None, False)
+    opened = open_members(members, run=data is not None, precision=precision)
+    readers = Ensemble(opened, examples, how=how, level=level, threshold=threshold)
+    needs = [folder for member in opened for folder in member.folders]
+    with new_run(out, "ensemble", overwrite=overwrite, needs=needs) as folder:
+        together = readers.answer(batch_size=batch_size)
+        results = write_together(folder, together, examples if labelled else None, language)
+    if as_json:
+        typer.echo(json.dumps(results, indent=2))
+        return
+    reason = readers.why_not_by_token if level == "auto" and how != "vote" else None
+    typer.echo(f"{out}: {results['total']} questions answered by {len(opened)} readers together")
+    typer.echo(f"{how}, at the {readers.level} level" + (f" ({reason})" if reason else ""))
+    _print_gains(results)
 
 
 @app.command()
@@ -155,6 +221,21 @@ def export(
     for mode, folder in chosen.items():
         write[mode](model, folder)
         typer.echo(f"{folder}: written")
+
+
+def _print_gains(results: dict[str, Any]) -> None:
+    """The scores of an ensemble, and what it adds to each member."""
+    if "gains" not in results:
+        return
+    best, threshold = results["best_f1"], results["best_f1_thresh"]
+    typer.echo(f"exact {results['exact']:.2f}  f1 {results['f1']:.2f}  best_f1 {best:.2f} at threshold {threshold:.2f}")
+    width = max(map(len, results["gains"]))
+    for name, gain in results["gains"].items():
+        told = "  ".join(
+            f"{key} {gain[key]:+.2f} [{gain[f'{key}_interval'][0]:+.2f}, {gain[f'{key}_interval'][1]:+.2f}]"
+            for key in ("exact", "f1")
+        )
+        typer.echo(f"over {name:<{width}}  {told}  best_f1 {gain['best_f1']:+.2f}")
 
 
 def _read_text(source: str) -> str:

@@ -97,29 +97,45 @@ class Prediction:
 EMPTY = Candidate("", 0, 0, NO_SPAN)
 
 
-def decode(logits: NDArray[Any], padded: Padded, options: DecodingOptions, *, normalised: bool = False) -> WindowSpans:
+def decode(
+    logits: NDArray[Any], padded: Padded, options: DecodingOptions, *, normalised: bool | None = None
+) -> WindowSpans:
     """The best spans of every window, from its start and end logits [2, B, T].
 
     Scores are `normalised` to logarithms of probabilities, of the start times of the end, where windows are to be
-    compared as probabilities; as they are, they can be compared within a question only.
+    compared as probabilities; as they are, they can be compared within a question only. Unless told, they are for the
+    independent method, whose windows compete.
     """
-    logits = np.asarray(logits, np.float64)
-    allowed = padded.is_context.copy()
-    allowed[:, padded.cls] = True
-    if not (np.isfinite(logits[:, :, padded.cls]).all() and (logits[:, padded.is_context] < math.inf).all()):
-        raise ModelError(  # not a number is not below infinity
-            "the model's logits: expected finite numbers. Got infinite ones or nan; its training diverged (lower the "
-            "learning rate), or its precision is too narrow (use fp32)."
-        )
-    if normalised or options.method == "independent":
-        logits = logits - _log_of_sum(np.where(allowed, logits, -np.inf))
+    logits = choosable(logits, padded)
+    if normalised or (normalised is None and options.method == "independent"):
+        logits = logits - log_of_sum(logits)
     if options.method == "independent":
-        return _independent(np.where(allowed, logits, -np.inf), padded, options)
+        return _independent(logits, padded, options)
     null = logits[:, :, padded.cls].sum(0)
     start, end = np.where(padded.is_context, logits, -np.inf)  # [B, T] each
     if options.max_context_only:
         start = np.where(padded.max_context, start, -np.inf)
     return WindowSpans(padded.windows, *_joint(start, end, options), null)
+
+
+def choosable(logits: NDArray[Any], padded: Padded) -> NDArray[np.float64]:
+    """The logits [2, B, T] of the tokens that may be chosen, the context's and [CLS]; -inf at all others."""
+    logits = np.asarray(logits, np.float64)
+    if not (np.isfinite(logits[:, :, padded.cls]).all() and (logits[:, padded.is_context] < math.inf).all()):
+        raise ModelError(  # not a number is not below infinity
+            "the model's logits: expected finite numbers. Got infinite ones or nan; its training diverged (lower the "
+            "learning rate), or its precision is too narrow (use fp32)."
+        )
+    allowed = padded.is_context.copy()
+    allowed[:, padded.cls] = True
+    return np.where(allowed, logits, -np.inf)
+
+
+def log_of_sum(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """log Σ_t exp(logits_t), [2, B, 1], without overflow: what makes logits log-probabilities when it is taken off."""
+    largest = logits.max(axis=2, keepdims=True)
+    total: NDArray[np.float64] = largest + np.log(np.exp(logits - largest).sum(axis=2, keepdims=True))
+    return total
 
 
 def decode_answerability(logits: NDArray[Any], padded: Padded) -> WindowSpans:
@@ -255,13 +271,6 @@ def _independent(logits: NDArray[np.float64], padded: Padded, options: DecodingO
     spans_first = np.argsort(~is_span, axis=1, kind="stable")
     start, end, score = (array[rows, spans_first] for array in (start, end, np.where(is_span, score, -np.inf)))
     return WindowSpans(padded.windows, start, end, score, null)
-
-
-def _log_of_sum(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """log Σ_t exp(logits_t), [2, B, 1], without overflow."""
-    largest = logits.max(axis=2, keepdims=True)
-    total: NDArray[np.float64] = largest + np.log(np.exp(logits - largest).sum(axis=2, keepdims=True))
-    return total
 
 
 _Spans = tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]]  # scores, begins and ends in characters

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lamella import runs
 from lamella.data.examples import Example
-from lamella.data.loading import load_examples
+from lamella.data.loading import Loaded, load_examples
 from lamella.errors import DataError, UnreadableError
 from lamella.inference.metrics import score
 
 if TYPE_CHECKING:
+    from lamella.inference.logits import LogitsKeeper
     from lamella.inference.predict import Answering
 
 Language = Literal["en", "ko"]
@@ -48,13 +49,16 @@ def evaluate_model(
     *,
     batch_size: int = 32,
     language: Language | None = None,
+    keeper: LogitsKeeper | None = None,
 ) -> dict[str, Any]:
     """Predict, score, and write both into an open run folder."""
     from lamella.inference.predict import predict, score_predictions, write_predictions
 
-    predictions = predict(model, examples, batch_size=batch_size)
+    predictions = predict(model, examples, batch_size=batch_size, keeper=keeper)
     results = score_predictions(model, examples, predictions, language=language or language_of(examples))
     write_predictions(folder, model, predictions)
+    if keeper is not None:
+        keeper.write(folder)
     runs.write_json(folder / runs.RESULTS, results)
     return results
 
@@ -64,10 +68,13 @@ def read_questions(data: str, *, labelled: bool = False) -> Sequence[Example]:
 
     The metric compares texts, so it is all the same where an answer is said to lie.
     """
-    loaded = load_examples([data], on_bad_answer="ignore", labelled=labelled)
-    if loaded.skipped:
-        raise DataError(f"{data}: {loaded.skipped} questions cannot be read; see them with: lamella check {data}")
-    return loaded.examples
+    return _load(data, labelled).examples
+
+
+def read_any_questions(data: str) -> tuple[Sequence[Example], bool]:
+    """The questions of a file, and whether they can be scored."""
+    loaded = _load(data, labelled=False)
+    return loaded.examples, all(problem.kind != "unlabelled" for file in loaded.files for problem in file.problems)
 
 
 def language_of(examples: Sequence[Example]) -> Language:
@@ -76,6 +83,13 @@ def language_of(examples: Sequence[Example]) -> Language:
     letters = sum(character.isalpha() for character in text)
     hangul = sum("\uac00" <= character <= "\ud7a3" for character in text)
     return "ko" if hangul > 0.5 * max(1, letters) else "en"
+
+
+def _load(data: str, labelled: bool) -> Loaded:
+    loaded = load_examples([data], on_bad_answer="ignore", labelled=labelled)
+    if loaded.skipped:
+        raise DataError(f"{data}: {loaded.skipped} questions cannot be read; see them with: lamella check {data}")
+    return loaded
 
 
 def _read_scores(path: Path) -> dict[str, Any]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lamella.data.batches import Batch
 from lamella.data.features import Features
-from lamella.data.padding import longest_first, pad
-from lamella.encoder.encoder import HiddenStates
+from lamella.data.padding import Padded, longest_first, pad
+from lamella.encoder.encoder import Encoder, HiddenStates
+from lamella.encoder.tensors import trained_tensors
 from lamella.inference.decode import Merger, Prediction, WindowSpans
 from lamella.inference.model import ReaderModel
 from lamella.inference.predict import explaining_memory, spans_of
@@ -35,8 +38,6 @@ def predict_many(
     """
     if not models:
         return []
-    layers = sorted({layer for model in models for layer in model.head.layers})
-    encode = encode or models[0].encode
     was_training = [model.training for model in models]
     for model in models:
         model.eval()
@@ -46,11 +47,11 @@ def predict_many(
         with progress("answering", sum(map(len, mine))) as advance, torch.inference_mode():
             for indices in mine:
                 padded = pad(features, indices)
-                batch = Batch.of(padded).to(models[0].device)
                 with explaining_memory(padded):
-                    hidden = encode(batch, layers)
-                    for of_model, model in zip(found, models, strict=True):
-                        of_model.append(spans_of(model, padded, model(batch, hidden).float().cpu().numpy()))
+                    for of_model, model, logits in zip(
+                        found, models, logits_of_heads(models, padded, encode), strict=True
+                    ):
+                        of_model.append(spans_of(model, padded, logits))
                 advance(len(indices))
     finally:
         for model, mode in zip(models, was_training, strict=True):
@@ -62,3 +63,24 @@ def predict_many(
             merger.add(features, spans)
         predictions.append(merger.predictions(features.examples))
     return predictions
+
+
+@torch.inference_mode()
+def logits_of_heads(
+    models: Sequence[ReaderModel], padded: Padded, encode: Encode | None = None
+) -> list[NDArray[np.float32]]:
+    """What each of several heads on one encoder gives for some windows; the encoder runs once."""
+    layers = sorted({layer for model in models for layer in model.head.layers})
+    batch = Batch.of(padded).to(models[0].device)
+    hidden = (encode or models[0].encode)(batch, layers)
+    return [model(batch, hidden).float().cpu().numpy() for model in models]
+
+
+def share_encoders(models: Sequence[ReaderModel]) -> None:
+    """Give models whose encoders hold the same weights one of them in common, and free the others."""
+    kept: dict[tuple[Any, ...], Encoder] = {}
+    for model in models:
+        if any(name.startswith("encoder.") for name in trained_tensors(model)):
+            continue  # tuned: it is this model's own
+        has_pooler = getattr(model.encoder.model, "pooler", None) is not None
+        model.encoder = kept.setdefault((model.base_sha256, model.precision, model.device, has_pooler), model.encoder)

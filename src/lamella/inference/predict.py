@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,22 @@ from lamella.inference.decode import Merger, Prediction, WindowSpans, decode, de
 from lamella.inference.metrics import score
 from lamella.progress import progress
 
+if TYPE_CHECKING:
+    from lamella.inference.logits import LogitsKeeper
 
-class Answering(Protocol):
+
+class Deciding(Protocol):
+    """Whatever answers are decided by: a model, or several of them together."""
+
+    @property
+    def decoding(self) -> DecodingOptions: ...
+
+    @property
+    def gives_text(self) -> bool:
+        """Whether it finds answers, or only tells whether there is one."""
+
+
+class Answering(Deciding, Protocol):
     """A model that answers: what of it decoding needs to know, and its logits."""
 
     @property
@@ -35,32 +49,36 @@ class Answering(Protocol):
     def windows(self) -> WindowOptions: ...
 
     @property
-    def decoding(self) -> DecodingOptions: ...
-
-    @property
     def folders(self) -> tuple[Path, ...]:
         """What it was loaded from."""
-
-    @property
-    def gives_text(self) -> bool:
-        """Whether it finds answers, or only tells whether there is one."""
 
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """Those of its task, [2, B, T]: of starts and ends; or [2, B, 1]: of "here" and "not here"."""
 
 
-def predict(model: Answering, examples: Sequence[Example], *, batch_size: int = 32) -> dict[str, Prediction]:
-    """Answer every example. Memory holds some windows and the n-best spans of a question, never all logits."""
-    twice = [id for id, times in Counter(one.id for one in examples).items() if times > 1]
-    if twice:
-        raise DataError(f"question {twice[0]}: its id is given to several questions, so that answers would be lost.")
+def predict(
+    model: Answering, examples: Sequence[Example], *, batch_size: int = 32, keeper: LogitsKeeper | None = None
+) -> dict[str, Prediction]:
+    """Answer every example. Memory holds some windows and the n-best spans of a question; all logits, in half
+    precision, only where a `keeper` is to have them.
+    """
+    refuse_repeated_ids(examples)
     merger = Merger(model.decoding, gives_text=model.gives_text)
     with progress("answering", len(examples)) as advance:
         for features in featurise_in_slices(examples, model.tokenizer, model.windows):
             for padded, logits in each_batch(model, features, batch_size):
                 merger.add(features, spans_of(model, padded, logits))
+                if keeper is not None:
+                    keeper.add(features, padded, logits)
             advance(len(features.examples))
     return merger.predictions(examples)
+
+
+def refuse_repeated_ids(examples: Sequence[Example]) -> None:
+    """Answers go by the id of their question."""
+    twice = [id for id, times in Counter(one.id for one in examples).items() if times > 1]
+    if twice:
+        raise DataError(f"question {twice[0]}: its id is given to several questions, so that answers would be lost.")
 
 
 def each_batch(model: Answering, features: Features, batch_size: int) -> Iterator[tuple[Padded, NDArray[np.float32]]]:
@@ -71,7 +89,7 @@ def each_batch(model: Answering, features: Features, batch_size: int) -> Iterato
             yield padded, model.logits(padded)
 
 
-def spans_of(model: Answering, padded: Padded, logits: NDArray[Any], **options: Any) -> WindowSpans:
+def spans_of(model: Deciding, padded: Padded, logits: NDArray[Any], **options: Any) -> WindowSpans:
     """What a model's logits say of some windows."""
     if model.gives_text:
         return decode(logits, padded, model.decoding, **options)
@@ -96,7 +114,7 @@ def explaining_memory(padded: Padded) -> Iterator[None]:
 
 
 def score_predictions(
-    model: Answering, examples: Sequence[Example], predictions: Mapping[str, Prediction], **options: Any
+    model: Deciding, examples: Sequence[Example], predictions: Mapping[str, Prediction], **options: Any
 ) -> dict[str, Any]:
     """The metric of a model's predictions at its threshold; of one that gives no text, only how well it abstains.
 
@@ -112,7 +130,7 @@ def score_predictions(
     return {key: value for key, value in results.items() if key == "total" or key.startswith("answerability")}
 
 
-def write_predictions(folder: Path, model: Answering, predictions: Mapping[str, Prediction]) -> None:
+def write_predictions(folder: Path, model: Deciding, predictions: Mapping[str, Prediction]) -> None:
     """The files that every other stage reads, under their official names; without texts, where the model gives none."""
     runs.write_json(folder / runs.NULL_ODDS, {id: one.null_odds for id, one in predictions.items()})
     runs.write_json(folder / runs.NA_PROB, {id: one.na_prob for id, one in predictions.items()})

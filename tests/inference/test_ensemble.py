@@ -1,0 +1,722 @@
+"""Readers that answer together: the arithmetic by hand, the same from kept logits, one pass for one encoder."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from doubles import example, save_tiny_encoder, tiny_run_config, tiny_tokenizer
+from lamella import runs
+from lamella.config import DecodingOptions
+from lamella.data.examples import Example
+from lamella.data.features import featurise, featurise_in_slices
+from lamella.data.padding import Padded, longest_first, pad
+from lamella.data.readers import read
+from lamella.encoder.encoder import Encoder
+from lamella.encoder.loading import load_encoder
+from lamella.errors import DataError, LamellaError, ModelError, RunError, UnreadableError, UsageError
+from lamella.inference.decode import Prediction, choosable, decode, rank
+from lamella.inference.ensemble import Ensemble, Together, combine_logits, combine_spans, write_together
+from lamella.inference.logits import KeptLogits, LogitsKeeper, same_windows
+from lamella.inference.members import Member, open_members
+from lamella.inference.metrics import score
+from lamella.inference.model import ReaderModel
+from lamella.inference.predict import predict, write_predictions
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+HOWS = ("max", "mean", "product")
+
+
+# --- models and runs to combine
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_encoder(tmp_path_factory.mktemp("base") / "bert")
+
+
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_encoder(tmp_path_factory.mktemp("base") / "roberta", "roberta")
+
+
+@pytest.fixture(scope="module")
+def questions() -> list[Example]:
+    """The last has four windows, and its context is on its second slice's edge in the tests of slices."""
+    examples = list(read("demo:dev").examples[:9])
+    long = " ".join(dict.fromkeys(one.context.text for one in read("demo:dev").examples))[:1500]
+    return [*examples, example(long, "Saturn", question="Which planet has rings?", id="long")]
+
+
+def save_reader(folder: Path, base: Path, *, seed: int, scale: float = 20.0, **sections: Any) -> Path:
+    """A random head, with logits large enough to be sure of something."""
+    torch.manual_seed(seed)
+    config = tiny_run_config(**{"encoder": {"tuning": "frozen"}, **sections})
+    model = ReaderModel(load_encoder(str(base)), config).eval()
+    with torch.no_grad():
+        model.head.task.q.mul_(scale)
+    model.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def readers(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three heads on one encoder."""
+    folder = tmp_path_factory.mktemp("readers")
+    mixers = ["last", "scalar_mix", "average"]
+    return [
+        save_reader(folder / f"r{seed}", bert, seed=seed, learner={"mixer": mixer}) for seed, mixer in enumerate(mixers)
+    ]
+
+
+def predict_run(folder: Path, model: Path, questions: Sequence[Example], *, keep: bool = False) -> Path:
+    """What `lamella predict` writes."""
+    reader = ReaderModel.load(model)
+    keeper = LogitsKeeper(reader) if keep else None
+    with runs.new_run(folder, "predict"):
+        write_predictions(folder, reader, predict(reader, questions, batch_size=4, keeper=keeper))
+        if keeper is not None:
+            keeper.write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kept(readers: list[Path], questions: list[Example], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Their runs, with logits."""
+    folder = tmp_path_factory.mktemp("kept")
+    return [predict_run(folder / f"p{at}", one, questions, keep=True) for at, one in enumerate(readers)]
+
+
+def together(names: Sequence[Path], examples: Sequence[Example] | None = None, **options: Any) -> Together:
+    members = open_members([str(name) for name in names], run=examples is not None, precision="fp32")
+    return Ensemble(members, examples, **options).answer(batch_size=4)
+
+
+def texts(answered: Together) -> dict[str, str]:
+    return {id: one.text(0.0) for id, one in answered.predictions.items()}
+
+
+def close(ours: Prediction, theirs: Prediction, tolerance: float = 1e-5) -> bool:
+    """The same candidates in the same order, with like numbers."""
+    places = [[(one.text, one.begin_char, one.end_char) for one in both.candidates] for both in (ours, theirs)]
+    numbers = [[one.probability for one in both.candidates] for both in (ours, theirs)]
+    return (
+        places[0] == places[1]
+        and np.allclose(*numbers, atol=tolerance)
+        and math.isclose(ours.null_odds, theirs.null_odds, abs_tol=100 * tolerance)
+    )
+
+
+# --- combining tokens
+
+
+@pytest.fixture(scope="module")
+def padded(questions: list[Example]) -> Padded:
+    features = featurise(questions, tiny_tokenizer("bert"), tiny_run_config().windows)
+    return pad(features, np.arange(len(features)))
+
+
+def random_logits(padded: Padded, count: int, seed: int = 0, scale: float = 4.0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [(scale * rng.standard_normal((2, *padded.mask.shape))).astype(np.float32) for _ in range(count)]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_tokens_are_combined_as_the_formula_says(padded: Padded, how: Any) -> None:
+    """BERTVision's for max: a softmax each, the larger of the two at every token, no sum taken again."""
+    members = random_logits(padded, 3)
+    found = np.exp(combine_logits(members, padded, how, scaled=False))
+    for output in range(2):
+        for row in range(len(padded.mask)):
+            allowed = [t for t in range(padded.mask.shape[1]) if t == padded.cls or padded.is_context[row, t]]
+            shares = []
+            for one in members:
+                weights = np.exp(one[output, row, allowed].astype(float))
+                shares.append(weights / weights.sum())
+            expected = {"max": np.max(shares, 0), "mean": np.mean(shares, 0), "product": np.prod(shares, 0) ** (1 / 3)}
+            np.testing.assert_allclose(found[output, row, allowed], expected[how], rtol=1e-9)
+            forbidden = sorted(set(range(padded.mask.shape[1])) - set(allowed))
+            assert not found[output, row, forbidden].any()
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("method", ["joint", "independent"])
+def test_a_model_combined_with_itself_decodes_as_itself(padded: Padded, how: Any, method: Any) -> None:
+    (logits,) = random_logits(padded, 1)
+    options = DecodingOptions(method=method)
+    combined = combine_logits([logits, logits], padded, how, scaled=method == "joint")
+    ours, alone = decode(combined, padded, options, normalised=False), decode(logits, padded, options)
+    np.testing.assert_array_equal(ours.start, alone.start)
+    np.testing.assert_array_equal(ours.end, alone.end)
+    np.testing.assert_allclose(ours.score, alone.score, atol=1e-9)
+    np.testing.assert_allclose(ours.null, alone.null, atol=1e-9)
+
+
+def test_independent_decoding_of_a_maximum_is_bertvision_s(padded: Padded) -> None:
+    """Its window score is max_t s_t times max_t e_t of vectors that no longer add up to 1."""
+    members = random_logits(padded, 2)
+    combined = combine_logits(members, padded, "max", scaled=False)
+    found = decode(combined, padded, DecodingOptions(method="independent"), normalised=False)
+    best = np.exp(combined).max(2).prod(0)
+    leading = np.where(found.score[:, 0] > found.null, found.score[:, 0], found.null)
+    np.testing.assert_allclose(np.exp(leading), best)
+    renormalised = decode(combined, padded, DecodingOptions(method="independent"))
+    assert not np.allclose(renormalised.null, found.null)
+
+
+@given(seed=st.integers(0, 10_000), count=st.integers(2, 4), how=st.sampled_from(HOWS))
+@settings(max_examples=30)
+def test_the_order_of_members_does_not_matter_and_shifts_neither(
+    padded: Padded, seed: int, count: int, how: Any
+) -> None:
+    members = random_logits(padded, count, seed)
+    shifted = [one + np.float32(number) for number, one in enumerate(members)]
+    plain = combine_logits(members, padded, how, scaled=False)
+    np.testing.assert_allclose(combine_logits(members[::-1], padded, how, scaled=False), plain, atol=1e-9)
+    np.testing.assert_allclose(combine_logits(shifted, padded, how, scaled=False), plain, atol=1e-4)
+    product, mean, largest = (combine_logits(members, padded, how) for how in ("product", "mean", "max"))
+    allowed = np.isfinite(largest)
+    assert (product[allowed] <= mean[allowed] + 1e-9).all()
+    assert (mean[allowed] <= largest[allowed] + 1e-9).all()
+
+
+def test_a_token_that_a_member_rules_out(padded: Padded) -> None:
+    one, two = random_logits(padded, 2)
+    row, token = 0, int(np.flatnonzero(padded.is_context[0])[3])
+    one[:, row, token] = -np.inf
+    for how in HOWS:
+        combined = combine_logits([one, two], padded, how)  # type: ignore[arg-type]
+        assert np.isfinite(combined[:, row, token]).all() == (how != "product")
+        decode(combined, padded, DecodingOptions(), normalised=False)
+    one[0, row, padded.cls] = np.nan
+    with pytest.raises(ModelError, match="expected finite numbers"):
+        combine_logits([one, two], padded, "mean")
+
+
+# --- combining spans
+
+
+def listed(null: float, **answers: tuple[int, float]) -> Prediction:
+    """An n-best list by probability: `Rome=(3, 0.6)` begins at 3."""
+    spans = [(text, begin, begin + len(text), math.log(p), 0) for text, (begin, p) in answers.items()]
+    return rank(sorted(spans, key=lambda one: -one[3]), math.log(null))
+
+
+ONE = listed(0.3, Rome=(3, 0.6), inRome=(0, 0.1))
+TWO = listed(0.8, Rome=(3, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("how", "null", "rome", "in_rome"),
+    [
+        ("max", 0.8, 0.6, 0.2),
+        ("mean", 0.55, 0.4, 0.15),
+        ("product", math.sqrt(0.24), math.sqrt(0.12), math.sqrt(0.02)),
+    ],
+)
+def test_spans_are_combined_as_by_hand(how: Any, null: float, rome: float, in_rome: float) -> None:
+    """Member two does not have inRome: it counts as its lowest, 0.2."""
+    found = combine_spans([ONE, TWO], how)
+    assert [one.text for one in found.candidates] == ["", "Rome", "inRome"]
+    assert [math.exp(one.score) for one in found.candidates] == pytest.approx([null, rome, in_rome])
+    total = null + rome + in_rome
+    assert [one.probability for one in found.candidates] == pytest.approx([null / total, rome / total, in_rome / total])
+    assert found.null_odds == pytest.approx(math.log(null / rome))
+
+
+@pytest.mark.parametrize("how", [*HOWS, "vote"])
+def test_a_list_combined_with_itself_is_itself(how: Any) -> None:
+    for member in (ONE, TWO):
+        found = combine_spans([member, member], how, texts=[member.text(0.0)] * 2)
+        assert [one.text for one in found.candidates] == [one.text for one in member.candidates]
+        if how != "vote":
+            assert close(found, member, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ([listed(0.1, A=(0, 0.9)), listed(0.1, A=(0, 0.9)), listed(0.99, B=(2, 0.01))], "A"),  # two of three
+        ([listed(0.1, A=(0, 0.9)), listed(0.95, B=(2, 0.05)), listed(0.6, A=(0, 0.4))], ""),
+        ([listed(0.1, A=(0, 0.9)), listed(0.1, B=(2, 0.5), A=(0, 0.4))], "A"),  # a tie: 0.65 against 0.3
+        ([listed(0.9, A=(0, 0.1)), listed(0.45, A=(0, 0.55))], ""),  # a tie with "no answer": 0.675 against 0.325
+        ([listed(0.1, A=(0, 0.9)), listed(0.1, A=(5, 0.9)), listed(0.1, B=(2, 0.9))], "A"),  # a text at two places
+    ],
+)
+def test_a_vote_counts_texts_and_breaks_ties_by_the_mean(members: list[Prediction], expected: str) -> None:
+    found = combine_spans(members, "vote", texts=[one.text(0.0) for one in members])
+    assert found.text(0.0) == expected
+    assert len({one.text for one in found.candidates}) == len(found.candidates)
+
+
+def test_a_vote_hears_members_at_their_own_thresholds() -> None:
+    lists = [listed(0.6, A=(0, 0.4)), listed(0.6, A=(0, 0.4)), listed(0.9, A=(0, 0.1))]
+    assert combine_spans(lists, "vote", texts=["", "", ""]).text(0.0) == ""
+    assert combine_spans(lists, "vote", texts=["A", "A", ""]).text(0.0) == "A"
+
+
+def test_a_member_without_any_span_does_not_raise_those_of_others() -> None:
+    silent = rank([], 3.0)
+    sure = listed(0.05, A=(0, 0.9), B=(2, 0.05))
+    for how in (*HOWS, "vote"):
+        found = combine_spans([sure, silent], how, texts=["A", ""])  # type: ignore[arg-type]
+        assert [one.text for one in found.candidates if one.text] == ["A", "B"]
+        assert all(math.isfinite(one.score) for one in found.candidates)
+    assert math.exp(combine_spans([sure, silent], "mean").best_span.score) == pytest.approx(0.45)
+    assert combine_spans([silent, silent], "mean").text(0.0) == ""
+
+
+def test_a_probability_that_became_nothing_still_counts() -> None:
+    far = rank([("A", 0, 1, 900.0, 0), ("B", 2, 3, 10.0, 0)], 0.0)
+    assert far.candidates[-1].probability == 0.0
+    assert all(math.isfinite(one.score) for one in combine_spans([far, far], "product").candidates)
+
+
+def test_members_must_read_the_same_text() -> None:
+    with pytest.raises(DataError, match="question q7: the members read different contexts; at 3-7 one has 'Rome'"):
+        combine_spans([ONE, listed(0.5, Oslo=(3, 0.5))], "mean", question="q7")
+
+
+def test_the_list_stays_as_long_as_asked() -> None:
+    lists = [listed(0.1, A=(0, 0.5), B=(1, 0.2)), listed(0.1, C=(2, 0.6), D=(3, 0.1))]
+    assert [one.text for one in combine_spans(lists, "max", n_best=2).candidates] == ["C", "A", ""]
+
+
+# --- kept logits
+
+
+def test_kept_logits_come_back_with_their_windows(
+    readers: list[Path], kept: list[Path], questions: list[Example]
+) -> None:
+    stored = KeptLogits(kept[0])
+    model = ReaderModel.load(readers[0])
+    features = featurise(questions, model.tokenizer, model.windows)
+    assert same_windows(stored.features, features)
+    np.testing.assert_array_equal(stored.features.max_context, features.max_context)
+    assert stored.features.template == features.template
+    assert stored.decoding == model.decoding
+    for indices in longest_first(features.lengths, 4):
+        padded = pad(stored.features, indices)
+        exact, found = model.logits(padded), stored.logits(padded)
+        below = choosable(exact, padded).max(axis=2, keepdims=True) - exact
+        assert (np.abs(found - exact) <= 2**-11 * np.abs(below) + 1e-5)[:, padded.mask].all()
+        assert not found[:, ~padded.mask].any()
+    tokens = len(features.input_ids)
+    size = (kept[0] / runs.LOGITS).stat().st_size
+    assert 4 * tokens < size < 12 * tokens + 50_000  # real tokens alone
+
+
+def test_slices_are_kept_as_if_they_were_cut_at_once(questions: list[Example], tmp_path: Path) -> None:
+    tokenizer, windows = tiny_tokenizer("bert"), tiny_run_config().windows
+
+    class Model:
+        gives_text, decoding = True, DecodingOptions()
+
+    keeper = LogitsKeeper(Model())
+    written = []
+    for features in featurise_in_slices(questions, tokenizer, windows, size=3):
+        for indices in longest_first(features.lengths, 2):
+            padded = pad(features, indices)
+            logits = padded.input_ids + np.array([0, 0.5])[:, None, None]
+            keeper.add(features, padded, logits)
+        written.append(features)
+    assert sum(len(features.examples) for features in written) > len(questions)  # one lies in two slices
+    keeper.write(tmp_path)
+    kept, whole = KeptLogits(tmp_path), featurise(questions, tokenizer, windows)
+    assert same_windows(kept.features, whole)
+    padded = pad(whole, np.arange(len(whole)))
+    np.testing.assert_array_equal(kept.logits(padded)[0][padded.mask], padded.input_ids[padded.mask])
+    np.testing.assert_array_equal(kept.logits(padded)[1][padded.mask], padded.input_ids[padded.mask] + 0.5)
+
+
+def test_what_fp16_cannot_hold_is_clipped(padded: Padded, questions: list[Example], tmp_path: Path) -> None:
+    class Model:
+        gives_text, decoding = True, DecodingOptions()
+
+    features = featurise(questions, tiny_tokenizer("bert"), tiny_run_config().windows)
+    keeper = LogitsKeeper(Model())
+    logits = np.zeros((2, *padded.mask.shape), np.float32)
+    logits[0, :, padded.cls], logits[1, :, 1] = 1e6, -np.inf
+    keeper.add(features, padded, logits)
+    keeper.write(tmp_path)
+    found = KeptLogits(tmp_path).logits(padded)
+    assert (found[0, :, padded.cls] == 1e6).all()
+    assert (found[0, :, 1] == 1e6 - 65504).all()
+    assert (found[1, :, 1] == -65504).all()
+
+
+def test_windows_differ_by_tokens_questions_and_options(questions: list[Example]) -> None:
+    bert, windows = tiny_tokenizer("bert"), tiny_run_config().windows
+    ours = featurise(questions, bert, windows)
+    assert same_windows(ours, featurise(questions, bert, windows))
+    assert not same_windows(ours, featurise(questions, tiny_tokenizer("roberta"), windows))
+    assert not same_windows(ours, featurise(questions[::-1], bert, windows))
+    assert not same_windows(ours, featurise(questions[:-1], bert, windows))
+    assert not same_windows(ours, featurise(questions, bert, windows.model_copy(update={"doc_stride": 16})))
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda folder: (folder / runs.LOGITS).write_bytes((folder / runs.LOGITS).read_bytes()[:-7]),
+        lambda folder: (folder / runs.LOGITS).write_bytes(b"nothing"),
+        lambda folder: (folder / runs.LOGITS_INDEX).write_text('{"format": 1}'),
+        lambda folder: (folder / runs.LOGITS_INDEX).write_text("[]"),
+    ],
+)
+def test_damaged_logits_are_said_to_be(kept: list[Path], tmp_path: Path, harm: Callable[[Path], Any]) -> None:
+    harm(Path(shutil.copytree(kept[0], tmp_path / "p")))
+    with pytest.raises(UnreadableError, match="its kept logits are damaged; predict again with --keep-logits"):
+        KeptLogits(tmp_path / "p")
+
+
+def test_logits_of_another_version_or_gone(kept: list[Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(kept[0], tmp_path / "p"))
+    (folder / runs.LOGITS).unlink()
+    with pytest.raises(UnreadableError, match=r"logits\.safetensors: no such file"):
+        KeptLogits(folder)
+    (folder / runs.LOGITS_INDEX).write_text('{"format": 2}')
+    with pytest.raises(UnreadableError, match=r"logits\.json: expected format 1\. Got 2, of another lamella\."):
+        KeptLogits(folder)
+
+
+# --- members of all kinds
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_kept_logits_answer_as_the_models_do(
+    readers: list[Path], kept: list[Path], questions: list[Example], how: Any
+) -> None:
+    live, stored, mixed = (
+        together(names, data, how=how, level="token")
+        for names, data in ((readers, questions), (kept, None), ([readers[0], *kept[1:]], questions))
+    )
+    assert live.level == stored.level == mixed.level == "token"
+    assert texts(live) == texts(stored) == texts(mixed)
+    for id, one in live.predictions.items():
+        assert math.isclose(one.null_odds, stored.predictions[id].null_odds, abs_tol=0.1)
+        assert one.best_span.text == stored.predictions[id].best_span.text
+    members = [together.members for together in (live, stored, mixed)]
+    assert [list(one) for one in members] == [["r0", "r1", "r2"], ["p0", "p1", "p2"], ["r0", "p1", "p2"]]
+    for names in zip(*members, strict=True):
+        assert len({json.dumps(one[name].texts) for one, name in zip(members, names, strict=True)}) == 1
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("level", ["token", "span"])
+def test_a_reader_with_itself_is_itself(readers: list[Path], questions: list[Example], how: Any, level: Any) -> None:
+    alone = predict(ReaderModel.load(readers[1]), questions, batch_size=4)
+    found = together([readers[1], readers[1]], questions, how=how, level=level)
+    assert list(found.members) == ["r1", "r1 (2)"]
+    assert found.level == level
+    for id, prediction in alone.items():
+        assert close(found.predictions[id], prediction), id
+        assert all(close(one.predictions[id], prediction, 1e-9) for one in found.members.values())
+
+
+def test_readers_together_differ_from_each(readers: list[Path], questions: list[Example]) -> None:
+    """Else nothing above would tell anything."""
+    found = together(readers, questions, how="mean")
+    answers = [texts(found), *(one.texts for one in found.members.values())]
+    assert len({json.dumps(one) for one in answers}) == 4
+    assert len({one.text(0.0) for one in found.predictions.values()}) >= 3
+
+
+@pytest.mark.parametrize("level", ["token", "span"])
+def test_heads_on_one_encoder_share_its_pass(
+    readers: list[Path], questions: list[Example], monkeypatch: pytest.MonkeyPatch, level: Any
+) -> None:
+    """Bit for bit what each gives alone, for the price of one pass."""
+    calls: list[int] = []
+    forward = Encoder.forward
+    monkeypatch.setattr(
+        Encoder, "forward", lambda self, batch, layers: calls.append(id(self)) or forward(self, batch, layers)
+    )
+    found = together(readers, questions, level=level)
+    model = ReaderModel.load(readers[0])
+    batches = math.ceil(len(featurise(questions, model.tokenizer, model.windows)) / 4)
+    assert len(calls) == batches > 2
+    for folder, answered in zip(readers, found.members.values(), strict=True):
+        assert answered.predictions == predict(ReaderModel.load(folder), questions, batch_size=4)
+
+
+def test_tuned_encoders_are_not_shared(
+    bert: Path, readers: list[Path], questions: list[Example], tmp_path: Path
+) -> None:
+    for name, tuning in (("full", "full"), ("lora", "lora")):
+        save_reader(tmp_path / name, bert, seed=5, encoder={"tuning": tuning})
+    tuned = ReaderModel.load(tmp_path / "full")
+    with torch.no_grad():
+        for value in tuned.encoder.parameters():
+            value.mul_(1.3)
+    tuned.save(tmp_path / "full")
+    folders = [readers[0], tmp_path / "full", tmp_path / "lora", readers[1]]
+    members = open_members([str(one) for one in folders], run=True, precision="fp32")
+    models: list[Any] = [member.model for member in members]
+    assert models[0].encoder is models[3].encoder
+    assert len({id(model.encoder) for model in models}) == 3
+    found = Ensemble(members, questions).answer(batch_size=4)
+    for folder, answered in zip(folders, found.members.values(), strict=True):
+        assert answered.predictions == predict(ReaderModel.load(folder), questions, batch_size=4)
+
+
+def test_bertvision_s_ensemble_recomputed(bert: Path, questions: list[Example], tmp_path: Path) -> None:
+    """A softmax each, the larger of the two, the best start and the best end; the surest window of a question wins."""
+    alone = {"decoding": {"method": "independent"}}
+    folders = [save_reader(tmp_path / f"i{seed}", bert, seed=seed, scale=6.0, **alone) for seed in (0, 1)]
+    found = together(folders, questions, how="max", level="token")
+    models = [ReaderModel.load(folder) for folder in folders]
+    features = featurise(questions, models[0].tokenizer, models[0].windows)
+    best: dict[str, tuple[float, str]] = {}
+    for window in range(len(features)):
+        padded = pad(features, np.array([window]))
+        allowed = np.flatnonzero(padded.is_context[0] | (np.arange(padded.mask.shape[1]) == padded.cls))
+        weights = [np.exp(model.logits(padded)[:, 0, allowed].astype(float)) for model in models]
+        largest = np.max([one / one.sum(1, keepdims=True) for one in weights], axis=0)  # [2, allowed]
+        start, end = allowed[largest.argmax(1)]
+        text = ""
+        if padded.cls not in (start, end) and start <= end:
+            begin, stop = features.characters(window, start, end)
+            text = questions[features.example[window]].context.text[begin:stop]
+        id = questions[features.example[window]].id
+        best[id] = max(best.get(id, (0.0, "")), (float(largest.max(1).prod()), text))
+    assert len(features) > len(questions)
+    assert {id: text for id, (_, text) in best.items()} == texts(found)
+    for id, (share, text) in best.items():
+        chosen = found.predictions[id].chosen(0.0)
+        assert (chosen.text, math.exp(chosen.score)) == (text, pytest.approx(share, rel=1e-5))
+
+
+def test_other_tokenizers_meet_at_the_span_level(
+    readers: list[Path], roberta: Path, questions: list[Example], tmp_path: Path
+) -> None:
+    other = save_reader(tmp_path / "other", roberta, seed=4)
+    members = open_members([str(readers[0]), str(other)], run=True, precision="fp32")
+    ensemble = Ensemble(members, questions)
+    assert ensemble.level == "span"
+    assert ensemble.why_not_by_token == "r0 and other cut the texts into other tokens or windows"
+    found = ensemble.answer(batch_size=4)
+    contexts = {one.id: one.context.text for one in questions}
+    for id, prediction in found.predictions.items():
+        lists = [one.predictions[id] for one in found.members.values()]
+        assert close(prediction, combine_spans(lists, "mean"), 1e-12)
+        assert all(contexts[id][one.begin_char : one.end_char] == one.text for one in prediction.candidates)
+    with pytest.raises(UsageError, match="--level token: r0 and other cut the texts into other tokens or windows"):
+        Ensemble(members, questions, level="token")
+
+
+def test_equal_tokens_are_enough_however_the_tokenizers_are_written(
+    readers: list[Path], questions: list[Example], tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(readers[1], tmp_path / "copy"))
+    tokenizer = json.loads((copy / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer["truncation"] = {"direction": "Right", "max_length": 20, "strategy": "LongestFirst", "stride": 0}
+    tokenizer["model"]["max_input_chars_per_word"] = 99
+    (copy / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    assert together([readers[0], copy], questions).level == "token"
+
+
+def test_the_threshold_is_the_ensemble_s_own(bert: Path, questions: list[Example], tmp_path: Path) -> None:
+    eager = {"decoding": {"null_score_diff_threshold": 1e6}}
+    folders = [save_reader(tmp_path / f"e{seed}", bert, seed=seed, **eager) for seed in (0, 1)]
+    found = together(folders, questions)
+    assert found.decoding.null_score_diff_threshold == 0.0
+    assert all(all(one.texts.values()) for one in found.members.values())  # a member keeps its own
+    assert found.predictions == together(folders, questions, threshold=2.0).predictions
+
+
+# --- what is refused
+
+
+def refused(call: Callable[[], Any], kind: type[LamellaError]) -> str:
+    with pytest.raises(kind) as caught:
+        call()
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_members_that_cannot_be_combined(
+    bert: Path, readers: list[Path], kept: list[Path], questions: list[Example], tmp_path: Path
+) -> None:
+    one = predict_run(tmp_path / "one", readers[0], questions)
+    fewer = predict_run(tmp_path / "fewer", readers[1], questions[1:])
+    opened = lambda *names, run=False: open_members([str(name) for name in names], run=run)  # noqa: E731
+    assert refused(lambda: opened(one), UsageError).endswith("expected at least two runs or models. Got 1.")
+    assert "or --data, the questions to ask this model" in refused(lambda: opened(one, readers[0]), UsageError)
+    assert "neither a model folder nor a run folder" in refused(
+        lambda: opened(one, tmp_path / "absent", run=True), UsageError
+    )
+    said = refused(lambda: together([one, fewer]), DataError)
+    assert said.startswith(
+        f"fewer: expected answers to the same 10 questions as the others'; it lacks 1 of them, {questions[0].id}"
+    )
+    assert "it answers 10" in refused(lambda: together([fewer, one]), DataError)
+    assert refused(lambda: together([one, one], level="token"), UsageError) == (
+        "--level token: one has no logits: predict again with --keep-logits, or name its model and --data."
+    )
+    full = kept[1]
+    assert together([full, full], questions[:3]).level == "span"
+    assert "kept the logits of more questions" in refused(
+        lambda: together([full, full], questions[:3], level="token"), UsageError
+    )
+    assert "a vote counts texts" in refused(lambda: together([full, full], how="vote", level="token"), UsageError)
+    answerable = save_reader(tmp_path / "a", bert, seed=0, learner={"task": "answerability"})
+    assert "has no texts to combine" in refused(lambda: opened(one, answerable, run=True), UsageError)
+    assert "only tells whether" in refused(lambda: LogitsKeeper(ReaderModel.load(answerable)), UsageError)
+    runs.write_json(one / runs.RUN, {"state": "failed"})
+    assert "expected a run that is finished. Found one that is failed" in refused(lambda: opened(one, one), RunError)
+    (fewer / runs.NBEST).write_text('{"q": [{"text": "a"}]}')
+    assert "with text, probability, score, start and end" in refused(lambda: opened(fewer, full), UnreadableError)
+
+
+# --- runs and commands
+
+
+def test_gains_are_differences_of_official_scores(
+    readers: list[Path], questions: list[Example], tmp_path: Path
+) -> None:
+    found = together(readers, questions, how="product")
+    with runs.new_run(tmp_path / "out", "ensemble") as folder:
+        results = write_together(folder, found, questions)
+    assert results == json.loads((tmp_path / "out" / runs.RESULTS).read_text())
+    assert list(results["gains"]) == ["r0", "r1", "r2"]
+    for name, member in found.members.items():
+        own, gain = score(questions, member.texts), results["gains"][name]
+        for key in ("exact", "f1"):
+            assert gain[key] == pytest.approx(results[key] - own[key])
+            assert gain[f"{key}_interval"][0] <= gain[key] <= gain[f"{key}_interval"][1]
+    official = score(questions, json.loads((tmp_path / "out" / runs.PREDICTIONS).read_text()))
+    assert {key: results[key] for key in official} == pytest.approx(official)
+
+
+@pytest.fixture(scope="module")
+def data(questions: list[Example], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The questions as a file."""
+    path = tmp_path_factory.mktemp("data") / "dev.jsonl"
+    rows = [
+        {
+            "id": one.id,
+            "question": one.question,
+            "context": one.context.text,
+            "answers": [{"text": answer.text, "answer_start": answer.begin_char} for answer in one.answers],
+        }
+        for one in questions
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_the_command_from_models_from_runs_and_from_its_own_runs(
+    readers: list[Path], data: Path, lamella: Any, tmp_path: Path
+) -> None:
+    exact = ("--precision", "fp32")
+    for at in (0, 1):
+        arguments = ("--model", readers[at], "--out", tmp_path / f"p{at}", *exact, "--keep-logits")
+        assert lamella("predict" if at else "evaluate", data, *arguments)[0] == 0
+    how = ("--how", "max", "--out")
+    code, out, err = lamella("ensemble", *readers[:2], "--data", data, *how, tmp_path / "live", *exact, "--json")
+    assert (code, err) == (0, "")
+    live = json.loads(out)
+    assert (live["how"], live["level"], live["total"], len(live["gains"])) == ("max", "token", 10, 2)
+    code, out, err = lamella("ensemble", tmp_path / "p0", tmp_path / "p1", *how, tmp_path / "kept")
+    assert (code, err) == (0, "")
+    assert out == f"{tmp_path / 'kept'}: 10 questions answered by 2 readers together\nmax, at the token level\n"
+    names = {runs.RUN, runs.ENVIRONMENT, runs.CONFIG, runs.PREDICTIONS, runs.NBEST, runs.NULL_ODDS, runs.NA_PROB}
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == names
+    assert {path.name for path in (tmp_path / "live").iterdir()} == {*names, runs.RESULTS}
+    answers = [json.loads((tmp_path / name / runs.PREDICTIONS).read_text()) for name in ("live", "kept")]
+    assert answers[0] == answers[1]
+    code, out, err = lamella("ensemble", tmp_path / "kept", tmp_path / "p1", "--data", data, "--out", tmp_path / "more")
+    assert (code, err) == (0, "")
+    assert "mean, at the span level (kept has no logits: predict again with --keep-logits" in out
+    assert "over kept  exact " in out
+    code, out, err = lamella("evaluate", data, tmp_path / "live" / runs.PREDICTIONS, "--json")
+    assert json.loads(out)["f1"] == pytest.approx(live["f1"])
+
+
+def test_a_mistake_touches_no_folder(readers: list[Path], lamella: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for arguments, code, said in (
+        ((readers[0], readers[1]), 2, "or --data, the questions to ask this model"),
+        ((readers[0],), 2, "at least two runs or models"),
+        ((readers[0], readers[1], "--data", "demo:dev", "--how", "vote", "--level", "token"), 2, "a vote counts texts"),
+        ((readers[0], readers[1], "--data", tmp_path / "absent.json"), 2, "absent.json"),
+    ):
+        found = lamella("ensemble", *arguments, "--out", out)
+        assert (found[0], found[1], found[2].count("\n")) == (code, "", 1)
+        assert said in found[2]
+        assert not out.exists()
+    assert lamella("ensemble", *readers, "--data", "demo:dev", "--out", readers[0])[0] == 1
+    code, _, err = lamella("evaluate", "demo:dev", tmp_path / "p.json", "--keep-logits")
+    assert (code, "--keep-logits is for --model" in err) == (2, True)
+
+
+def test_questions_without_labels_are_answered_and_not_scored(
+    readers: list[Path], questions: list[Example], lamella: Any, tmp_path: Path
+) -> None:
+    rows = [{"id": one.id, "question": one.question, "context": one.context.text} for one in questions]
+    (tmp_path / "bare.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    code, out, err = lamella(
+        "ensemble", *readers, "--data", tmp_path / "bare.jsonl", "--out", tmp_path / "out", "--json"
+    )
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"how": "mean", "level": "token", "total": len(questions)}
+    assert not (tmp_path / "out" / runs.RESULTS).exists()
+
+
+def test_overwriting_a_run_removes_its_logits(kept: list[Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(kept[0], tmp_path / "p"))
+    with runs.new_run(folder, "predict", overwrite=True):
+        assert {path.name for path in folder.iterdir()} == {runs.RUN, runs.ENVIRONMENT}
+
+
+def test_runs_are_combined_without_torch(kept: list[Path], tmp_path: Path) -> None:
+    folders = [str(folder) for folder in kept]
+    script = (
+        "import sys; from lamella.__main__ import main\n"
+        f"out, folders = {str(tmp_path)!r}, {folders!r}\n"
+        "for level in ('token', 'span'):\n"
+        "    sys.argv = ['lamella', 'ensemble', *folders, '--level', level, '--out', out + '/' + level]\n"
+        "    try: main()\n"
+        "    except SystemExit as ended: assert not ended.code\n"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "[]", ended.stdout
+
+
+def test_a_folder_of_several_runs_means_all_of_them(kept: list[Path], tmp_path: Path) -> None:
+    with runs.new_run(tmp_path / "many", "train", within=["p0", "p1"]) as folder:
+        for one in kept[:2]:
+            shutil.copytree(one, folder / one.name)
+    found = together([folder, kept[2]])
+    assert list(found.members) == ["p0", "p1", "p2"]
+    assert found.predictions == together(kept).predictions
+
+
+def test_a_member_is_what_its_folder_holds(readers: list[Path], questions: list[Example], tmp_path: Path) -> None:
+    """A training run has a model and predictions: with questions to ask it is run, else its predictions are taken."""
+    folder = predict_run(tmp_path / "run", readers[0], questions)
+    ReaderModel.load(readers[0]).save(folder / runs.MODEL)
+    names = [str(folder), str(readers[1])]
+    member: Member = open_members(names, run=True, precision="fp32")[0]
+    assert member.model is not None
+    assert member.answered is None
+    stored = open_members([str(folder)] * 2, run=False)[0]
+    assert stored.model is None
+    assert stored.answered is not None
+    alone = predict(ReaderModel.load(readers[0]), questions, batch_size=4)
+    assert all(close(stored.answered.predictions[id], one, 1e-12) for id, one in alone.items())
