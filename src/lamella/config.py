@@ -265,6 +265,12 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     return check_config(table, where=str(path or "configuration"), problems=problems)
 
 
+def same_file(one: str, other: str) -> bool:
+    """Whether two names mean the same data file, however its path is written."""
+    paths = [os.path.realpath(os.path.expanduser(name)) for name in (one, other) if not name.startswith("demo:")]
+    return one == other or (len(paths) == 2 and paths[0] == paths[1])
+
+
 def read_table(path: Path | None, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
     """A run file with the overrides on it, not checked yet, and what is wrong with the overrides."""
     table = {} if path is None else _read_file(path)
@@ -347,16 +353,11 @@ def _rule_problems(config: RunConfig) -> list[str]:
         f"data.threshold: {name} is in data.{split} too; {reason}"
         for split, reason in TUNING_ELSEWHERE.items()
         for name in config.data.threshold
-        if _real(name) in map(_real, getattr(config.data, split))
+        if any(same_file(name, other) for other in getattr(config.data, split))
     ]
     if config.training.max_steps is None and config.training.epochs == 0:
         problems.append("training.epochs: is 0; to save an untrained model say max_steps = 0 as well.")
     return problems
-
-
-def _real(name: str) -> str:
-    """A data file however its path is written; a bundled one by its name."""
-    return name if name.startswith("demo:") else os.path.realpath(os.path.expanduser(name))
 
 
 def _read_file(path: Path) -> dict[str, Any]:

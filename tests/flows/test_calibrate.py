@@ -9,16 +9,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from doubles import save_tiny_encoder
 from lamella import runs
+from lamella.config import Calibration
 from lamella.data.readers import read
 from lamella.data.writers import write
 from lamella.encoder.loading import load_encoder
 from lamella.inference.model import ReaderModel
 from lamella.inference.predict import predict
 from lamella.inference.reader import Reader
+from lamella.inference.threshold import na_probability
 from lamella.plan import make_plan
 from lamella.training import watch
 from lamella.training.run import train_plan
@@ -119,6 +122,9 @@ def test_a_tuned_threshold_is_stored_and_used_everywhere(
     assert by_odds == sorted(by_odds)
     asked = Reader.load(run, precision="fp32").ask("Who?", "Titan was found by Huygens.")
     assert asked.no_answer == (asked.null_score > report["threshold"])
+    calibration = Calibration.model_validate(decoding["calibration"])
+    assert asked.na_prob == na_probability(np.array([asked.null_score]), calibration)[0]
+    assert asked.to_json()["na_prob"] == asked.na_prob
 
 
 def test_the_command_tells_people_and_a_dry_run_stores_nothing(run: Path, files: dict[str, Path], lamella: Any) -> None:
@@ -236,6 +242,8 @@ def test_mistakes_get_one_line(run: Path, files: dict[str, Path], lamella: Any, 
         (["calibrate", answerable, "-m", run], 1, "only answerable"),
         (["calibrate", "nowhere.json", "-m", run], 2, "nowhere.json"),
         (["calibrate", "demo:dev", "-m", files["tiny"]], 2, "--dry-run"),
+        (["calibrate", files["train"], "-m", run], 2, "was trained on"),
+        (["calibrate", files["train"].parent / "." / "train.json", "-m", run / "model"], 2, "was trained on"),
         (["calibrate", "demo:dev", "-m", "nowhere"], 2, "nowhere"),
         (["train", config, "-o", tmp_path / "out"], 2, "data.threshold: demo:dev is in data.dev too"),
     ]:

@@ -140,11 +140,11 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Tune when a model says "no answer", and how sure it is, on a data file; stores both with the model."""
-    from lamella.inference.calibrate import own_folder, store
+    from lamella.inference.calibrate import folder_to_tune, store
     from lamella.inference.evaluate import calibrate_model, read_questions
     from lamella.inference.loading import load_model
 
-    folder = None if dry_run else own_folder(model)
+    folder = None if dry_run else folder_to_tune(model, data)
     examples, reader = read_questions(data, labelled=True), load_model(model, precision=precision)
     tuned = calibrate_model(reader, examples, data, method=method, batch_size=batch_size)
     if folder is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lamella.config import DecodingOptions, TunedOn
+from lamella.config import TUNING_ELSEWHERE, DecodingOptions, TunedOn, load_config, same_file
 from lamella.data.examples import Example
 from lamella.encoder.sources import MODEL_CONFIG, is_saved_model, model_folder
 from lamella.errors import DataError, UsageError
@@ -29,7 +29,7 @@ from lamella.inference.threshold import (
     na_probability,
     tune,
 )
-from lamella.runs import read_json, write_json
+from lamella.runs import CONFIG, read_json, run_state, write_json
 
 SHORT = {"exact": "EM", "f1": "F1", "answerability_accuracy": "accuracy"}
 
@@ -117,15 +117,24 @@ def store(folder: Path, decoding: DecodingOptions) -> None:
     write_json(path, {**read_json(path), "decoding": decoding.model_dump()})
 
 
-def own_folder(name: str) -> Path:
-    """The folder of a model that is ours to write into; one of transformers has no place for a threshold."""
-    folder = Path(os.path.expanduser(name))
-    if os.path.isdir(folder) and is_saved_model(model_folder(folder)):
-        return model_folder(folder)
-    raise UsageError(
-        f"{name}: expected a model folder of Lamella, or a run folder with one, to store the threshold in. With "
-        "--dry-run the threshold of any model is told."
-    )
+def folder_to_tune(name: str, data: str) -> Path:
+    """The folder of a model to store a threshold in; one of transformers has no place for it.
+
+    What its run was trained on is refused: that is no data to tune on.
+    """
+    path = Path(os.path.expanduser(name))
+    folder = model_folder(path)
+    if not (os.path.isdir(path) and is_saved_model(folder)):
+        raise UsageError(
+            f"{name}: expected a model folder of Lamella, or a run folder with one, to store the threshold in. With "
+            "--dry-run the threshold of any model is told."
+        )
+    run = folder.parent / CONFIG
+    if run_state(folder.parent) is not None and run.is_file():
+        learnt = load_config(run).data.train
+        if any(same_file(data, one) for one in learnt):
+            raise UsageError(f"{data}: is what {folder.parent} was trained on; {TUNING_ELSEWHERE['train']}")
+    return folder
 
 
 def check_tunable(examples: Sequence[Example], data: Sequence[str]) -> None:
