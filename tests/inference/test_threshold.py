@@ -14,7 +14,7 @@ from lamella.config import Calibration, DecodingOptions
 from lamella.data.examples import Answer, Context, Example
 from lamella.errors import DataError
 from lamella.inference.calibrate import check_tunable, fingerprint, threshold_report, tune_decoding
-from lamella.inference.decode import Candidate, Prediction
+from lamella.inference.decode import NO_SPAN, Candidate, Prediction
 from lamella.inference.metrics import QuestionScores, best_thresholds, summarise
 from lamella.inference.threshold import (
     LEAST_SLOPE,
@@ -129,7 +129,7 @@ def test_a_planted_temperature_and_bias_are_found(temperature: float, bias: floa
     assert found.bias == pytest.approx(bias, abs=0.08)
 
 
-@given(st.lists(st.tuples(ODDS, st.booleans()), min_size=1, max_size=12), st.sampled_from([1e-6, 1.0, 1e6]))
+@given(st.lists(st.tuples(ODDS, st.booleans()), min_size=1, max_size=12), st.sampled_from([1e-6, 1.0, 100.0]))
 def test_a_temperature_is_the_likeliest_and_never_certain(pairs: list[tuple[float, bool]], scale: float) -> None:
     """No small change of either number fits better; questions told apart without a fault leave a doubt."""
     odds = np.clip(np.array([odds for odds, _ in pairs]), -5, 5) * scale
@@ -151,6 +151,15 @@ def test_a_temperature_is_the_likeliest_and_never_certain(pairs: list[tuple[floa
     assert min(loss(slope, level + 0.05), loss(slope, level - 0.05)) >= least
     if slope > 1.01 * LEAST_SLOPE:
         assert loss(slope * 0.95, level) >= least
+
+
+def test_a_context_without_tokens_does_not_bend_the_curve() -> None:
+    odds, unanswerable = planted(np.random.default_rng(6), 300)
+    plain = fit_temperature(odds, unanswerable)
+    for flag in (True, False):
+        assert fit_temperature(np.append(odds, 3.0 - NO_SPAN), np.append(unanswerable, flag)) == plain
+    alone = fit_temperature(np.full(4, -NO_SPAN), np.array([True, True, True, False]))
+    assert na_probability(np.array([-NO_SPAN]), alone)[0] == pytest.approx((3 * 4 / 5 + 1 / 3) / 4)  # Platt's targets
 
 
 def test_odds_that_mislead_give_everyone_the_same_probability() -> None:

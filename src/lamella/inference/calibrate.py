@@ -49,12 +49,12 @@ class Tuned:
             return "  ".join(f"{SHORT[key]} {found[name.format(key)]:.2f}" for key in names)
 
         lines = [f"threshold {found['threshold']:.4f}, tuned on {found['questions']} questions"]
-        lines.append(f"at 0:            {told('{}_at_0')}")
-        lines.append(f"on the same:     {told('{}_in_sample')}  (tuned on what it is scored on: too good)")
+        lines.append(f"at 0:               {told('{}_at_0')}")
+        lines.append(f"on the same:        {told('{}_in_sample')}  (tuned on what it is scored on: too good)")
         error = f"calibration error of the probability of no answer: {found['ece_uncalibrated']:.2f} %"
         if "crossfit_ece" not in found:
             return [*lines, error, "all questions share one context: what the tuning is worth elsewhere cannot be said"]
-        lines.append(f"on other articles: {told('crossfit_{}')}  (each tuned on the rest: what to expect)")
+        lines.append(f"on other articles:  {told('crossfit_{}')}  (each tuned on the rest: what to expect)")
         return [*lines, f"{error}, and {found['crossfit_ece']:.2f} % once calibrated, on other articles"]
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from lamella.config import Calibration
 from lamella.data.examples import Example
+from lamella.inference.decode import NO_SPAN
 from lamella.inference.metrics import QuestionScores
 
 Floats = NDArray[np.float64]
@@ -97,6 +98,9 @@ def fit_temperature(odds: Floats, unanswerable: Bools) -> Calibration:
     The probability never falls with the odds: of a reader whose odds mislead, all are near the share of unanswerable
     questions.
     """
+    spans = odds < -NO_SPAN / 2  # without a token to answer with, odds are far out, and would bend the curve for all
+    if spans.any():
+        odds, unanswerable = odds[spans], unanswerable[spans]
     centre, spread = float(odds.mean()), float(odds.std()) or 1.0
     z = (odds - centre) / spread
     many, few = int(unanswerable.sum()), int((~unanswerable).sum())
