@@ -29,7 +29,7 @@ from lamella.inference.threshold import (
 )
 
 # Ties and neighbouring floats on purpose: thresholds must not cut the former and must cut between the latter.
-ODDS = st.sampled_from([-2.0, -1.0, np.nextafter(-1.0, 0), -0.5, 0.0, 5e-324, 1.0, 1.5, 1e4, 1e300])
+ODDS = st.sampled_from([-2.0, -1.0, np.nextafter(-1.0, 0), -0.5, 0.0, 5e-324, 1 + 2**-52, 1 + 2**-51, 1e4, 1e300])
 QUESTION = st.tuples(ODDS, st.booleans(), st.sampled_from([0.0, 0.25, 0.5, 2 / 3, 1.0]))
 
 
@@ -85,6 +85,8 @@ def test_a_threshold_lies_midway_and_among_equals_next_to_0() -> None:
     assert tune(scores, odds) == -4.0
     scores, odds = unpack([(2.0, True, 1.0), (3.0, True, 1.0)])
     assert tune(scores, odds) == 4.0
+    scores, odds = unpack([(1 + 2**-52, True, 1.0), (1 + 2**-51, False, 0.0)])  # the middle would round up
+    assert tune(scores, odds) == 1 + 2**-52
 
 
 @given(st.lists(QUESTION, min_size=4, max_size=16), st.integers(2, 4))
