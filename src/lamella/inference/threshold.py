@@ -101,7 +101,9 @@ def fit_temperature(odds: Floats, unanswerable: Bools) -> Calibration:
     spans = odds < -NO_SPAN / 2  # without a token to answer with, odds are far out, and would bend the curve for all
     if spans.any():
         odds, unanswerable = odds[spans], unanswerable[spans]
-    centre, spread = float(odds.mean()), float(odds.std()) or 1.0
+    centre, spread = float(odds.mean()), float(odds.std())
+    if spread <= 1e-9 * float(np.abs(odds).max()):  # equal but for rounding: there is nothing to tell them apart by
+        spread = 1.0
     z = (odds - centre) / spread
     many, few = int(unanswerable.sum()), int((~unanswerable).sum())
     targets = np.where(unanswerable, (many + 1) / (many + 2), 1 / (few + 2))
