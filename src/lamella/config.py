@@ -6,12 +6,13 @@ describe the pass over the data; `learner` describes what is trained in it.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from lamella import registry
 from lamella.errors import ConfigError, UnknownNameError, UnreadableError
@@ -19,6 +20,11 @@ from lamella.runs import read_json, read_text
 
 DEFAULT_ENCODER = "all-MiniLM-L6-v2"
 POOLED = -1  # stands among the numbers of layers for the encoder's pooled output
+# Why a threshold is tuned on other questions than these.
+TUNING_ELSEWHERE = {
+    "train": "a reader is surer of what it has learnt, and the threshold would be that of another reader.",
+    "dev": "a threshold tuned on the questions that are scored makes the score too good.",
+}
 SPECIAL_TOKENS = 4  # at most: RoBERTa's <s> question </s></s> context </s>
 
 
@@ -65,6 +71,10 @@ class DataOptions(Section):
 
     train: Paths = Field(default=[], description="data files to learn from; `demo:train` is bundled")
     dev: Paths = Field(default=[], description="data files to score on, `demo:dev` among them; none: nothing is scored")
+    threshold: Paths = Field(
+        default=[],
+        description="data files to tune the threshold for no answer on, after training; neither of train nor of dev",
+    )
     on_bad_answer: Literal["refuse", "fix", "skip"] = Field(
         default="refuse", description="a file with errors is refused, mended, or read without its faulty questions"
     )
@@ -179,6 +189,36 @@ class LearnerOptions(Section):
         return any(POOLED in cast(Any, registry.part("mixer", name).make).reads(seen) for name in firsts)
 
 
+class Calibration(Section):
+    """From null odds to the probability of "no answer".
+
+    `temperature`: the logistic function of odds / temperature + bias. `isotonic`: the probability at some odds, a
+    straight line between two of them, level beyond the ends.
+    """
+
+    method: Literal["temperature", "isotonic"]
+    temperature: float = Field(default=1.0, gt=0)
+    bias: float = 0.0
+    odds: list[float] = []
+    probability: list[Share] = []
+
+    @model_validator(mode="after")
+    def _steps_rise(self) -> Calibration:
+        if len(self.odds) != len(self.probability) or (self.method == "isotonic" and not self.odds):
+            raise ValueError("a probability for each of the odds, and at least one where it is isotonic")
+        if self.odds != sorted(set(self.odds)) or self.probability != sorted(self.probability):
+            raise ValueError("odds that rise, with probabilities that never fall")
+        return self
+
+
+class TunedOn(Section):
+    """The questions that a threshold was tuned on."""
+
+    data: str = Field(description="the names of the files, without their folders")
+    questions: int = Field(ge=1)
+    sha256: str = Field(description="of the sorted question ids")
+
+
 class DecodingOptions(Section):
     """From logits to an answer."""
 
@@ -194,6 +234,12 @@ class DecodingOptions(Section):
     )
     null_score_diff_threshold: float = Field(
         default=0.0, description='"no answer" wins when its score exceeds the best span\'s by more than this'
+    )
+    calibration: Calibration | None = Field(
+        default=None, description='from null odds to the probability of "no answer"; `lamella calibrate` writes it'
+    )
+    tuned_on: TunedOn | None = Field(
+        default=None, description="what the threshold was tuned on; `lamella calibrate` writes it"
     )
 
 
@@ -217,6 +263,12 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run file (TOML, or the `config.json` of a run), put `key=value` overrides on it, check all of it."""
     table, problems = read_table(path, overrides)
     return check_config(table, where=str(path or "configuration"), problems=problems)
+
+
+def same_file(one: str, other: str) -> bool:
+    """Whether two names mean the same data file, however its path is written."""
+    paths = [os.path.realpath(os.path.expanduser(name)) for name in (one, other) if not name.startswith("demo:")]
+    return one == other or (len(paths) == 2 and paths[0] == paths[1])
 
 
 def read_table(path: Path | None, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
@@ -296,6 +348,12 @@ def _rule_problems(config: RunConfig) -> list[str]:
         f"training.{option}: needs data.dev, on which the score is taken. There is none."
         for option in ("patience", "target")
         if getattr(config.training, option) is not None and not config.data.dev
+    ]
+    problems += [
+        f"data.threshold: {name} is in data.{split} too; {reason}"
+        for split, reason in TUNING_ELSEWHERE.items()
+        for name in config.data.threshold
+        if any(same_file(name, other) for other in getattr(config.data, split))
     ]
     if config.training.max_steps is None and config.training.epochs == 0:
         problems.append("training.epochs: is 0; to save an untrained model say max_steps = 0 as well.")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.readers import read
-from lamella.data.writers import write, write_flat, write_squad
+from lamella.data.writers import write, write_flat, write_squad, write_submission
 from lamella.errors import DataError, LamellaError, UnknownNameError, UsageError
 
 ELBE = Context("The Elbe flows through Dresden. ❤\n", "Elbe")
@@ -139,3 +139,13 @@ def test_published_files_are_written_as_they_were(name: str, real_data: Path, tm
 def test_gzip_is_chosen_by_the_last_suffix_only(tmp_path: Path) -> None:
     write_flat(EXAMPLES, tmp_path / "data.gz")
     assert len(gzip.decompress((tmp_path / "data.gz").read_bytes()).splitlines()) == len(EXAMPLES)
+
+
+def test_a_submission_is_csv_sorted_by_id_and_quoted_where_it_must_be(tmp_path: Path) -> None:
+    write_submission({"b": 'he said "no", twice', "a": "", "c": "two\nlines", "B": "Zoë"}, tmp_path / "sub.csv")
+    assert (tmp_path / "sub.csv").read_bytes().decode("utf-8") == (
+        'Id,Predicted\r\nB,Zoë\r\na,\r\nb,"he said ""no"", twice"\r\nc,"two\nlines"\r\n'
+    )
+    with pytest.raises(DataError, match="surrogate"):
+        write_submission({"a": "\ud83d"}, tmp_path / "half.csv")
+    assert not (tmp_path / "half.csv").exists()

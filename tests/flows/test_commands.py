@@ -325,6 +325,10 @@ def test_a_model_that_tells_only_whether_there_is_an_answer(
         "answerability_accuracy",
         "answerability_f1",
         "answerability_ap",
+        "answerability_accuracy_at_0",
+        "crossfit_answerability_accuracy",
+        "threshold",
+        "ece",
     }
     code, _, err = lamella("ask", "Who?", "-c", empty_config, "-m", tmp_path / "run")
     assert code == 2

@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from doubles import save_tiny_encoder
+from lamella.data.readers import read
+from lamella.data.writers import write
 from lamella.plan import make_plan
 from lamella.training.run import train_plan
 
@@ -35,6 +37,7 @@ for name, table in json.loads((folder / "plans.json").read_text()).items():
 
 
 def plans(encoder: Path) -> dict[str, Any]:
+    tuning = str(encoder.parent / "tuning.json")
     common = {
         "data": {"train": "demo:train", "dev": "demo:dev", "max_train_samples": 14, "max_eval_samples": 9},
         "windows": {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24},
@@ -65,6 +68,7 @@ def plans(encoder: Path) -> dict[str, Any]:
         },
         "many": {
             **common,
+            "data": {**common["data"], "threshold": tuning},
             "encoder": frozen,
             "grid": {"learner": {"mixer": ["dot", "scalar_mix"], "fraction": [0.5, 1.0]}},
         },
@@ -77,6 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every plan trained in two processes, started by torchrun, and in one."""
     folder = tmp_path_factory.mktemp("processes")
     encoder = save_tiny_encoder(folder / "tiny")
+    write(read("demo:train").examples[-30:], folder / "tuning.json")
     (folder / "plans.json").write_text(json.dumps(plans(encoder)))
     (folder / "script.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

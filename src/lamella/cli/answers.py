@@ -1,4 +1,4 @@
-"""Commands that answer, or make a model ready to: predict, evaluate, ensemble, ask, export."""
+"""Commands that answer, or make a model ready to: predict, evaluate, calibrate, ensemble, ask, export."""
 
 from __future__ import annotations
 
@@ -26,8 +26,16 @@ def predict(
     precision: Precision = "auto",
     keep_logits: KeepLogits = False,
     overwrite: Overwrite = False,
+    submission: Annotated[
+        Path | None,
+        typer.Option(
+            "--submission", help="Write the answers to this csv file too, as CS224n's leaderboard takes them."
+        ),
+    ] = None,
 ) -> None:
     """Answer the questions of a data file; writes predictions.json and what belongs to it."""
+    from lamella.data.writers import write_submission
+    from lamella.errors import UsageError
     from lamella.inference.evaluate import read_questions
     from lamella.inference.loading import load_model
     from lamella.inference.logits import LogitsKeeper
@@ -36,11 +44,17 @@ def predict(
     from lamella.runs import new_run
 
     examples, reader = read_questions(data), load_model(model, precision=precision)
+    if submission is not None and not reader.gives_text:
+        raise UsageError("predict --submission: this model tells whether there is an answer, and gives none to submit.")
     keeper = LogitsKeeper(reader) if keep_logits else None
     with new_run(out, "predict", overwrite=overwrite, needs=reader.folders) as folder:
-        write_predictions(folder, reader, answer(reader, examples, batch_size=batch_size, keeper=keeper))
+        predictions = answer(reader, examples, batch_size=batch_size, keeper=keeper)
+        write_predictions(folder, reader, predictions)
         if keeper is not None:
             keeper.write(folder)
+        if submission is not None:
+            threshold = reader.decoding.null_score_diff_threshold
+            write_submission({id: one.text(threshold) for id, one in predictions.items()}, submission)
     typer.echo(f"{out}: {len(examples)} questions answered")
 
 
@@ -116,7 +130,45 @@ def evaluate(
         keeper = LogitsKeeper(reader) if keep_logits else None
         with new_run(out, "evaluate", overwrite=overwrite, needs=reader.folders) as folder:
             results = evaluate_model(reader, examples, folder, batch_size=batch_size, language=language, keeper=keeper)
+        if results.get("threshold_tuned_on_these"):
+            typer.echo(
+                "the model's threshold was tuned on these very questions, so that exact and f1 are too good: "
+                "see crossfit_exact and crossfit_f1",
+                err=True,
+            )
     _print_results(results, as_json)
+
+
+@app.command()
+def calibrate(
+    data: Annotated[str, typer.Argument(help="The data file to tune on: neither trained on nor to be scored.")],
+    model: ModelName,
+    method: Annotated[
+        Literal["temperature", "isotonic"],
+        typer.Option("--method", help="From null odds to a probability: a logistic curve, or steps that rise."),
+    ] = "temperature",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be stored.")] = False,
+    batch_size: BatchSize = 32,
+    precision: Precision = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Tune when a model says "no answer", and how sure it is, on a data file; stores both with the model."""
+    from lamella.inference.calibrate import folder_to_tune, store
+    from lamella.inference.evaluate import calibrate_model, read_questions
+    from lamella.inference.loading import load_model
+
+    folder = None if dry_run else folder_to_tune(model, data)
+    examples, reader = read_questions(data, labelled=True), load_model(model, precision=precision)
+    tuned = calibrate_model(reader, examples, data, method=method, batch_size=batch_size)
+    if folder is not None:
+        store(folder, tuned.decoding)
+    if as_json:
+        decoding = tuned.decoding.model_dump(include={"calibration", "tuned_on"})
+        typer.echo(json.dumps({**tuned.report, **decoding, "stored": folder is not None}, indent=2))
+        return
+    for line in tuned.lines():
+        typer.echo(line)
+    typer.echo(f"{folder}: threshold and calibration stored" if folder else "nothing is stored (--dry-run)")
 
 
 @app.command()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,15 @@ def write_flat(examples: Iterable[Example], path: str | Path) -> None:
     _write(path, [_row(example, example.context) for example in examples])
 
 
+def write_submission(answers: Mapping[str, str], path: Path) -> None:
+    """Answers as Stanford's CS224n leaderboard takes them: csv with `Id,Predicted`, sorted by id, nothing for none."""
+    text = io.StringIO(newline="")
+    rows = csv.writer(text)
+    rows.writerow(["Id", "Predicted"])
+    rows.writerows(sorted(answers.items()))
+    write_bytes(path, _encoded(text.getvalue(), path))
+
+
 def format_of(path: Path) -> str | None:
     """The format that a file's name asks for, if it does."""
     suffix = path.with_suffix("").suffix if path.suffix.lower() == ".gz" else path.suffix
@@ -80,12 +91,15 @@ def _answers(answers: Sequence[Answer]) -> list[dict[str, Any]]:
 
 def _write(path: str | Path, lines: Sequence[dict[str, Any]]) -> None:
     path = Path(path)
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    try:
-        data = text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(text[error.start]):04x}"
-        raise DataError(f"{path}: not written: a text holds half of a surrogate pair, {half}, no character.") from None
+    data = _encoded("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), path)
     if path.suffix.lower() == ".gz":
         data = gzip.compress(data, mtime=0)  # equal examples make equal files
     write_bytes(path, data)
+
+
+def _encoded(text: str, path: Path) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise DataError(f"{path}: not written: a text holds half of a surrogate pair, {half}, no character.") from None

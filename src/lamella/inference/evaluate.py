@@ -13,6 +13,7 @@ from lamella.errors import DataError, UnreadableError
 from lamella.inference.metrics import score
 
 if TYPE_CHECKING:
+    from lamella.inference.calibrate import Tuned
     from lamella.inference.logits import LogitsKeeper
     from lamella.inference.predict import Answering
 
@@ -61,6 +62,30 @@ def evaluate_model(
         keeper.write(folder)
     runs.write_json(folder / runs.RESULTS, results)
     return results
+
+
+def calibrate_model(
+    model: Answering,
+    examples: Sequence[Example],
+    data: str,
+    *,
+    method: Literal["temperature", "isotonic"] = "temperature",
+    batch_size: int = 32,
+) -> Tuned:
+    """Tune a model's threshold and calibration on the questions of a file; nothing is written."""
+    from lamella.inference.calibrate import check_tunable, tune_decoding
+    from lamella.inference.predict import predict
+
+    check_tunable(examples, [data])
+    return tune_decoding(
+        model.decoding,
+        examples,
+        predict(model, examples, batch_size=batch_size),
+        data=[data],
+        method=method,
+        gives_text=model.gives_text,
+        language=language_of(examples),
+    )
 
 
 def read_questions(data: str, *, labelled: bool = False) -> Sequence[Example]:

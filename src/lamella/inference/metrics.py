@@ -58,6 +58,17 @@ def score(
     `missing="empty"` counts an absent prediction as "". Predictions for other questions are ignored.
     """
     questions = score_questions(examples, predictions, language=language, missing=missing)
+    return summarise(questions, null_odds=null_odds, na_prob=na_prob, threshold=threshold)
+
+
+def summarise(
+    questions: QuestionScores,
+    *,
+    null_odds: Mapping[str, float] | None = None,
+    na_prob: Mapping[str, float] | None = None,
+    threshold: float | None = None,
+) -> dict[str, float | int]:
+    """The scores of questions that are scored one by one already: all that `score` gives."""
     driving, deciding = (null_odds, na_prob) if null_odds is not None else (na_prob, None)
     if driving is None:
         if threshold is not None:
@@ -85,6 +96,11 @@ class QuestionScores:
     answered: NDArray[np.bool_]  # the prediction is not ""
     exact: NDArray[np.float64]  # 0 or 1
     f1: NDArray[np.float64]  # 0 to 1
+
+    def only(self, where: NDArray[np.bool_]) -> QuestionScores:
+        """The questions at `where`."""
+        ids = tuple(id_ for id_, kept in zip(self.ids, where, strict=True) if kept)
+        return QuestionScores(ids, self.answerable[where], self.answered[where], self.exact[where], self.f1[where])
 
     def withheld(self, where: NDArray[np.bool_]) -> QuestionScores:
         """The scores if the questions at `where` were not answered: 1 for an unanswerable one, 0 for another."""

@@ -20,8 +20,10 @@ from lamella.data.examples import Example
 from lamella.data.features import Features, Tokenizing, featurise_in_slices
 from lamella.data.padding import Padded, longest_first, pad
 from lamella.errors import DataError, RunError
+from lamella.inference.calibrate import odds_of, scores_of_best, threshold_report
 from lamella.inference.decode import Merger, Prediction, WindowSpans, decode, decode_answerability
-from lamella.inference.metrics import score
+from lamella.inference.metrics import Language, summarise
+from lamella.inference.threshold import na_probability
 from lamella.progress import progress
 
 if TYPE_CHECKING:
@@ -114,26 +116,32 @@ def explaining_memory(padded: Padded) -> Iterator[None]:
 
 
 def score_predictions(
-    model: Deciding, examples: Sequence[Example], predictions: Mapping[str, Prediction], **options: Any
+    model: Deciding,
+    examples: Sequence[Example],
+    predictions: Mapping[str, Prediction],
+    *,
+    language: Language = "en",
 ) -> dict[str, Any]:
     """The metric of a model's predictions at its threshold; of one that gives no text, only how well it abstains.
 
     `best_f1` and its like search all thresholds, so they are given the best *answer* of every question, also where the
     prediction was "no answer"; from the text of `predictions.json` alone, an answer given up could not come back.
     """
-    answers = {id: one.best_span.text for id, one in predictions.items()}
+    decoding, gives_text = model.decoding, model.gives_text
+    scores = scores_of_best(examples, predictions, gives_text=gives_text, language=language)
     odds = {id: one.null_odds for id, one in predictions.items()}
-    threshold = model.decoding.null_score_diff_threshold
-    results = score(examples, answers, null_odds=odds, threshold=threshold, **options)
-    if model.gives_text:
-        return results
-    return {key: value for key, value in results.items() if key == "total" or key.startswith("answerability")}
+    results = summarise(scores, null_odds=odds, threshold=decoding.null_score_diff_threshold)
+    if not gives_text:
+        results = {key: value for key, value in results.items() if key == "total" or key.startswith("answerability")}
+    return results | threshold_report(decoding, examples, scores, odds_of(examples, predictions), gives_text=gives_text)
 
 
 def write_predictions(folder: Path, model: Deciding, predictions: Mapping[str, Prediction]) -> None:
     """The files that every other stage reads, under their official names; without texts, where the model gives none."""
-    runs.write_json(folder / runs.NULL_ODDS, {id: one.null_odds for id, one in predictions.items()})
-    runs.write_json(folder / runs.NA_PROB, {id: one.na_prob for id, one in predictions.items()})
+    odds = {id: one.null_odds for id, one in predictions.items()}
+    na_prob = na_probability(np.array(list(odds.values()), np.float64), model.decoding.calibration).tolist()
+    runs.write_json(folder / runs.NULL_ODDS, odds)
+    runs.write_json(folder / runs.NA_PROB, dict(zip(odds, na_prob, strict=True)))
     if model.gives_text:
         threshold = model.decoding.null_score_diff_threshold
         runs.write_json(folder / runs.PREDICTIONS, {id: one.text(threshold) for id, one in predictions.items()})

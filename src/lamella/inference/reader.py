@@ -6,12 +6,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from lamella.data.examples import Context, Example
 from lamella.errors import UsageError
 from lamella.inference.decode import Prediction, rank_together
 from lamella.inference.loading import Precision, load_model
 from lamella.inference.pipeline import answer_as_pipeline
 from lamella.inference.predict import Answering, predict
+from lamella.inference.threshold import na_probability
 
 if TYPE_CHECKING:
     import torch
@@ -23,14 +26,22 @@ class Answers(list[dict[str, Any]]):
     "No answer" is one of them, with an empty `answer`; it leads where `no_answer` is true.
     """
 
-    def __init__(self, answers: Sequence[dict[str, Any]], *, null_score: float, no_answer: bool) -> None:
+    def __init__(
+        self, answers: Sequence[dict[str, Any]], *, null_score: float, na_prob: float, no_answer: bool
+    ) -> None:
         super().__init__(answers)
         self.null_score = null_score  # the score of "no answer" less that of the best answer
+        self.na_prob = na_prob  # the probability of "no answer", calibrated where the model is
         self.no_answer = no_answer  # whether it exceeds the model's threshold
 
     def to_json(self) -> dict[str, Any]:
         """All of it, as the command line and the server give it."""
-        return {"answers": list(self), "no_answer": self.no_answer, "null_score": self.null_score}
+        return {
+            "answers": list(self),
+            "no_answer": self.no_answer,
+            "na_prob": self.na_prob,
+            "null_score": self.null_score,
+        }
 
 
 class Reader:
@@ -129,12 +140,13 @@ class Reader:
         ]
 
     def _answers(self, prediction: Prediction, top_k: int, *, many: bool) -> Answers:
-        threshold = self.model.decoding.null_score_diff_threshold
-        chosen = prediction.chosen(threshold)
+        decoding, odds = self.model.decoding, prediction.null_odds
+        chosen = prediction.chosen(decoding.null_score_diff_threshold)
         ranked = sorted(prediction.candidates, key=lambda one: one != chosen)  # stable: the chosen one leads
         answers = [
             {"score": one.probability, "start": one.begin_char, "end": one.end_char, "answer": one.text}
             | ({"context": one.context} if many else {})
             for one in ranked[:top_k]
         ]
-        return Answers(answers, null_score=prediction.null_odds, no_answer=not chosen.text)
+        na_prob = float(na_probability(np.array([odds]), decoding.calibration)[0])
+        return Answers(answers, null_score=odds, na_prob=na_prob, no_answer=not chosen.text)

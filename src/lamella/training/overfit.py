@@ -26,7 +26,7 @@ from lamella.plan import Plan
 STEPS = 400
 # Nothing may stand between the reader and its 32 questions: no dropout, no decay, no end of the learning rate.
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "data": {"augment": None, "max_eval_samples": None},
+    "data": {"augment": None, "max_eval_samples": None, "threshold": []},
     "encoder": {"dropout": 0.0},
     "learner": {
         "fraction": 1.0,

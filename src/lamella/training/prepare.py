@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from accelerate.utils import set_seed
 
-from lamella.config import RunConfig
+from lamella.config import TUNING_ELSEWHERE, RunConfig
 from lamella.data.features import Features, featurise
 from lamella.data.feed import Feed, Recipe
 from lamella.data.loading import Loaded, load_examples
@@ -21,6 +21,7 @@ from lamella.encoder.precision import choose_precision
 from lamella.encoder.sources import start_from
 from lamella.encoder.tuning import trainable_line
 from lamella.errors import ConfigError, DataError
+from lamella.inference.calibrate import check_tunable
 from lamella.inference.card import Facts, data_facts
 from lamella.inference.model import ReaderModel
 from lamella.inference.one_pass import Encode
@@ -41,6 +42,7 @@ class Prepared:
     learners: list[Learner]
     steps: Steps
     dev: Features
+    threshold: Features  # to tune it on, once training is over
     feed: Feed
     targets: dict[str, float]  # of the overfit check: what each model can reach
     made_from: dict[str, str]  # hashes of what is learnt from: a run goes on with nothing else
@@ -77,6 +79,13 @@ def prepare(
     leaked = {one.context.text for one in train_data.examples} & {one.context.text for one in dev_data.examples}
     if leaked and overfit is None:
         say(f"{len(leaked)} contexts are in the train and in the dev data: the scores will be too good")
+    threshold_data = read_data(config.data.threshold, config, None, say)
+    if threshold_data.examples:
+        check_tunable(threshold_data.examples, config.data.threshold)
+        apart = {one.context.text for one in threshold_data.examples}
+        for split, other in {"train": train_data, "dev": dev_data}.items():
+            if shared := len(apart & {one.context.text for one in other.examples}):
+                say(f"{shared} contexts are in the threshold and in the {split} data: {TUNING_ELSEWHERE[split]}")
 
     pooler = any(one.learner.reads_pooled for one in configs.values())
     base = load_encoder(config.encoder.name, dropout=config.encoder.dropout, pooler=pooler)
@@ -104,6 +113,7 @@ def prepare(
     if train.lost_answers:
         say(f"{train.lost_answers} answers lie on no token and are taught as no answer")
     dev = featurise(dev_data.examples, base.tokenizer, config.windows)
+    threshold = featurise(threshold_data.examples, base.tokenizer, config.windows)
     steps = Steps(feed, config.training, [one.learner.fraction for one in configs.values()])
     learners = [
         make_learner(
@@ -134,7 +144,7 @@ def prepare(
         "encoder weights": base.sha256,
         "hidden states": storage,
     }
-    return Prepared(configs, learners, steps, dev, feed, targets, made_from, encode, encode_dev)
+    return Prepared(configs, learners, steps, dev, threshold, feed, targets, made_from, encode, encode_dev)
 
 
 def located(configs: Pass, runs_folder: Path) -> Pass:

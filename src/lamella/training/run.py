@@ -166,6 +166,8 @@ def train_pass(
     began = time.perf_counter()
     fit(learners, steps, options, processes, watcher, encode=run.encode, start=start, split=splitter)
     say(f"trained in {time.perf_counter() - began:.0f} s")
+    if len(run.threshold):
+        watcher.tune_thresholds(run.threshold, run.any_config.data.threshold)
     for learner in learners:
         front = f"{learner.name}: " if len(learners) > 1 else ""
         if learner.ended:

@@ -10,7 +10,11 @@ from typing import Any
 from lamella import runs
 from lamella.config import TrainingOptions
 from lamella.data.features import Features
+from lamella.encoder.sources import MODEL_WEIGHTS
+from lamella.encoder.tensors import put_tensors, read_tensors
 from lamella.errors import ConfigError
+from lamella.inference.calibrate import tune_decoding
+from lamella.inference.decode import Prediction
 from lamella.inference.evaluate import language_of
 from lamella.inference.model import ReaderModel
 from lamella.inference.one_pass import Encode, predict_many
@@ -64,27 +68,15 @@ class PassWatcher:
             if not learner.is_finite():
                 learner.ended = learner.failed = "its weights are no longer numbers: training has diverged."
         learners = [learner for learner in learners if not learner.failed]
-        everything = predict_many(
-            [learner.model for learner in learners],
-            self.dev,
-            encode=self.encode_dev,
-            batch_size=self.options.eval_batch_size,
-            rank=self.processes.rank,
-            processes=self.processes.count,
-            gather=self.processes.gather,
-        )
-        for learner, predictions in zip(learners, everything, strict=True):
+        for learner, predictions in zip(learners, self._predict(learners, self.dev, self.encode_dev), strict=True):
             results = score_predictions(learner.model, self.dev.examples, predictions, language=self.language)
             record = {"event": "evaluation", "step": learner.steps, "epoch": round(epoch, 6), **results}
             self.log(learner, [record])
             metric = self._metric(learner, results)
             if not learner.best or results[metric] > learner.best[metric]:
                 learner.best, learner.stale = {key: value for key, value in record.items() if key != "event"}, 0
-                if self.processes.is_main:
-                    folder = self.folders[learner.name]
-                    learner.model.save(folder / runs.MODEL, results=learner.best)
-                    write_predictions(folder, learner.model, predictions)
-                    runs.write_json(folder / runs.RESULTS, learner.best)
+                self._save([learner], runs.MODEL)
+                self._write_best(learner, predictions)
             else:
                 learner.stale += 1
             target = self.targets.get(learner.name, self.options.target)
@@ -99,6 +91,35 @@ class PassWatcher:
             self.say(
                 f"epoch {epoch:.2f}: {leader.name} leads, {headline(leader.model, leader.best, self.options.metric)}"
             )
+
+    def tune_thresholds(self, features: Features, data: Sequence[str]) -> None:
+        """Give the best model of every learner its threshold, and score it on the dev data once more with that."""
+        learners = [learner for learner in self.learners if not learner.failed]
+        self.processes.from_main(None)  # until the best models are written
+        for learner in learners:
+            path = self.folders[learner.name] / runs.MODEL / MODEL_WEIGHTS
+            put_tensors(learner.model, read_tensors(path), str(path))
+        for learner, predictions in zip(learners, self._predict(learners, features, None), strict=True):
+            tuned = tune_decoding(
+                learner.model.decoding,
+                features.examples,
+                predictions,
+                data=data,
+                gives_text=learner.model.gives_text,
+                language=language_of(features.examples),
+            )
+            learner.model.decoding = tuned.decoding
+            front = f"{learner.name}: " if len(self.learners) > 1 else ""
+            self.say(f"{front}{tuned.lines()[0]}")
+        if not len(self.dev):
+            self._save(learners, runs.MODEL)
+            return
+        for learner, predictions in zip(learners, self._predict(learners, self.dev, self.encode_dev), strict=True):
+            results = score_predictions(learner.model, self.dev.examples, predictions, language=self.language)
+            learner.best = {"step": learner.best["step"], "epoch": learner.best["epoch"], **results}
+            self.log(learner, [{"event": "threshold", **learner.best}])
+            self._save([learner], runs.MODEL)
+            self._write_best(learner, predictions)
 
     def keep(self, learners: Sequence[Learner], epoch: float) -> None:
         self._save(learners, f"{runs.MODELS}/{epoch:g}")
@@ -115,10 +136,30 @@ class PassWatcher:
             made_from=self.made_from,
         )
 
+    def _predict(
+        self, learners: Sequence[Learner], features: Features, encode: Encode | None
+    ) -> list[dict[str, Prediction]]:
+        return predict_many(
+            [learner.model for learner in learners],
+            features,
+            encode=encode,
+            batch_size=self.options.eval_batch_size,
+            rank=self.processes.rank,
+            processes=self.processes.count,
+            gather=self.processes.gather,
+        )
+
+    def _write_best(self, learner: Learner, predictions: Mapping[str, Prediction]) -> None:
+        if self.processes.is_main:
+            folder = self.folders[learner.name]
+            write_predictions(folder, learner.model, predictions)
+            runs.write_json(folder / runs.RESULTS, learner.best)
+
     def _save(self, learners: Sequence[Learner], name: str) -> None:
         if self.processes.is_main:
             for learner in learners:
-                learner.model.save(self.folders[learner.name] / name)
+                results = learner.best if name == runs.MODEL else None  # those of another moment are not its own
+                learner.model.save(self.folders[learner.name] / name, results=results)
 
     def _metric(self, learner: Learner, results: Mapping[str, Any]) -> str:
         metric = self.options.metric or learner.model.head.task.headline[1]

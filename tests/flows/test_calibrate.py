@@ -1,0 +1,284 @@
+"""The threshold from end to end: tuned after training or by its command, stored with the model, used by the others."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from doubles import save_tiny_encoder
+from lamella import runs
+from lamella.config import Calibration
+from lamella.data.readers import read
+from lamella.data.writers import write
+from lamella.encoder.loading import load_encoder
+from lamella.inference.model import ReaderModel
+from lamella.inference.predict import predict
+from lamella.inference.reader import Reader
+from lamella.inference.threshold import na_probability
+from lamella.plan import make_plan
+from lamella.training import watch
+from lamella.training.run import train_plan
+
+pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
+SILENT: Any = lambda line: None  # noqa: E731
+FP32 = ("--precision", "fp32")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny encoder, and three splits whose articles differ."""
+    folder = tmp_path_factory.mktemp("calibrate")
+    examples = read("demo:train").examples
+    titles = list(dict.fromkeys(one.context.title for one in examples))
+    tuning = [one for one in examples if one.context.title in titles[-3:]][::4]
+    write(tuning, folder / "tuning.json")
+    write([one for one in examples if one.context.title == titles[0]][:20], folder / "train.json")
+    write(read("demo:dev").examples[::5], folder / "dev.json")
+    save_tiny_encoder(folder / "tiny")
+    return {name.removesuffix(".json"): folder / name for name in os.listdir(folder)}
+
+
+def table(files: dict[str, Path], **sections: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "data": {"train": str(files["train"]), "dev": str(files["dev"])},
+        "windows": {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24},
+        "encoder": {"name": str(files["tiny"]), "tuning": "frozen"},
+        "learner": {"learning_rate": 1e-2},
+        "training": {"epochs": 2, "batch_size": 4, "precision": "fp32"},
+    }
+    return {**given, **{name: {**given.get(name, {}), **options} for name, options in sections.items()}}
+
+
+def train(given: dict[str, Any], out: Path, **options: Any) -> Path:
+    train_plan(make_plan(given, where="test"), out, say=SILENT, **options)
+    return out
+
+
+@pytest.fixture(scope="module")
+def trained(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(table(files), tmp_path_factory.mktemp("runs") / "plain")
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def decoding_of(run: Path) -> Any:
+    return read_json(run / "model" / "config.json")["decoding"]
+
+
+@pytest.mark.parametrize("method", ["temperature", "isotonic"])
+def test_a_tuned_threshold_is_stored_and_used_everywhere(
+    method: str, run: Path, files: dict[str, Path], lamella: Any, tmp_path: Path
+) -> None:
+    before = {path.name: path.read_bytes() for path in (run / "model").iterdir()}
+    code, out, err = lamella("calibrate", files["tuning"], "-m", run, "--method", method, "--json", *FP32)
+    assert (code, err) == (0, "")
+    report = json.loads(out)
+    assert report["stored"] is True
+    assert report["f1_in_sample"] >= max(report["f1_at_0"], report["crossfit_f1"])
+    after = {path.name: path.read_bytes() for path in (run / "model").iterdir()}
+    assert {name for name in after if after[name] != before.get(name)} == {"config.json"}
+    decoding = decoding_of(run)
+    assert decoding["null_score_diff_threshold"] == report["threshold"] != 0
+    assert decoding["calibration"] == report["calibration"]
+    assert decoding["calibration"]["method"] == method
+    tuned_on = decoding["tuned_on"]
+    assert (tuned_on["data"], tuned_on["questions"]) == ("tuning.json", len(read(str(files["tuning"])).examples))
+
+    # What the command said of these questions is what scoring them gives, with a word of warning.
+    code, out, err = lamella("evaluate", files["tuning"], "-m", run, "-o", tmp_path / "same", "--json", *FP32)
+    assert code == 0
+    assert "tuned on these very questions" in err
+    same = json.loads(out)
+    assert same["threshold_tuned_on_these"] is True
+    assert same["threshold"] == report["threshold"]
+    assert (same["f1"], same["exact"]) == (report["f1_in_sample"], report["exact_in_sample"])
+    for key in ("f1_at_0", "exact_at_0", "crossfit_f1", "crossfit_exact"):
+        assert same[key] == report[key]
+    code, out, err = lamella("evaluate", files["dev"], "-m", run, "-o", tmp_path / "other", "--json", *FP32)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["threshold_tuned_on_these"] is False
+
+    # Odds are as they were; answers and probabilities follow the threshold and the calibration.
+    odds, was = (read_json(folder / "null_odds.json") for folder in (tmp_path / "other", run))
+    assert odds == pytest.approx(was)
+    answers, na_prob = (read_json(tmp_path / "other" / name) for name in ("predictions.json", "na_prob.json"))
+    assert all((answers[id] == "") == (odds[id] > report["threshold"]) for id in odds)
+    assert na_prob != read_json(run / "na_prob.json")
+    by_odds = [na_prob[id] for id in sorted(odds, key=odds.__getitem__)]
+    assert by_odds == sorted(by_odds)
+    asked = Reader.load(run, precision="fp32").ask("Who?", "Titan was found by Huygens.")
+    assert asked.no_answer == (asked.null_score > report["threshold"])
+    calibration = Calibration.model_validate(decoding["calibration"])
+    assert asked.na_prob == na_probability(np.array([asked.null_score]), calibration)[0]
+    assert asked.to_json()["na_prob"] == asked.na_prob
+
+
+def test_the_command_tells_people_and_a_dry_run_stores_nothing(run: Path, files: dict[str, Path], lamella: Any) -> None:
+    before = decoding_of(run)
+    code, out, err = lamella("calibrate", files["tuning"], "-m", run, "--dry-run", *FP32)
+    assert (code, err) == (0, "")
+    for words in ("threshold ", "at 0:", "too good", "what to expect", "calibration error", "nothing is stored"):
+        assert words in out
+    assert decoding_of(run) == before
+    code, out, _ = lamella("calibrate", files["tuning"], "-m", run, *FP32)
+    assert code == 0
+    assert "stored" in out
+    assert decoding_of(run) != before
+
+
+def test_what_stands_on_a_model_does_not_notice_its_threshold(
+    run: Path, files: dict[str, Path], lamella: Any, tmp_path: Path
+) -> None:
+    upper = train(table(files, encoder={"name": str(run)}, training={"max_steps": 1}), tmp_path / "upper")
+    before = load_encoder(str(run)).sha256
+    assert lamella("calibrate", files["tuning"], "-m", run, *FP32)[0] == 0
+    assert load_encoder(str(run)).sha256 == before
+    assert ReaderModel.load(upper).decoding.tuned_on is None
+
+
+def test_a_run_file_names_the_data_to_tune_on(
+    files: dict[str, Path], trained: Path, lamella: Any, tmp_path: Path
+) -> None:
+    """The same weights as without it; the scores of the run are those at the threshold, and say both."""
+    told: list[str] = []
+    given = table(files, data={"threshold": str(files["tuning"])})
+    best = train_plan(make_plan(given, where="test"), tmp_path / "run", say=told.append)
+    run = tmp_path / "run"
+    weights = Path("model") / "model.safetensors"
+    assert (run / weights).read_bytes() == (trained / weights).read_bytes()
+    out = lamella("calibrate", files["tuning"], "-m", trained, "--dry-run", "--json", *FP32)[1]
+    assert decoding_of(run)["tuned_on"] == json.loads(out)["tuned_on"]
+    threshold = decoding_of(run)["null_score_diff_threshold"]
+    assert threshold == json.loads(out)["threshold"]
+    assert any(line.startswith(f"threshold {threshold:.4f}") for line in told)
+    plain, scores = (read_json(folder / "eval_results.json") for folder in (trained, run))
+    assert scores == best["run"]
+    assert scores["threshold"] == threshold
+    assert scores["f1_at_0"] == plain["f1"] == plain["f1_at_0"]
+    assert (scores["step"], scores["epoch"]) == (plain["step"], plain["epoch"])
+    history = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    assert history[-1] == {"event": "threshold", **scores}
+    out = lamella("evaluate", files["dev"], "-m", run, "-o", tmp_path / "dev", "--json", *FP32)[1]
+    assert json.loads(out) == {key: value for key, value in scores.items() if key not in ("step", "epoch")}
+    for name in ("predictions.json", "na_prob.json"):
+        assert read_json(tmp_path / "dev" / name) == read_json(run / name)
+
+
+def test_every_learner_of_a_pass_has_its_own_threshold(files: dict[str, Path], tmp_path: Path) -> None:
+    """It is that of the best model, which is not always the last."""
+    given = table(files, data={"threshold": str(files["tuning"])}, learner={"learning_rate": 0.1})
+    given["training"] |= {"epochs": 4, "metric": "answerability_accuracy"}
+    given["grid"] = {"learner": {"mixer": ["last", "dot"], "task": ["span", "answerability"]}}
+    out = train(given, tmp_path / "runs")
+    folders = sorted(path.parent for path in out.glob("*/model"))
+    models = [ReaderModel.load(folder) for folder in folders]
+    scores = [read_json(folder / "eval_results.json") for folder in folders]
+    assert len({model.decoding.null_score_diff_threshold for model in models}) == 4
+    assert min(one["step"] for one in scores) < max(one["step"] for one in scores)
+    dev = read(str(files["dev"])).examples
+    for folder, model, results in zip(folders, models, scores, strict=True):
+        assert results["threshold"] == model.decoding.null_score_diff_threshold
+        odds = {id: one.null_odds for id, one in predict(model, dev).items()}
+        assert odds == pytest.approx(read_json(folder / "null_odds.json"), rel=1e-4, abs=1e-4)
+    assert [row["scores"] for row in read_json(out / "runs.json")["runs"]] == [
+        read_json(out / row["run"] / "eval_results.json") for row in read_json(out / "runs.json")["runs"]
+    ]
+
+
+def test_a_run_killed_while_it_tunes_goes_on_to_the_same(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = table(files, data={"threshold": str(files["tuning"])})
+    whole = train(given, tmp_path / "whole")
+
+    def kill(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(watch, "store", kill)
+        with pytest.raises(KeyboardInterrupt):
+            train(given, tmp_path / "killed")
+    assert decoding_of(tmp_path / "killed")["tuned_on"] is None
+    train(given, tmp_path / "killed", resume=True)
+    for name in ("history.jsonl", "eval_results.json", "na_prob.json", "model/config.json"):
+        assert (tmp_path / "killed" / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_without_dev_data_a_threshold_is_tuned_all_the_same(files: dict[str, Path], tmp_path: Path) -> None:
+    out = train(table(files, data={"dev": [], "threshold": str(files["tuning"])}), tmp_path / "run")
+    assert decoding_of(out)["tuned_on"] is not None
+    assert not (out / runs.RESULTS).exists()
+
+
+def test_contexts_that_are_shared_are_told(files: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copy(files["dev"], tmp_path / "copy.json")
+    told: list[str] = []
+    given = table(files, data={"threshold": str(tmp_path / "copy.json")}, training={"max_steps": 0})
+    train_plan(make_plan(given, where="test"), tmp_path / "run", say=told.append)
+    assert any("in the threshold and in the dev data" in line for line in told)
+
+
+def test_mistakes_get_one_line(run: Path, files: dict[str, Path], lamella: Any, tmp_path: Path) -> None:
+    before = decoding_of(run)
+    answerable = tmp_path / "answerable.json"
+    write([one for one in read("demo:dev").examples if one.answerable][:5], answerable)
+    config = tmp_path / "run.toml"
+    config.write_text('[data]\ntrain = "demo:train"\ndev = "demo:dev"\nthreshold = "demo:dev"\n')
+    for arguments, exit_code, words in [
+        (["calibrate", answerable, "-m", run], 1, "only answerable"),
+        (["calibrate", "nowhere.json", "-m", run], 2, "nowhere.json"),
+        (["calibrate", "demo:dev", "-m", files["tiny"]], 2, "--dry-run"),
+        (["calibrate", files["train"], "-m", run], 2, "was trained on"),
+        (["calibrate", files["train"].parent / "." / "train.json", "-m", run / "model"], 2, "was trained on"),
+        (["calibrate", "demo:dev", "-m", "nowhere"], 2, "nowhere"),
+        (["train", config, "-o", tmp_path / "out"], 2, "data.threshold: demo:dev is in data.dev too"),
+    ]:
+        code, out, err = lamella(*arguments)
+        assert (code, out) == (exit_code, ""), err
+        assert words in err
+        assert len(err.splitlines()) <= 2, err
+    assert decoding_of(run) == before
+    config_file = run / "model" / "config.json"
+    broken = read_json(config_file)
+    broken["decoding"]["calibration"] = {"method": "isotonic", "odds": [1.0, 0.0], "probability": [0.0, 1.0]}
+    config_file.write_text(json.dumps(broken))
+    code, _, err = lamella("evaluate", "demo:dev", "-m", run, "-o", tmp_path / "out")
+    assert code == 1
+    assert "odds that rise" in err
+
+
+def test_a_submission_holds_every_answer(run: Path, files: dict[str, Path], lamella: Any, tmp_path: Path) -> None:
+    code, _, err = lamella(
+        "predict", files["dev"], "-m", run, "-o", tmp_path / "out", "--submission", tmp_path / "sub" / "answers.csv"
+    )
+    assert (code, err) == (0, "")
+    with (tmp_path / "sub" / "answers.csv").open(encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["Id", "Predicted"]
+    assert rows == sorted(map(list, read_json(tmp_path / "out" / "predictions.json").items()))
+
+
+def test_a_model_without_texts_has_nothing_to_submit(files: dict[str, Path], lamella: Any, tmp_path: Path) -> None:
+    given = table(files, learner={"task": "answerability"}, training={"max_steps": 1})
+    run = train(given, tmp_path / "run")
+    code, _, err = lamella("predict", files["dev"], "-m", run, "-o", tmp_path / "p", "--submission", tmp_path / "a.csv")
+    assert code == 2
+    assert "--submission" in err
+    assert not (tmp_path / "p").exists()
+    code, out, err = lamella("calibrate", files["tuning"], "-m", run)
+    assert (code, err) == (0, "")
+    assert "accuracy" in out
