@@ -248,11 +248,13 @@ def test_transformers_loads_it_with_equal_logits(
         output = found.eval()(**inputs)
     theirs = torch.stack([output.start_logits, output.end_logits])
     exact = 1e-5 if tuning in ("lora", "ia3") else 2e-6  # merged, or only added up in another order
-    torch.testing.assert_close(theirs, torch.from_numpy(model.logits(padded)), atol=exact, rtol=1e-6)
+    ours = torch.from_numpy(model.logits(padded))
+    torch.testing.assert_close(theirs[:, batch.mask], ours[:, batch.mask], atol=exact, rtol=1e-6)
 
     back = load_model(tmp_path / "stock", device="cpu", precision="fp32")
     assert isinstance(back, StockModel)
-    assert np.array_equal(back.logits(padded), theirs.numpy())
+    again = torch.from_numpy(back.logits(padded))
+    torch.testing.assert_close(again[:, batch.mask], theirs[:, batch.mask], atol=2e-6, rtol=1e-6)  # attention is ours
     assert back.tokenizer.get_vocab() == model.tokenizer.get_vocab()
     assert back.windows.max_seq_length == model.encoder.longest_window
     for file in (*(tmp_path / "stock").glob("*.json"), *(tmp_path / "model").glob("tokenizer*.json")):
