@@ -1,4 +1,4 @@
-"""Commands that answer: predict, evaluate, ask."""
+"""Commands that answer, or make a model ready to: predict, evaluate, ask, export."""
 
 from __future__ import annotations
 
@@ -126,6 +126,21 @@ def ask(
     for answer in answers:
         place = f"characters {answer['start']}-{answer['end']}" if answer["answer"] else "the text does not say"
         typer.echo(f"{answer['answer'] or '(no answer)'}  [{answer['score']:.2f}, {place}]")
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="A model folder, a run folder that holds one, or a model of the hub.")],
+    onnx: Annotated[Path, typer.Option("--onnx", help="Write a folder for onnxruntime, which runs without torch.")],
+    int8: Annotated[bool, typer.Option("--int8", help="With --onnx: round the encoder's weights to 8 bits.")] = False,
+    data: Annotated[
+        str | None, typer.Option("--data", help="With --int8: measure on this data file what the rounding costs.")
+    ] = None,
+) -> None:
+    """Write a model in another form, into a new folder."""
+    from lamella.inference.onnx_export import export_onnx
+
+    typer.echo("\n".join(export_onnx(model, onnx, int8=int8, data=data)))
 
 
 def _read_text(source: str) -> str:

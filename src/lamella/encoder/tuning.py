@@ -95,7 +95,7 @@ def lora(
     What an earlier run's LoRA or IA³ learnt is first merged into the weights it stands on.
     """
     peft = _peft("tuning 'lora'")
-    _merge(encoder)
+    merge(encoder)
     _inject(
         encoder,
         peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=_paths(encoder, targets)),
@@ -109,7 +109,7 @@ def ia3(encoder: Encoder, *, targets: Projections = ("key", "value", "ffn_output
     What an earlier run's LoRA or IA³ learnt is first merged into the weights it stands on.
     """
     peft = _peft("tuning 'ia3'")
-    _merge(encoder)
+    merge(encoder)
     feedforward = _paths(encoder, [target for target in targets if target == "ffn_output"])
     _inject(encoder, peft.IA3Config(target_modules=_paths(encoder, targets), feedforward_modules=feedforward))
 
@@ -126,6 +126,24 @@ def layer_norm(encoder: Encoder) -> None:
     """Train the LayerNorms alone."""
     encoder.requires_grad_(False)
     _train_layer_norms(encoder)
+
+
+def merge(encoder: Encoder) -> list[nn.Module]:
+    """Make plain layers again of those that peft wrapped, with what was learnt in their weights; gives these layers.
+
+    A second injection by peft would start with the first one lost.
+    """
+    if not hasattr(encoder.model, "peft_config"):
+        return []
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    wrapped = {name: module for name, module in encoder.model.named_modules() if isinstance(module, BaseTunerLayer)}
+    _refuse_adapted(wrapped)
+    for name, module in wrapped.items():
+        module.merge()
+        encoder.model.set_submodule(name, module.get_base_layer())
+    del encoder.model.peft_config
+    return [module.get_base_layer() for module in wrapped.values()]
 
 
 def trainable_line(module: nn.Module) -> str:
@@ -157,19 +175,6 @@ def _paths(encoder: Encoder, targets: Sequence[Projection]) -> list[str]:
     found = {name: module for name, module in encoder.model.named_modules() if id(module) in wanted}
     _refuse_adapted(found)
     return list(found)
-
-
-def _merge(encoder: Encoder) -> None:
-    """Make plain layers again of those that peft wrapped: it would start a second injection with the first one lost."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    wrapped = {name: module for name, module in encoder.model.named_modules() if isinstance(module, BaseTunerLayer)}
-    _refuse_adapted(wrapped)
-    for name, module in wrapped.items():
-        module.merge()
-        encoder.model.set_submodule(name, module.get_base_layer())
-    if hasattr(encoder.model, "peft_config"):
-        del encoder.model.peft_config
 
 
 def _refuse_adapted(projections: Mapping[str, Any]) -> None:

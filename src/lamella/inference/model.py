@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from lamella.encoder.loading import FORMAT_VERSION, LoadedEncoder, load_base, qu
 from lamella.encoder.precision import autocast
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_FORMAT, MODEL_WEIGHTS, is_saved_model, model_folder
 from lamella.encoder.tensors import put_tensors, read_tensors, trained_tensors
-from lamella.errors import UsageError
+from lamella.errors import RunError, UsageError
 from lamella.heads.head import Head
 from lamella.runs import TEMPORARY, run_state, write_bytes, write_json
 
@@ -101,19 +102,15 @@ class ReaderModel(nn.Module):
     def save(self, folder: Path) -> None:
         """Write the model folder; a reader sees the old one, the new one, or none, never a mixture."""
         trained = {name: value.detach().cpu().contiguous() for name, value in trained_tensors(self).items()}
-        if folder.exists() and not is_saved_model(folder) and not _is_empty(folder):
+        if folder.exists() and not is_saved_model(folder) and not is_empty(folder):
             raise UsageError(f"{folder}: holds something else than a model; choose another folder to save into.")
-        fresh = folder.parent / f".{folder.name}.{uuid.uuid4().hex}{TEMPORARY}"
-        fresh.mkdir(parents=True)
-        try:
-            # One key of metadata at most: safetensors writes them in random order, and equal models should hash equal.
-            write_bytes(fresh / MODEL_WEIGHTS, save(trained, {"format": "pt"}))
+        # One key of metadata at most: safetensors writes them in random order, and equal models should hash equal.
+        weights = save(trained, {"format": "pt"})
+        with replacing(folder) as fresh:
+            write_bytes(fresh / MODEL_WEIGHTS, weights)
             with quiet():
                 self.tokenizer.save_pretrained(fresh)
             write_json(fresh / MODEL_CONFIG, self._config())
-            _exchange(fresh, folder)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
 
     @classmethod
     def load(cls, path: Path) -> ReaderModel:
@@ -140,7 +137,22 @@ class ReaderModel(nn.Module):
         }
 
 
-def _is_empty(folder: Path) -> bool:
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """An empty folder to write into, which takes the place of `folder` when all is written, and vanishes otherwise."""
+    fresh = folder.parent / f".{folder.name}.{uuid.uuid4().hex}{TEMPORARY}"
+    try:
+        fresh.mkdir(parents=True)
+        yield fresh
+        _exchange(fresh, folder)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether it is a folder in which nothing lies."""
     return folder.is_dir() and not any(folder.iterdir())
 
 

@@ -84,10 +84,11 @@ def explaining_memory(padded: Padded) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        from accelerate.utils.memory import should_reduce_batch_size
+        if not isinstance(error, MemoryError):  # which is numpy's and onnxruntime's
+            from accelerate.utils.memory import should_reduce_batch_size
 
-        if not should_reduce_batch_size(error):
-            raise
+            if not should_reduce_batch_size(error):
+                raise
         windows, tokens = padded.mask.shape
         raise RunError(
             f"out of memory while answering {windows} windows of {tokens} tokens at once: lower the batch size "
