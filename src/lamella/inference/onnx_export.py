@@ -129,16 +129,28 @@ def _write_graph(model: ReaderModel | StockModel, path: Path) -> list[str]:
             )
         except Exception as error:  # an exporter's own, of some hundred lines
             raise ModelError(f"this model cannot be exported to ONNX: {one_line(error)}.") from None
-    ir = program.model
-    ir.graph.inputs[:] = [one for one in ir.graph.inputs if one.uses()]
-    size = sum(value.const_value.nbytes for value in ir.graph.initializers.values())
+    encoder_nodes = _tidy(program.model.graph, graph.encoder)
+    size = sum(value.const_value.nbytes for value in program.model.graph.initializers.values())
     program.save(path, external_data=size > LARGEST_FILE)
-    inside = f"'{graph.encoder}'"
-    return [
-        node.name
-        for node in ir.graph
-        if node.op_type == "MatMul" and inside in node.metadata_props.get("pkg.torch.onnx.name_scopes", "")
-    ]
+    return encoder_nodes
+
+
+def _tidy(graph: Any, encoder: str) -> list[str]:
+    """Leave out the inputs that nothing reads, and the exporter's notes, which name files of this machine."""
+    first = graph.inputs[0]
+    for one in graph.inputs[1:]:
+        for node, index in list(one.uses()):
+            if node.op_type == "Shape":  # all inputs have the same
+                node.replace_input_with(index, first)
+    graph.inputs[:] = [one for one in graph.inputs if one.uses()]
+    found = []
+    for node in graph:
+        inside = f"'{encoder}'" in node.metadata_props.get("pkg.torch.onnx.name_scopes", "")
+        if node.op_type == "MatMul" and inside:
+            found.append(node.name)
+        for one in (node, *node.outputs):
+            one.metadata_props.clear()
+    return found
 
 
 def _features(model: Answering) -> Features:
