@@ -58,11 +58,12 @@ def windows_of(model: Any, rows: slice = slice(None)) -> Padded:
 def assert_same_logits(model: Any, exported: Any, within: float = 1e-5) -> None:
     for rows in (slice(None), slice(0, 1), slice(-1, None), slice(2, 5)):
         padded = windows_of(model, rows)
-        found, expected = exported.logits(padded), model.logits(padded)
-        assert found.shape == expected.shape
-        assert found.dtype == np.float32
-        real = padded.mask[:, : found.shape[2]]
-        np.testing.assert_allclose(found[:, real], expected[:, real], atol=within, rtol=0)
+        expected = model.logits(padded)
+        real = padded.mask[:, : expected.shape[2]]
+        for found in (exported.logits(padded), exported.logits_in_one_run(padded)):
+            assert found.shape == expected.shape
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found[:, real], expected[:, real], atol=within, rtol=0)
 
 
 def trained(name: str, folder: Path, *, family: str = "bert", depth: int = 1, **sections: Any) -> Path:
@@ -110,7 +111,7 @@ def test_the_graph_gives_the_logits_of_torch(case: str, tmp_path: Path) -> None:
     assert isinstance(exported, OnnxModel)
     assert exported.gives_text == in_torch.gives_text
     assert_same_logits(in_torch, exported)
-    asks_for = set(exported._inputs)
+    asks_for = set(exported.inputs)
     assert ("is_context" in asks_for) == (case == "filters-from-the-question")
     assert ("token_type_ids" in asks_for) == (CASES[case].get("family") not in NO_TYPES)
 
@@ -235,6 +236,15 @@ def test_int8_is_smaller_and_its_cost_is_told(made: dict[str, Path]) -> None:
     padded = windows_of(exact)
     assert not np.allclose(exact.logits(padded), rounded.logits(padded), atol=1e-6)
     assert (made["int8"] / "model.onnx").stat().st_size < (made["onnx"] / "model.onnx").stat().st_size
+
+
+def test_no_answer_depends_on_its_neighbours(made: dict[str, Path]) -> None:
+    """int8 has one scale for all that a run computes: a window must not share its run."""
+    model = load_model(made["int8"])
+    together, rows = model.logits(windows_of(model)), windows_of(model).mask
+    for row, real in enumerate(rows):
+        alone = model.logits(windows_of(model, slice(row, row + 1)))
+        np.testing.assert_array_equal(together[:, row, real], alone[:, 0, : real.sum()])
 
 
 def test_int8_leaves_the_head_as_it_was(tmp_path: Path) -> None:
@@ -373,6 +383,7 @@ def test_a_graph_that_differs_from_the_model_is_not_written(
 ) -> None:
     honest = OnnxModel.logits
     monkeypatch.setattr(onnx_export, "_write_graph", lambda model, path: shutil.copy(exported / path.name, path))
+    monkeypatch.setattr(OnnxModel, "logits_in_one_run", OnnxModel.logits)
     monkeypatch.setattr(OnnxModel, "logits", lambda self, padded: honest(self, padded) + wrong)
     said = refusal(ModelError, lambda: export_onnx(made["model"], exported.parent / "other"))
     assert "the ONNX graph does not do what the model does" in said

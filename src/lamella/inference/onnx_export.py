@@ -159,12 +159,17 @@ def _features(model: Answering) -> Features:
 
 
 def _compare(model: ReaderModel | StockModel, exported: OnnxModel) -> float:
-    """How far a real token's logit is from torch's, in a batch and for windows by themselves; refused if too far."""
+    """How far a real token's logit is from torch's, in batches and for windows by themselves; refused if too far."""
     features = _features(exported)
     largest = 0.0
-    for windows in (np.arange(len(features)), np.arange(1), np.argmax(features.lengths, keepdims=True)):
+    every, longest = np.arange(len(features)), np.argmax(features.lengths, keepdims=True)
+    for run, windows in (
+        (exported.logits, every),
+        (exported.logits_in_one_run, every),
+        (exported.logits_in_one_run, longest),
+    ):
         padded = pad(features, windows)
-        expected, found = model.logits(padded), exported.logits(padded)
+        expected, found = model.logits(padded), run(padded)
         real = padded.mask[:, : expected.shape[2]]
         difference = float(np.abs(found - expected)[:, real].max())
         allowed = TOLERANCE * max(1.0, float(np.abs(expected[:, real]).max()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,15 +92,20 @@ class TokenizerFile:
 
 
 class OnnxModel:
-    """A graph that answers. Threads may share it."""
+    """A graph that answers. Threads may share it.
+
+    Every window is run by itself, each core taking the next one: that needs no padding, waits for nobody, keeps what it
+    computes in the cache, and in int8, where a run has one scale for all, makes no answer depend on its neighbours.
+    """
 
     def __init__(self, folder: Path, config: ExportConfig, *, graph: str = ONNX_GRAPH, threads: int | None = None):
         self.config, self.folders = config, (folder,)
         self.windows, self.decoding, self.gives_text = config.windows, config.decoding, config.gives_text
         self.tokenizer = TokenizerFile(folder / TOKENIZER, config)
-        self._session = _open(folder / graph, threads or _cores())
-        self._inputs = [one.name for one in self._session.get_inputs()]
-        if unknown := set(self._inputs) - set(INPUTS):
+        self._session = _open(folder / graph)
+        self._pool = ThreadPoolExecutor(threads or _cores(), "lamella-onnx")
+        self.inputs = [one.name for one in self._session.get_inputs()]
+        if unknown := set(self.inputs) - set(INPUTS):
             raise ModelError(f"{folder / graph}: asks for {', '.join(sorted(unknown))}, which no window has.")
 
     @classmethod
@@ -108,15 +114,34 @@ class OnnxModel:
         return cls(folder, read_export(folder), threads=threads)
 
     def logits(self, padded: Padded) -> NDArray[np.float32]:
-        """The logits of some windows."""
+        """The logits of some windows; 0 at their pads."""
+        feed = self._feed(padded)
+        lengths = padded.mask.sum(1)
+        alone = [
+            {name: array[row : row + 1, :length] for name, array in feed.items()} for row, length in enumerate(lengths)
+        ]
+        found = list(self._pool.map(self._run, alone))
+        logits = np.zeros((2, len(alone), padded.mask.shape[1] if self.gives_text else 1), np.float32)
+        for row, one in enumerate(found):
+            logits[:, row, : one.shape[2]] = one[:, 0]
+        return logits  # [2, B, T], or [2, B, 1]
+
+    def logits_in_one_run(self, padded: Padded) -> NDArray[np.float32]:
+        """The same from one run of the graph, with the padding: what other programs would do with it."""
+        return self._run(self._feed(padded))
+
+    def _feed(self, padded: Padded) -> dict[str, NDArray[Any]]:
+        return {name: INPUTS[name](padded) for name in self.inputs}
+
+    def _run(self, feed: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
         try:
-            (found,) = self._session.run(None, {name: INPUTS[name](padded) for name in self._inputs})
+            (found,) = self._session.run(None, feed)
         except Exception as error:  # onnxruntime has a class for every kind of failure, none of them a MemoryError
             if "allocate memory" in str(error):
                 raise MemoryError(one_line(error)) from None
             raise
         logits: NDArray[np.float32] = found
-        return logits  # [2, B, T], or [2, B, 1]
+        return logits
 
 
 def is_exported(folder: Path) -> bool:
@@ -142,11 +167,11 @@ def read_export(folder: Path) -> ExportConfig:
 
 
 def _cores() -> int:
-    """Those that this process may use; onnxruntime would take all that the machine has."""
+    """Those that this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _open(graph: Path, threads: int) -> Any:
+def _open(graph: Path) -> Any:
     try:
         import onnxruntime
     except ModuleNotFoundError:
@@ -154,7 +179,7 @@ def _open(graph: Path, threads: int) -> Any:
     if not graph.is_file():
         raise ModelError(f"{graph}: no such file; the exported folder is incomplete.")
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = 1  # of a single run; several go on at once
     options.log_severity_level = 3  # errors; what is worth a warning was seen at export
     try:
         return onnxruntime.InferenceSession(
