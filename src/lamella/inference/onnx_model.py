@@ -37,7 +37,7 @@ INPUTS: dict[str, Callable[[Padded], NDArray[Any]]] = {
     "is_context": lambda padded: padded.is_context,
 }
 
-# On a CPU, onnxruntime's kernels of these pairs take two to ten times as long as the pair itself does.
+# On a CPU, onnxruntime's joint kernels take longer than the separate ones do: the first of them three times as long.
 SLOW_FUSIONS = ("SkipLayerNormFusion", "BiasGeluFusion")
 
 
