@@ -258,14 +258,29 @@ def export(
         Path | None,
         typer.Option("--as-transformers", help="Write a checkpoint for AutoModelForQuestionAnswering."),
     ] = None,
+    onnx: Annotated[
+        Path | None, typer.Option("--onnx", help="Write a folder for onnxruntime, which runs without torch.")
+    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="With --onnx: round the encoder's weights to 8 bits.")] = False,
+    data: Annotated[
+        str | None, typer.Option("--data", help="With --int8: measure on this data file what the rounding costs.")
+    ] = None,
 ) -> None:
-    """Write a model in another form, into a new folder: give exactly one of the options."""
+    """Write a model in another form, into a new folder: give exactly one that says which."""
     from lamella.errors import UsageError
 
-    modes = {"--flatten": flatten, "--half": half, "--as-transformers": as_transformers}
+    modes = {"--flatten": flatten, "--half": half, "--as-transformers": as_transformers, "--onnx": onnx}
     chosen = {mode: folder for mode, folder in modes.items() if folder is not None}
     if len(chosen) != 1:
         raise UsageError(f"export: expected exactly one of {', '.join(modes)}. Got {', '.join(chosen) or 'none'}.")
+
+    if onnx is None and (int8 or data):
+        raise UsageError("export: --int8 and --data go with --onnx.")
+    if onnx is not None:
+        from lamella.inference.onnx_export import export_onnx
+
+        typer.echo("\n".join(export_onnx(model, onnx, int8=int8, data=data)))
+        return
 
     from lamella.inference import export as forms
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lamella.encoder.sources import find_encoder, is_saved_model, model_folder
 from lamella.errors import EncoderError, UsageError
+from lamella.inference.onnx_model import OnnxModel, is_exported
 from lamella.runs import run_state
 
 if TYPE_CHECKING:
@@ -16,21 +17,51 @@ if TYPE_CHECKING:
     from lamella.inference.model import ReaderModel
     from lamella.inference.stock import StockModel
 
+Backend = Literal["auto", "torch", "onnx"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
 
 def load_model(
-    name: str | os.PathLike[str], *, device: str | torch.device | None = None, precision: Precision = "auto"
-) -> ReaderModel | StockModel:
-    """A model folder or a run folder of ours, or a folder or hub id of a question answering model of transformers."""
+    name: str | os.PathLike[str],
+    *,
+    device: str | torch.device | None = None,
+    precision: Precision = "auto",
+    backend: Backend = "auto",
+    threads: int | None = None,
+) -> ReaderModel | StockModel | OnnxModel:
+    """A model folder, a run folder or an exported one of ours, or a question answering model of transformers.
+
+    An exported folder is run by onnxruntime and needs no torch. `threads` are those of its own; of torch, which has one
+    number for the whole process, those of everything.
+    """
+    folder = Path(os.path.expanduser(os.fspath(name)))
+    if os.path.isdir(folder) and is_exported(folder):
+        return _load_exported(folder, device, precision, backend, threads)
+    if backend == "onnx":
+        raise UsageError(
+            f"{os.fspath(name)}: expected an exported model for backend 'onnx'. Found none; make one with: "
+            f"lamella export {os.fspath(name)} --onnx DIR"
+        )
     import torch
 
     from lamella.encoder.precision import choose_device, choose_precision
 
+    if threads is not None:
+        torch.set_num_threads(threads)
     place = choose_device() if device is None else torch.device(device)
     model = _load(os.fspath(name)).to(place)
     model.precision = choose_precision(precision, place)
     return model
+
+
+def _load_exported(folder: Path, device: Any, precision: str, backend: str, threads: int | None) -> OnnxModel:
+    if backend == "torch":
+        raise UsageError(f"{folder}: was exported to ONNX, which torch does not run; load the model it was made from.")
+    if device is not None and str(device) != "cpu":
+        raise UsageError(f"{folder}: was exported to ONNX and runs on the CPU. Got device {str(device)!r}.")
+    if precision not in ("auto", "fp32"):
+        raise UsageError(f"{folder}: was exported to ONNX and keeps the precision of its file. Got {precision!r}.")
+    return OnnxModel.load(folder, threads=threads)
 
 
 def _load(name: str) -> ReaderModel | StockModel:

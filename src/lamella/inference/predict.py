@@ -104,10 +104,11 @@ def explaining_memory(padded: Padded) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        from lamella.encoder.memory import is_out_of_memory
+        if not isinstance(error, MemoryError):  # which is numpy's and onnxruntime's
+            from lamella.encoder.memory import is_out_of_memory
 
-        if not is_out_of_memory(error):
-            raise
+            if not is_out_of_memory(error):
+                raise
         windows, tokens = padded.mask.shape
         raise RunError(
             f"out of memory while answering {windows} windows of {tokens} tokens at once: lower the batch size "

@@ -11,7 +11,7 @@ import numpy as np
 from lamella.data.examples import Context, Example
 from lamella.errors import UsageError
 from lamella.inference.decode import Prediction, rank_together
-from lamella.inference.loading import Precision, load_model
+from lamella.inference.loading import Backend, Precision, load_model
 from lamella.inference.pipeline import answer_as_pipeline
 from lamella.inference.predict import Answering, predict
 from lamella.inference.threshold import na_probability
@@ -64,13 +64,17 @@ class Reader:
         *,
         device: str | torch.device | None = None,
         precision: Precision = "auto",
+        backend: Backend = "auto",
+        threads: int | None = None,
         batch_size: int = 32,
     ) -> Reader:
-        """Load a model: a model folder or a run folder, or any question answering checkpoint of transformers.
+        """Load a model: a model folder or a run folder, an exported one, or any QA checkpoint of transformers.
 
-        `precision="auto"` is bf16 where the hardware computes it, else fp32.
+        `precision="auto"` is bf16 where the hardware computes it, else fp32. `backend="auto"` looks at the folder:
+        `"onnx"` runs an exported one, without torch, and `"torch"` any other. `threads` are all cores unless given.
         """
-        return cls(load_model(name, device=device, precision=precision), batch_size=batch_size)
+        model = load_model(name, device=device, precision=precision, backend=backend, threads=threads)
+        return cls(model, batch_size=batch_size)
 
     def ask(self, question: str | Sequence[str], context: str | Sequence[Any], *, top_k: int = 1) -> Any:
         """The `top_k` best answers of a question in a text of any length.
