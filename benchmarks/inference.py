@@ -31,15 +31,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from lamella.inference.export import as_transformers
-from lamella.inference.onnx_export import export_onnx
 
 from lamella.config import DEFAULT_ENCODER
 from lamella.data.examples import Example
 from lamella.data.features import featurise
 from lamella.encoder.precision import choose_precision
 from lamella.inference.evaluate import language_of, read_questions
+from lamella.inference.export import as_transformers
 from lamella.inference.metrics import score
+from lamella.inference.onnx_export import export_onnx
 from lamella.inference.reader import Reader
 from lamella.runs import library_versions, write_json
 
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--model", help="a model folder; unset: one that has learnt the questions by heart")
     parser.add_argument("--data", help="questions to ask, with their answers; unset: bundled ones")
     parser.add_argument("--questions", type=int, help="how many of them")
-    parser.add_argument("--batch", type=int, default=8, help="windows a batch")
+    parser.add_argument("--batch", type=int, default=16, help="windows a batch")
     arguments = parser.parse_args()
     if (arguments.model is None) != (arguments.data is None):
         parser.error("--model and --data go together")
@@ -69,9 +69,8 @@ def main() -> None:
     model = Path(arguments.model) if arguments.model else prepare_model()
     folders = prepare_forms(model, PREPARED / ("given" if arguments.model else "by-heart"))
     most = arguments.questions or (96 if arguments.quick else BY_HEART if arguments.data is None else 600)
-    examples = some_of(
-        read_questions(arguments.data or "demo:train", labelled=True), most, of_first=arguments.data is None
-    )
+    everything = read_questions(arguments.data or "demo:train", labelled=True)
+    examples = some_of(everything, most) if arguments.data else list(everything[:BY_HEART][:most])
     readers = load_readers(folders, arguments.batch)
     repeats = 2 if arguments.quick else 5
     with Peer(peer_python, folders["torch"], examples) as peer:
@@ -214,7 +213,7 @@ def prepare_peer() -> Path:
     if not (folder / "ready").exists():
         print("making the peer's environment, once", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", *PACKAGES], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-qq", *PACKAGES], check=True)
         (folder / "ready").touch()
     return python
 

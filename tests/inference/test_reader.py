@@ -66,8 +66,11 @@ class TestAsk:
         assert all(text[one["start"] : one["end"]] == one["answer"] for one in answers)
         assert all(set(one) == {"score", "start", "end", "answer"} for one in answers)
         assert answers.to_json() == {
-            "answers": list(answers), "no_answer": answers.no_answer, "null_score": answers.null_score
-        }  # fmt: skip
+            "answers": list(answers),
+            "no_answer": answers.no_answer,
+            "na_prob": answers.na_prob,
+            "null_score": answers.null_score,
+        }
         json.dumps(answers)
 
     @pytest.mark.parametrize(("threshold", "silent"), [(-1e9, True), (1e9, False)])

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from lamella.version import __version__
 
+# In the order of the work, which is that of the help.
+COMMANDS = (
+    "check", "convert", "parts", "extract", "train", "predict", "evaluate", "calibrate", "ensemble", "ask", "export"
+)  # fmt: skip
+
+
+class InOrder(TyperGroup):
+    """Lists the commands in the order of the work, wherever they are defined."""
+
+    def list_commands(self, context: Any) -> list[str]:
+        return sorted(super().list_commands(context), key=COMMANDS.index)
+
+
 app = typer.Typer(
     name="lamella",
+    cls=InOrder,
     help="Extractive question answering: train, score and ask thin readers on a pretrained encoder.",
     no_args_is_help=True,
     add_completion=False,

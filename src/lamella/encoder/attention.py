@@ -44,10 +44,11 @@ def attend(
     Ours leaves the padding out: what a window gets there is 0, and nobody reads it. Where a gradient is wanted without
     dropout, in half precision, on other devices and in an exported graph it is PyTorch's.
     """
-    ours = query.device.type == "cpu" and query.dtype == torch.float32 and not torch.compiler.is_compiling()
     dropped = dropout if module.training else 0.0
-    lengths = _lengths(attention_mask, query) if ours and (dropped > 0 or not torch.is_grad_enabled()) else None
-    if lengths is None or dropped >= 1:
+    ours = 0 < dropped < 1 or (dropped == 0 and not torch.is_grad_enabled())
+    ours = ours and query.device.type == "cpu" and query.dtype == torch.float32 and not torch.compiler.is_compiling()
+    lengths = _lengths(attention_mask, query) if ours else None
+    if lengths is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(

@@ -24,8 +24,11 @@ def choose_precision(wanted: str, device: torch.device) -> str:
     return "bf16" if has_bf16 else "fp32"
 
 
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
     """Run what is inside in half precision, where that was chosen."""
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
+    return torch.autocast(device.type, HALVES[precision])

@@ -88,7 +88,8 @@ def each_batch(model: Answering, features: Features, batch_size: int) -> Iterato
     for indices in longest_first(features.lengths, batch_size):
         padded = pad(features, indices)
         with explaining_memory(padded):
-            yield padded, model.logits(padded)
+            logits = model.logits(padded)
+        yield padded, logits
 
 
 def spans_of(model: Deciding, padded: Padded, logits: NDArray[Any], **options: Any) -> WindowSpans:

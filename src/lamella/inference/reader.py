@@ -52,7 +52,7 @@ class Reader:
     [{'score': 0.93, 'start': 23, 'end': 39, 'answer': 'Robert Stevenson'}]
     """
 
-    def __init__(self, model: Answering, *, batch_size: int = 32) -> None:
+    def __init__(self, model: Answering, *, batch_size: int = 16) -> None:
         if not model.gives_text:
             raise UsageError("this model tells whether a text has the answer, not where: it cannot be asked for it.")
         self.model, self.batch_size = model, batch_size
@@ -66,14 +66,14 @@ class Reader:
         precision: Precision = "auto",
         backend: Backend = "auto",
         threads: int | None = None,
-        batch_size: int = 32,
+        batch_size: int = 16,
     ) -> Reader:
         """Load a model: a model folder or a run folder, an exported one, or any QA checkpoint of transformers.
 
         `precision="auto"` is bf16 where the hardware computes it, else fp32. `backend="auto"` looks at the folder:
         `"onnx"` runs an exported one, without torch, and `"torch"` any other. `threads` are all cores unless given.
         """
-        model = load_model(name, device=device, precision=precision, backend=backend, threads=threads)
+        model = load_model(name, device=device, precision=precision, backend=backend, threads=threads, lean=True)
         return cls(model, batch_size=batch_size)
 
     def ask(self, question: str | Sequence[str], context: str | Sequence[Any], *, top_k: int = 1) -> Any:
