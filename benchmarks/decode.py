@@ -98,7 +98,14 @@ def with_loops(features: Features, batches: Batches, places_of: list[Places]) ->
             starts, ends = (np.argsort(one)[-1 : -OPTIONS.n_best_size - 1 : -1].tolist() for one in (start, end))
             for first in starts:
                 for last in ends:
-                    if first >= len(places) or last >= len(places) or places[first] is None or places[last] is None:
+                    if (
+                        first >= len(places)
+                        or last >= len(places)
+                        or places[first] is None
+                        or len(places[first]) < 2
+                        or places[last] is None
+                        or len(places[last]) < 2
+                    ):
                         continue
                     if last < first or last - first + 1 > OPTIONS.max_answer_length:
                         continue

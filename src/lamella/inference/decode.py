@@ -95,6 +95,7 @@ class Prediction:
 
 
 EMPTY = Candidate("", 0, 0, NO_SPAN)
+Answer = tuple[str, int, int, float, int]  # a candidate to be: text, begin and end, score, number of the context
 
 
 def decode(
@@ -171,7 +172,8 @@ class Merger:
             windows = self._spans.setdefault(example.id, [])
             windows.append((found.score[row, :count], *places))
             if len(windows) == WINDOWS_KEPT:
-                self._spans[example.id] = [_best_of(windows, example.context.text, self.options.n_best_size)]
+                best = _best_of(windows, example.context.text, self.options.n_best_size)
+                self._spans[example.id] = [_as_arrays(best)]
 
     def predictions(self, examples: Iterable[Example]) -> dict[str, Prediction]:
         """The prediction of every question that has been seen, in the order given."""
@@ -179,32 +181,24 @@ class Merger:
         return {example.id: make(example) for example in examples if example.id in self._nulls}
 
     def _of_spans(self, example: Example) -> Prediction:
-        text = example.context.text
-        columns = _best_of(self._spans[example.id], text, self.options.n_best_size)
-        spans = zip(*(column.tolist() for column in columns), strict=True)
-        return rank([(text[begin:end], begin, end, score, 0) for score, begin, end in spans], self._nulls[example.id])
+        best = _best_of(self._spans[example.id], example.context.text, self.options.n_best_size)
+        return rank(best, self._nulls[example.id])
 
     def _of_odds(self, example: Example) -> Prediction:
         odds = self._nulls[example.id]
         return Prediction((Candidate("", 0, 0, odds, _logistic(odds)),), null_odds=odds)
 
 
-def rank(answers: Sequence[tuple[str, int, int, float, int]], null: float) -> Prediction:
-    """The n-best list of answers and "no answer", with the probability of each among them.
-
-    An answer is its text, begin and end, score, and the number of its context; they come best first.
-    """
+def rank(answers: Sequence[Answer], null: float) -> Prediction:
+    """The n-best list of answers, given best first, and "no answer", with the probability of each among them."""
     best = answers[0][3] if answers else NO_SPAN
     place = bisect.bisect_left(answers, -null, key=lambda one: -one[3])
-    everything = [*answers[:place], ("", 0, 0, null, 0), *answers[place:]]
-    top = everything[0][3]
-    weights = [math.exp(one[3] - top) for one in everything]
+    texts, begins, ends, scores, contexts = zip(*answers[:place], ("", 0, 0, null, 0), *answers[place:], strict=True)
+    weights = [math.exp(score - scores[0]) for score in scores]
     total = sum(weights)
-    candidates = [
-        Candidate(text, begin, end, score, weight / total, context)
-        for (text, begin, end, score, context), weight in zip(everything, weights, strict=True)
-    ]
-    return Prediction(tuple(candidates), null_odds=null - best)
+    probabilities = [weight / total for weight in weights]
+    candidates = tuple(map(Candidate, texts, begins, ends, scores, probabilities, contexts))
+    return Prediction(candidates, null_odds=null - best)
 
 
 def rank_together(predictions: Sequence[Prediction], n_best: int) -> Prediction:
@@ -240,8 +234,8 @@ def _joint(
         width += step
     starts = _largest(start + best_end, options.n_best_size)  # [B, K]
     rows = np.arange(B)[:, None]
-    ends = starts[:, :, None] + np.arange(length)  # [B, K, D]
-    scores = (start[rows, starts][:, :, None] + padded[rows[:, :, None], ends]).reshape(B, -1)  # [B, K * D]
+    ends = np.lib.stride_tricks.sliding_window_view(padded, length, axis=1)[rows, starts]  # [B, K, D]
+    scores = (start[rows, starts][:, :, None] + ends).reshape(B, -1)  # [B, K * D]
     chosen = _largest(scores, options.n_best_size)
     first = starts[rows, chosen // length]
     last, score = first + chosen % length, scores[rows, chosen]
@@ -276,20 +270,27 @@ def _independent(logits: NDArray[np.float64], padded: Padded, options: DecodingO
 _Spans = tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]]  # scores, begins and ends in characters
 
 
-def _best_of(windows: Sequence[_Spans], context: str, n_best: int) -> _Spans:
+def _best_of(windows: Sequence[_Spans], context: str, n_best: int) -> list[Answer]:
     """The n best texts of some windows, best first, each where it scores best; an empty one is no answer."""
     scores, begins, ends = windows[0]
     if len(windows) > 1:
         scores, begins, ends = (np.concatenate(columns) for columns in zip(*windows, strict=True))
         order = np.lexsort((ends, begins, -scores))
         scores, begins, ends = scores[order], begins[order], ends[order]
-    first_of: dict[str, int] = {"": -1}
-    for place, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
-        first_of.setdefault(context[begin:end], place)
-        if len(first_of) > n_best:
-            break
-    kept = list(first_of.values())[1:]
-    return scores[kept], begins[kept], ends[kept]
+    best: dict[str, Answer] = {}
+    for score, begin, end in zip(scores.tolist(), begins.tolist(), ends.tolist(), strict=True):
+        text = context[begin:end]
+        if text and text not in best:
+            best[text] = (text, begin, end, score, 0)
+            if len(best) == n_best:
+                break
+    return list(best.values())
+
+
+def _as_arrays(answers: Sequence[Answer]) -> _Spans:
+    """The same in the form that many of them are kept in."""
+    _, begins, ends, scores, _ = zip(*answers, strict=True) if answers else ((),) * 5
+    return np.array(scores, np.float64), np.array(begins, np.int32), np.array(ends, np.int32)
 
 
 def _logistic(value: float) -> float:

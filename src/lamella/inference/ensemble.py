@@ -27,7 +27,7 @@ from lamella.data.examples import Example
 from lamella.data.features import Features, featurise
 from lamella.data.padding import Padded, longest_first, pad
 from lamella.errors import DataError, UsageError
-from lamella.inference.decode import NO_SPAN, Merger, Prediction, choosable, decode, log_of_sum, rank
+from lamella.inference.decode import NO_SPAN, Answer, Merger, Prediction, choosable, decode, log_of_sum, rank
 from lamella.inference.evaluate import Language, language_of
 from lamella.inference.logits import KeptLogits, same_windows
 from lamella.inference.members import Answered, Member
@@ -196,7 +196,7 @@ def combine_spans(
     combined = _combine(table, how, [list(texts).count(text) for text in words.values()])
     by_place = dict(zip(words, combined.tolist(), strict=True))
     null = by_place.pop(NULL)
-    answers: dict[str, tuple[str, int, int, float, int]] = {}  # each text once, where it scores best
+    answers: dict[str, Answer] = {}  # each text once, where it scores best
     for place, value in sorted(by_place.items(), key=lambda item: (-item[1], item[0])):
         answers.setdefault(words[place], (words[place], *place, value, 0))
     return rank(list(answers.values())[:n_best], null)
