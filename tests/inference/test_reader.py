@@ -15,7 +15,7 @@ import pytest
 import torch
 import transformers
 
-import lamella.data.features as features_module
+import lamella.data.tokens as tokens_module
 from doubles import (
     AWKWARD,
     FAMILIES,
@@ -168,13 +168,13 @@ class TestLongContexts:
         text = " ".join([*corpus()[:5], "a  b   c \n\n d\te  \u3000 f", AWKWARD, "x" * 30, AWKWARD])
         whole = featurise([example(text)], tiny_tokenizer(family), WindowOptions())
         for size in (40, 97, 150, 1000):
-            monkeypatch.setattr(features_module, "PIECE", size)
+            monkeypatch.setattr(tokens_module, "PIECE", size)
             pieces = featurise([example(text)], tiny_tokenizer(family), WindowOptions())
             assert pieces.input_ids.tolist() == whole.input_ids.tolist(), size
             assert pieces.offsets[0].tolist() == whole.offsets[0].tolist()
 
     def test_a_text_without_blanks_is_cut_all_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(features_module, "PIECE", 50)
+        monkeypatch.setattr(tokens_module, "PIECE", 50)
         text = "東京は日本" * 100
         found = featurise([example(text)], tiny_tokenizer("bert"), WindowOptions())
         assert found.offsets[0][:, 1].max() == len(text)

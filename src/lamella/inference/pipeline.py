@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 
 from lamella.config import WindowOptions
 from lamella.data.examples import Context, Example
-from lamella.data.features import Features, featurise_in_slices, without_truncation
+from lamella.data.features import Features, featurise_in_slices
+from lamella.data.tokens import without_truncation
 from lamella.inference.decode import WindowSpans, decode
 from lamella.inference.predict import Answering, each_batch
 

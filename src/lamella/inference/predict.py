@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from lamella import runs
 from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.examples import Example
-from lamella.data.features import Features, Tokenizing, featurise_in_slices
+from lamella.data.features import Features, featurise_in_slices
 from lamella.data.padding import Padded, longest_first, pad
+from lamella.data.tokens import Tokenizing
 from lamella.errors import DataError, RunError
 from lamella.inference.calibrate import odds_of, scores_of_best, threshold_report
 from lamella.inference.decode import Merger, Prediction, WindowSpans, decode, decode_answerability
