@@ -7,7 +7,7 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,14 @@ HOWS = ("max", "mean", "product")
 
 
 # --- models and runs to combine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_on_the_cpu() -> Iterator[None]:
+    """Answers are compared to the last digit here; a GPU adds up in no fixed order."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lamella.encoder.precision.choose_device", lambda: torch.device("cpu"))
+        yield
 
 
 @pytest.fixture(scope="module")
