@@ -205,11 +205,11 @@ def test_a_run_killed_while_it_tunes_goes_on_to_the_same(
     given = table(files, data={"threshold": str(files["tuning"])})
     whole = train(given, tmp_path / "whole")
 
-    def kill(*_: Any) -> None:
+    def kill(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(watch, "store", kill)
+        patched.setattr(watch, "tune_decoding", kill)
         with pytest.raises(KeyboardInterrupt):
             train(given, tmp_path / "killed")
     assert decoding_of(tmp_path / "killed")["tuned_on"] is None

@@ -32,7 +32,7 @@ from lamella import Reader, registry
 from lamella.data.features import featurise
 from lamella.data.padding import Padded, pad
 from lamella.encoder.loading import load_encoder
-from lamella.encoder.sources import hash_weights
+from lamella.encoder.sources import Source, verified_hash
 from lamella.errors import EncoderError, LamellaError, MissingExtraError, ModelError, RunError, UsageError
 from lamella.inference import onnx_export
 from lamella.inference.evaluate import read_questions
@@ -148,7 +148,7 @@ def test_the_folder_holds_all_that_answering_needs(made: dict[str, Path]) -> Non
     assert (config.windows, config.decoding) == (model.windows, model.decoding)
     assert config.decoding.null_score_diff_threshold == -1.5
     assert (config.precision, config.int8, config.source.name) == ("fp32", None, str(made["model"]))
-    assert config.source.sha256 == hash_weights([made["model"] / "model.safetensors"])
+    assert config.source.sha256 == verified_hash(Source("model", made["model"], "model"))
     assert 0 <= config.parity < 1e-5
     text = (made["onnx"] / "model.onnx").read_bytes()
     assert b".py" not in text  # the exporter's notes
