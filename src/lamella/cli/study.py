@@ -22,6 +22,12 @@ def analyse(
         typer.Option("--data", help="The data file that they were scored on; default: the dev data of their training."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A folder to write analysis.json into.")] = None,
+    sample: Annotated[
+        int,
+        typer.Option(
+            "--sample", min=0, help="Questions to run models on whose attention over layers is shown; 0: none."
+        ),
+    ] = 200,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
@@ -31,7 +37,7 @@ def analyse(
     from lamella.study.analyse import write_analysis
     from lamella.study.analysis_tables import print_analysis
 
-    analysis = look(names, data=data)
+    analysis = look(names, data=data, sample=sample)
     if out is not None:
         with new_run(out, "analyse", overwrite=overwrite, needs=[run.folder for run in analysis.runs]) as folder:
             write_analysis(folder, analysis)

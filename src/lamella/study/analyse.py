@@ -16,6 +16,9 @@ from lamella.inference.members import Answered, read_answered, runs_in, short_na
 from lamella.inference.metrics import QuestionScores, score_questions, summarise
 from lamella.study.answered import confusion, described, near_misses, only_right, second_best
 from lamella.study.groups import grouped_scores, groupings
+from lamella.study.layers import learned_weights, mean_attention, spread
+
+SAMPLE = 200
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,11 @@ class Analysis:
     runs: Sequence[AnalysedRun]
 
 
-def analyse(names: Sequence[str], *, data: str | None = None) -> Analysis:
+def analyse(names: Sequence[str], *, data: str | None = None, sample: int = SAMPLE) -> Analysis:
     """Analyse finished runs on the questions that all of them answered; a folder of several runs means all of them.
 
-    Without `data` the questions are those of the dev files that the runs were trained with.
+    Without `data` the questions are those of the dev files that the runs were trained with. Models whose attention over
+    the layers is to be seen are run on a `sample` of them, 0 for none; nothing else is run.
     """
     names = [one for name in names for one in runs_in(name)]
     folders = [_checked(name) for name in names]
@@ -75,6 +79,8 @@ def analyse(names: Sequence[str], *, data: str | None = None) -> Analysis:
                 "right": {key: value for key, value in described(right).items() if key != "ids"},
                 "only_right": alone.get(run.name),
                 "near_misses": near_misses(examples, run.scores, texts, predictions),
+                "layer_weights": learned_weights(run.folder),
+                "layer_attention": mean_attention(run.folder, spread(examples, sample)),
             }
         )
     numbers = {

@@ -29,8 +29,9 @@ def print_analysis(numbers: Mapping[str, Any], console: Console | None = None) -
     but = f"; {left_out} more are not answered by all the runs" if left_out else ""
     console.print(f"{numbers['questions']} questions of {', '.join(numbers['data'])}{but}", highlight=False)
     runs = numbers["runs"]
-    for table in (_scores(runs), _second_best(runs), *_groups(runs), _only_right(runs), _near_misses(runs)):
-        if table is not None:
+    tables = (_scores(runs), _second_best(runs), *_groups(runs), _only_right(runs), _near_misses(runs))
+    for table in (*tables, _layer_weights(runs), _layer_attention(runs)):
+        if table is not None and table.row_count:
             console.print()
             console.print(table, highlight=False)
 
@@ -114,9 +115,40 @@ def _near_misses(runs: Sequence[Mapping[str, Any]]) -> Table:
     return _table("wrong answers that overlap a true one", runs, {key.replace("_", " "): column(key) for key in keys})
 
 
+def _layer_weights(runs: Sequence[Mapping[str, Any]]) -> Table:
+    rows = [
+        {"run": f"{run['run']} {output}", "layers": run["layer_weights"]["layers"], "weights": weights}
+        for run in runs
+        if run["layer_weights"]
+        for output, weights in run["layer_weights"]["weights"].items()
+    ]
+    return _by_layer("learned weights of the layers", rows)
+
+
+def _layer_attention(runs: Sequence[Mapping[str, Any]]) -> Table:
+    rows = [
+        {"run": f"{run['run']} {output} {kind}", "layers": run["layer_attention"]["layers"], "weights": weights}
+        for run in runs
+        if run["layer_attention"]
+        for output, kinds in run["layer_attention"]["weights"].items()
+        for kind, weights in kinds.items()
+    ]
+    return _by_layer("mean attention over the layers, by kind of token", rows)
+
+
+def _by_layer(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A column for every layer that any of the rows has."""
+
+    def column(layer: int | str) -> Callable[[Mapping[str, Any]], Any]:
+        return lambda row: f"{row['weights'][row['layers'].index(layer)]:.3f}" if layer in row["layers"] else None
+
+    layers = sorted({layer for row in rows for layer in row["layers"]}, key=lambda one: (isinstance(one, int), one))
+    return _table(title, rows, {str(layer): column(layer) for layer in layers})
+
+
 def _table(title: str, runs: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("run", min_width=max(len(run["run"]) for run in runs), overflow="fold")
+    table.add_column("run", min_width=max((len(run["run"]) for run in runs), default=0), overflow="fold")
     for name in columns:
         table.add_column(name, justify="right")
     for run in runs:
