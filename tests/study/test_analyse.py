@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lamella.inference.metrics import QuestionScores, score_questions
 from lamella.study.analyse import analyse
 from lamella.study.answered import boundaries, confusion, near_misses, only_right, second_best
 from lamella.study.groups import by_fifths, by_name, by_quantiles, grouped_scores, groupings, question_word
+from lamella.study.mistakes import AROUND, confident_mistakes, marked, mistakes_page
 
 #         0123456789012345678901234567890123456789012345
 HOUSE = "In 1901 Ada built the red house on a hill near Kent."  # 12 words, 52 characters
@@ -285,6 +287,43 @@ def test_scores_by_group() -> None:
     ]
 
 
+def test_the_most_confident_mistakes_come_first() -> None:
+    found = confident_mistakes(questions(), scores(FIRST), texts(FIRST), predictions(FIRST))
+    # The best leads by 1 in c and e, where nothing else is; in b and d by 1 and 4, in h by 1 and 2, in f by 0.5 and 1.
+    assert [one.example.id for one in found] == ["c", "e", "b", "d", "h", "f"]
+    assert found[0].confidence == pytest.approx(1 / (1 + math.exp(-1)))
+    assert found[2].confidence == pytest.approx(1 / (1 + math.exp(-1) + math.exp(-4)))
+    least = confident_mistakes(questions(), scores(FIRST), texts(FIRST), predictions(FIRST), most=2)
+    assert [one.example.id for one in least] == ["c", "e"]
+
+
+def test_a_page_of_mistakes() -> None:
+    found = confident_mistakes(questions(), scores(FIRST), texts(FIRST), predictions(FIRST), most=3)
+    page = mistakes_page({"first_run": found, "none": []})
+    assert "## first\\_run" in page
+    assert (
+        "### 1. In what year was it built?\n\n- given: no answer (73.1 %)\n- true: 1901\n"
+        "- next: 1901 (26.9 %); null odds +1.00; id c\n\n> In ⟪1901⟫ Ada built the red house" in page
+    )
+    assert "- given: Ada (73.1 %)\n- true: no answer\n- next: no answer (26.9 %); null odds -1.00" in page
+    assert "- true: red house / the red house" in page
+    assert "> In 1901 Ada ⟦built ⟪the ⟪red⟧ house⟫⟫ on a hill" in page  # they overlap
+    assert "## none\n\nNone." in page
+
+
+def test_marks_in_a_long_context() -> None:
+    text = "one " * 300 + "1. *two* " + "three " * 300 + "four." + " five" * 300
+    asked = Example("x", "?", Context(text), (Answer("four", text.index("four")),))
+    shown = marked(asked, Candidate("*two*", text.index("*"), text.index("*") + 5, 1.0))
+    assert shown.startswith("… one one")
+    assert "one 1. ⟦\\*two\\*⟧ three" in shown
+    assert "three … three" in shown
+    assert "three ⟪four⟫. five" in shown
+    assert shown.endswith("five five …")
+    assert len(shown) < 4 * AROUND + 50
+    assert marked(Example("x", "?", Context("1. first")), Candidate("", 0, 0, 1.0)) == "1\\. first"
+
+
 def test_several_runs_from_their_folders(tmp_path: Path, data: Path) -> None:
     first, second = write_run(tmp_path / "first", FIRST), write_run(tmp_path / "second", SECOND)
     numbers = analyse([str(first), str(second)], data=str(data)).numbers
@@ -342,6 +381,7 @@ def test_the_command(tmp_path: Path, data: Path) -> None:
     printed = json.loads(ended.stdout)
     assert printed == runs.read_json(tmp_path / "out" / runs.ANALYSIS)
     assert printed["runs"][0]["confusion"]["answered_wrongly"] == 3
+    assert (tmp_path / "out" / runs.MISTAKES).read_text(encoding="utf-8").count("\n## ") == 2
     assert runs.run_state(tmp_path / "out") == "finished"
     again = CliRunner().invoke(app, arguments)
     assert isinstance(again.exception, RunError)

@@ -21,7 +21,7 @@ def analyse(
         str | None,
         typer.Option("--data", help="The data file that they were scored on; default: the dev data of their training."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="A folder to write analysis.json into.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A folder for analysis.json and mistakes.md.")] = None,
     sample: Annotated[
         int,
         typer.Option(
@@ -46,4 +46,4 @@ def analyse(
         return
     print_analysis(analysis.numbers)
     if out is not None:
-        typer.echo(f"{out}: analysis.json written")
+        typer.echo(f"{out}: analysis.json and mistakes.md written")

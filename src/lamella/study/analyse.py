@@ -17,6 +17,7 @@ from lamella.inference.metrics import QuestionScores, score_questions, summarise
 from lamella.study.answered import confusion, described, near_misses, only_right, second_best
 from lamella.study.groups import grouped_scores, groupings
 from lamella.study.layers import learned_weights, mean_attention, spread
+from lamella.study.mistakes import confident_mistakes, mistakes_page
 
 SAMPLE = 200
 
@@ -96,6 +97,11 @@ def analyse(names: Sequence[str], *, data: str | None = None, sample: int = SAMP
 def write_analysis(folder: Path, analysis: Analysis) -> None:
     """Write what was found into an open run folder."""
     runs.write_json(folder / runs.ANALYSIS, analysis.numbers)
+    mistakes = {
+        run.name: confident_mistakes(analysis.examples, run.scores, run.answered.texts, run.answered.predictions)
+        for run in analysis.runs
+    }
+    runs.write_text(folder / runs.MISTAKES, mistakes_page(mistakes))
 
 
 def _checked(name: str) -> Path:
