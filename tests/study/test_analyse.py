@@ -348,6 +348,9 @@ def test_only_questions_that_all_runs_answered_are_analysed(tmp_path: Path, data
 def test_a_training_run_says_what_it_was_scored_on(tmp_path: Path, data: Path) -> None:
     first = write_run(tmp_path / "first", FIRST, data={"dev": [str(data)]})
     assert analyse([str(first)]).numbers["data"] == [str(data)]
+    scored = write_run(tmp_path / "scored", FIRST)
+    runs.write_json(scored / runs.RUN, {"state": "finished", "command": "evaluate", "data": {"files": [str(data)]}})
+    assert analyse([str(first), str(scored)]).numbers["data"] == [str(data)]
     other = write_run(tmp_path / "other", SECOND, data={"dev": ["elsewhere.json"]})
     with pytest.raises(UsageError, match=r"same data.*--data"):
         analyse([str(first), str(other)])
@@ -371,6 +374,22 @@ def test_runs_that_cannot_be_analysed(tmp_path: Path, data: Path) -> None:
     runs.write_json(first / runs.RUN, {"state": "unfinished", "command": "train"})
     with pytest.raises(RunError, match="unfinished"):
         analyse([str(first)], data=str(data))
+
+
+def test_a_folder_of_several_runs_means_those_that_are_finished(tmp_path: Path, data: Path) -> None:
+    names = ["first", "second", "third", "fourth"]
+    runs.write_json(tmp_path / runs.RUN, {"state": "failed", "command": "train", "runs": names})
+    write_run(tmp_path / "first", FIRST)
+    write_run(tmp_path / "second", SECOND)
+    runs.write_json(tmp_path / "third" / runs.RUN, {"state": "failed", "command": "train"})
+    numbers = analyse([str(tmp_path), str(tmp_path / "first")], data=str(data)).numbers
+    assert [run["run"] for run in numbers["runs"]] == ["first", "second"]  # one that is named twice counts once
+    left_out = {str(tmp_path / "third"): "failed", str(tmp_path / "fourth"): "not there"}
+    assert numbers["runs_left_out"] == left_out
+    for name in ("first", "second"):
+        runs.write_json(tmp_path / name / runs.RUN, {"state": "interrupted", "command": "train"})
+    with pytest.raises(RunError, match="no run is finished there"):
+        analyse([str(tmp_path)], data=str(data))
 
 
 def test_the_command(tmp_path: Path, data: Path) -> None:

@@ -19,7 +19,7 @@ def analyse(
     ],
     data: Annotated[
         str | None,
-        typer.Option("--data", help="The data file that they were scored on; default: the dev data of their training."),
+        typer.Option("--data", help="The data file that they were scored on; default: as the runs say."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A folder for analysis.json and mistakes.md.")] = None,
     sample: Annotated[

@@ -44,13 +44,13 @@ class Analysis:
 def analyse(names: Sequence[str], *, data: str | None = None, sample: int = SAMPLE) -> Analysis:
     """Analyse finished runs on the questions that all of them answered; a folder of several runs means all of them.
 
-    Without `data` the questions are those of the dev files that the runs were trained with. Models whose attention over
-    the layers is to be seen are run on a `sample` of them, 0 for none; nothing else is run.
+    Without `data` the questions are those of the files that the runs say they were scored on. Models whose attention
+    over the layers is to be seen are run on a `sample` of them, 0 for none; nothing else is run.
     """
-    names = [one for name in names for one in runs_in(name)]
+    names, left_out = _finished(names)
     folders = [_checked(name) for name in names]
     files = [data] if data is not None else _recorded_data(folders)
-    everything = [example for file in files for example in _read(file)]
+    everything = [example for file in files for example in read_questions(file, labelled=True)]
     answers = [read_answered(folder) for folder in folders]
     examples = [one for one in everything if all(one.id in answered.texts for answered in answers)]
     if not examples:
@@ -89,6 +89,7 @@ def analyse(names: Sequence[str], *, data: str | None = None, sample: int = SAMP
         "questions": len(examples),
         "questions_left_out": len(everything) - len(examples),
         "language": language,
+        "runs_left_out": left_out,
         "runs": of_runs,
     }
     return Analysis(numbers, examples, opened)
@@ -102,6 +103,23 @@ def write_analysis(folder: Path, analysis: Analysis) -> None:
         for run in analysis.runs
     }
     runs.write_text(folder / runs.MISTAKES, mistakes_page(mistakes))
+
+
+def _finished(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The runs that were named, one by one, and the state of those inside a folder of several that are not finished."""
+    found: dict[str, None] = {}
+    left_out = {}
+    for name in names:
+        within = runs_in(name)
+        for one in within:
+            state = runs.run_state(Path(one)) if Path(one).is_dir() else "not there"
+            if within == [name] or state == "finished":
+                found[one] = None
+            else:
+                left_out[one] = str(state)
+    if not found:
+        raise RunError(f"{', '.join(names)}: no run is finished there.")
+    return list(found), left_out
 
 
 def _checked(name: str) -> Path:
@@ -119,14 +137,10 @@ def _checked(name: str) -> Path:
 
 
 def _recorded_data(folders: Sequence[Path]) -> list[str]:
-    """The dev files of the runs' configurations, which must agree."""
+    """The files that the runs were scored on, as their folders tell it; they must agree."""
     found: dict[tuple[str, ...], Path] = {}
     for folder in folders:
-        config = runs.read_json(folder / runs.CONFIG) if (folder / runs.CONFIG).is_file() else {}
-        try:
-            files = tuple(str(file) for file in config.get("data", {}).get("dev", []))
-        except (AttributeError, TypeError):
-            raise UnreadableError(f"{folder / runs.CONFIG}: expected the options of a run; it is damaged.") from None
+        files = _files_of(folder, runs.RUN, "files") or _files_of(folder, runs.CONFIG, "dev")
         if not files:
             raise UsageError(f"{folder}: does not say which data it was scored on; pass that file with --data.")
         found.setdefault(files, folder)
@@ -139,5 +153,12 @@ def _recorded_data(folders: Sequence[Path]) -> list[str]:
     return list(next(iter(found)))
 
 
-def _read(file: str) -> Sequence[Example]:
-    return read_questions(file, labelled=True)
+def _files_of(folder: Path, file: str, key: str) -> tuple[str, ...]:
+    """What one of a run's records says under `data`."""
+    if not (folder / file).is_file():
+        return ()
+    record = runs.read_json(folder / file)
+    try:
+        return tuple(str(one) for one in (record.get("data") or {}).get(key) or ())
+    except (AttributeError, TypeError):
+        raise UnreadableError(f"{folder / file}: expected the record of a run; it is damaged.") from None

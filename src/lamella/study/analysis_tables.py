@@ -28,6 +28,8 @@ def print_analysis(numbers: Mapping[str, Any], console: Console | None = None) -
     left_out = numbers["questions_left_out"]
     but = f"; {left_out} more are not answered by all the runs" if left_out else ""
     console.print(f"{numbers['questions']} questions of {', '.join(numbers['data'])}{but}", highlight=False)
+    for name, state in numbers["runs_left_out"].items():
+        console.print(f"{name} is left out: {state}", highlight=False)
     runs = numbers["runs"]
     tables = (_scores(runs), _second_best(runs), *_groups(runs), _only_right(runs), _near_misses(runs))
     for table in (*tables, _layer_weights(runs), _layer_attention(runs)):
