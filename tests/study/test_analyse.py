@@ -265,10 +265,16 @@ def test_scores_by_group() -> None:
     f1 = [1.0, 0.5, 0.0, 6 / 7, 0.0, 0.0, 1.0, 0.0]
     # b: "built red" for "red house"; d: 3 of 3 predicted words ("a" is dropped), of 4 true ones
     assert scores(FIRST).f1.tolist() == pytest.approx(f1)
-    mean = 100 * sum(f1[:5]) / 5
+    mean, third = 100 * sum(f1[:5]) / 5, pytest.approx(1 / 3)
     assert found["context_length"] == [
-        {"group": "7", "count": 3, "exact": pytest.approx(100 / 3), "f1": pytest.approx(100 / 3)},
-        {"group": "8–12", "count": 5, "exact": 20.0, "f1": pytest.approx(mean)},
+        {
+            "group": "7",
+            "count": 3,
+            "has_answer_share": third,
+            "exact": pytest.approx(100 / 3),
+            "f1": pytest.approx(100 / 3),
+        },
+        {"group": "8–12", "count": 5, "has_answer_share": 0.8, "exact": 20.0, "f1": pytest.approx(mean)},
     ]
     assert [(one["group"], one["count"], one["exact"]) for one in found["question_word"]] == [
         ("who", 3, pytest.approx(100 / 3)),  # a e h
@@ -393,7 +399,7 @@ def test_a_folder_of_several_runs_means_those_that_are_finished(tmp_path: Path, 
 
 
 def test_the_command(tmp_path: Path, data: Path) -> None:
-    first, second = write_run(tmp_path / "first", FIRST), write_run(tmp_path / "second", SECOND)
+    first, second = write_run(tmp_path / "first[bold]:fire:", FIRST), write_run(tmp_path / "second", SECOND)
     arguments = ["analyse", str(first), str(second), "--data", str(data), "--out", str(tmp_path / "out")]
     ended = CliRunner().invoke(app, [*arguments, "--json"])
     assert ended.exit_code == 0, ended.output
@@ -407,5 +413,6 @@ def test_the_command(tmp_path: Path, data: Path) -> None:
     shown = CliRunner().invoke(app, [*arguments, "--overwrite"])
     assert shown.exit_code == 0, shown.output
     assert "8 questions of" in shown.stdout
+    assert "first[bold]:fire:" in shown.stdout  # a name is no markup
     assert "25.0" in shown.stdout
     assert "how many" in shown.stdout

@@ -20,22 +20,22 @@ TITLES = {
 Columns = Mapping[str, Callable[[Mapping[str, Any]], Any]]
 
 
-def print_analysis(numbers: Mapping[str, Any], console: Console | None = None) -> None:
+def print_analysis(numbers: Mapping[str, Any]) -> None:
     """Print everything that `analysis.json` holds, except ids."""
-    console = console or Console()
+    console = Console(markup=False, emoji=False, highlight=False)  # a name is no markup
     if not console.is_terminal:
         console.width = WIDTH
     left_out = numbers["questions_left_out"]
     but = f"; {left_out} more are not answered by all the runs" if left_out else ""
-    console.print(f"{numbers['questions']} questions of {', '.join(numbers['data'])}{but}", highlight=False)
+    console.print(f"{numbers['questions']} questions of {', '.join(numbers['data'])}{but}")
     for name, state in numbers["runs_left_out"].items():
-        console.print(f"{name} is left out: {state}", highlight=False)
+        console.print(f"{name} is left out: {state}")
     runs = numbers["runs"]
     tables = (_scores(runs), _second_best(runs), *_groups(runs), _only_right(runs), _near_misses(runs))
     for table in (*tables, _layer_weights(runs), _layer_attention(runs)):
         if table is not None and table.row_count:
             console.print()
-            console.print(table, highlight=False)
+            console.print(table)
 
 
 def _scores(runs: Sequence[Mapping[str, Any]]) -> Table:
@@ -75,10 +75,15 @@ def _groups(runs: Sequence[Mapping[str, Any]]) -> list[Table]:
     """All runs are scored on the same questions, so their groups are the same."""
     tables = []
     for name, rows in runs[0]["groups"].items():
-        columns = {f"{row['group']}\n(n = {row['count']})": _group(name, number) for number, row in enumerate(rows)}
+        columns = {_heading(row): _group(name, number) for number, row in enumerate(rows)}
         if columns:
             tables.append(_table(f"EM / F1 {TITLES[name]}", runs, columns))
     return tables
+
+
+def _heading(row: Mapping[str, Any]) -> str:
+    share = row["has_answer_share"]
+    return f"{row['group']}\nn = {row['count']}" + (f"\n{100 * share:.0f} % HasAns" if share < 1 else "")
 
 
 def _group(name: str, number: int) -> Callable[[Mapping[str, Any]], Any]:

@@ -41,13 +41,17 @@ def groupings(examples: Sequence[Example]) -> dict[str, Grouping]:
 
 
 def grouped_scores(scores: QuestionScores, grouping: Grouping) -> list[dict[str, Any]]:
-    """Count, exact match and F1 (in percent) of every group that has questions."""
+    """Exact match and F1 (in percent) of every group that has questions.
+
+    The share of answerable ones stands beside them: a reader that is better at one kind scores by the mixture.
+    """
     rows = []
     for number, name in enumerate(grouping.names):
         where = grouping.group == number
         if count := int(where.sum()):
             exact, f1 = 100 * float(scores.exact[where].mean()), 100 * float(scores.f1[where].mean())
-            rows.append({"group": name, "count": count, "exact": exact, "f1": f1})
+            share = float(scores.answerable[where].mean())
+            rows.append({"group": name, "count": count, "has_answer_share": share, "exact": exact, "f1": f1})
     return rows
 
 
