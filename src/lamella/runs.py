@@ -43,6 +43,8 @@ LOGITS_INDEX = "logits.json"
 RESULTS = "eval_results.json"
 CHECKPOINT = "checkpoint.pt"  # while it trains
 SUMMARY = "runs.json"  # of several runs made by one command, each in a folder of its own
+ANALYSIS = "analysis.json"  # of `analyse`
+MISTAKES = "mistakes.md"
 FILES = (
     RUN,
     CONFIG,
@@ -57,6 +59,8 @@ FILES = (
     RESULTS,
     CHECKPOINT,
     SUMMARY,
+    ANALYSIS,
+    MISTAKES,
 )
 
 TEMPORARY = ".lamella-part"  # ends the name of what is being written; a kill may leave it behind

@@ -175,7 +175,7 @@ def test_mixers_that_weigh_layers(spec: Any, task: str, layers: Any) -> None:
     assert_equal(logits, output(head, np.einsum("ocbt,cbtw->obtw", array(shown), h)))
 
 
-@pytest.mark.parametrize("spec", ["dot", "multiplicative", "average", "first_last", "last"])
+@pytest.mark.parametrize("spec", ["dot", "multiplicative", "encoder_block", "average", "first_last", "last"])
 def test_weights_of_layers_add_up_to_one(spec: str) -> None:
     head = make_head(spec)
     shown = head.layer_weights(make_hidden(head))

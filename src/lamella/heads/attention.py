@@ -91,12 +91,20 @@ class EncoderBlock(Stage):
         mixed: Tensor = self.norm(a + self.dropout(self.outer(gelu(self.inner(a)))))
         return mixed[:, None]  # [O, 1, B, T, W]
 
+    def layer_weights(self, hidden: HiddenStates, q: Tensor) -> Tensor:
+        """The mean over its heads."""
+        return self._weigh(torch.stack([layer.float() for layer in hidden.layers]), q).mean(-1)
+
     def _attend(self, layers: Tensor, q: Tensor) -> Tensor:
         """Attention of O queries over the C layers of each token; every token is a sequence of its own."""
+        value = self.value(layers).unflatten(-1, (self.heads, -1))  # [C, B, T, N, D]
+        weights = self.dropout(self._weigh(layers, q))
+        return torch.einsum("ocbtn,cbtnd->obtnd", weights, value).flatten(-2)
+
+    def _weigh(self, layers: Tensor, q: Tensor) -> Tensor:
+        """What each of the N heads weighs the layers with, [O, C, B, T, N]."""
         size = q.shape[1] // self.heads
         query = self.query(q).unflatten(-1, (self.heads, size))  # [O, N, D]
         key = self.key(layers).unflatten(-1, (self.heads, size))  # [C, B, T, N, D]
-        value = self.value(layers).unflatten(-1, (self.heads, size))
-        scores = torch.einsum("ond,cbtnd->ocbtn", query, key) / size**0.5
-        weights = self.dropout(scores.softmax(1))  # over the layers
-        return torch.einsum("ocbtn,cbtnd->obtnd", weights, value).flatten(-2)
+        scores: Tensor = torch.einsum("ond,cbtnd->ocbtn", query, key) / size**0.5
+        return scores.softmax(1)  # over the layers

@@ -48,6 +48,10 @@ class Stage(nn.Module):
     def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def layer_weights(self, hidden: HiddenStates, q: Tensor) -> Tensor | None:
+        """The weight of every layer for every output and token, [O, C, B, T]; None where it has no such weights."""
+        return None
+
 
 class LayerWeights(Stage):
     """A stage that adds up the layers with weights: x = Σ_i w_i h_i, one channel.
@@ -132,9 +136,7 @@ class Head(nn.Module):
 
     def layer_weights(self, hidden: HiddenStates) -> Tensor | None:
         """What the first stage weighs the layers with, [O, L, B, T]; None where it has no such weights."""
-        stage = self.stages[0]
-        if not isinstance(stage, LayerWeights):
-            return None
+        stage = cast(Stage, self.stages[0])
         if self.at_cls:
             hidden = hidden.at_cls()
         by_number = dict(zip(self.layers, hidden.layers, strict=True))

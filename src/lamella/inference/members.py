@@ -58,17 +58,17 @@ def open_members(names: Sequence[str], *, run: bool, precision: Precision = "aut
     """Open everything that was named. A run with a model is run if there is something to `run` it on; else, and where
     there is no model, its predictions are taken. A folder with several runs means all of them.
     """
-    names = [one for name in names for one in _runs_in(name)]
+    names = [one for name in names for one in runs_in(name)]
     if len(names) < 2:
         raise UsageError(f"ensemble: expected at least two runs or models. Got {len(names)}.")
     members: list[Member] = []
-    for name, short in zip(names, _short_names(names), strict=True):
+    for name, short in zip(names, short_names(names), strict=True):
         members.append(_open(name, short, run, precision))
         _share([member.model for member in members])  # at once: two encoders of a kind are never held for long
     return members
 
 
-def _runs_in(name: str) -> list[str]:
+def runs_in(name: str) -> list[str]:
     folder = Path(os.path.expanduser(name))
     _, within = (folder.is_dir() and runs.kind_of_run(folder)) or ("", [])
     return [str(folder / one) for one in within] or [name]
@@ -114,7 +114,7 @@ def _prediction(found: Sequence[Mapping[str, Any]]) -> Prediction:
     return Prediction(candidates, null_odds=bare.null.score - bare.best_span.score)
 
 
-def _short_names(names: Sequence[str]) -> list[str]:
+def short_names(names: Sequence[str]) -> list[str]:
     """The last part of each path, where that tells them apart; the same one given twice is numbered."""
     last = [Path(name).name or name for name in names]
     chosen = last if len(set(last)) == len(set(names)) else list(names)

@@ -1,0 +1,49 @@
+"""Commands that look at runs: analyse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lamella.cli.app import AsJson, Overwrite, app
+
+
+@app.command()
+def analyse(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Finished runs with predictions, or folders of several."),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="The data file that they were scored on; default: as the runs say."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A folder for analysis.json and mistakes.md.")] = None,
+    sample: Annotated[
+        int,
+        typer.Option(
+            "--sample", min=0, help="Questions to run models on whose attention over layers is shown; 0: none."
+        ),
+    ] = 200,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what runs get right and wrong, and where: by kind of mistake, of question, and by layer."""
+    from lamella.runs import new_run
+    from lamella.study.analyse import analyse as look
+    from lamella.study.analyse import write_analysis
+    from lamella.study.analysis_tables import print_analysis
+
+    analysis = look(names, data=data, sample=sample)
+    if out is not None:
+        with new_run(out, "analyse", overwrite=overwrite, needs=[run.folder for run in analysis.runs]) as folder:
+            write_analysis(folder, analysis)
+    if as_json:
+        typer.echo(json.dumps(analysis.numbers, indent=2))
+        return
+    print_analysis(analysis.numbers)
+    if out is not None:
+        typer.echo(f"{out}: analysis.json and mistakes.md written")

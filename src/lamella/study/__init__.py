@@ -1,0 +1,1 @@
+"""What runs show: analysed, compared, recommended and reported from their folders."""
