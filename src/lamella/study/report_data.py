@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lamella import runs
 from lamella.data.examples import Example
 from lamella.errors import LamellaError, UnreadableError, UsageError
-from lamella.inference.evaluate import language_of, read_questions
+from lamella.inference.evaluate import Language, language_of, read_questions
 from lamella.inference.metrics import QuestionScores, score_questions, summarise
 from lamella.inference.threshold import expected_calibration_error
 
@@ -33,8 +33,8 @@ RELIABILITY_GROUPS = 10
 SAMPLES = 24  # questions of a data set
 CONTEXT_CHARACTERS = 1500  # of a sample; a longer context is cut around the answers
 QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how")
-CONTEXT_WORDS = (0, 75, 125, 175, 250, 500)
-LENGTHS = {"question length": (0, 7, 10, 13, 17), "answer length": (1, 2, 3, 5, 9)}
+GROUPINGS = ("answerable", "question word", "context length", "question length", "answer length")
+CONTEXT_LENGTHS, QUESTION_LENGTHS, ANSWER_LENGTHS = (0, 75, 125, 175, 250, 500), (0, 7, 10, 13, 17), (1, 2, 3, 5, 9)
 # Runs that differ in these alone are the same kind of run.
 NOT_A_KIND = ("learner.fraction", "learner.seed", "training.order_seed")
 SHOWN_SCORES = (
@@ -306,7 +306,22 @@ def _metric(records: Sequence[Record]) -> str:
 
 
 @dataclass(frozen=True)
+class _Questions:
+    """A data set, and what is the same for all the runs on it."""
+
+    examples: Sequence[Example]
+    language: Language
+    kinds: Mapping[str, Mapping[str, str]]  # by question, what group it belongs to in each grouping
+
+    @classmethod
+    def of(cls, examples: Sequence[Example]) -> _Questions:
+        return cls(examples, language_of(examples), {example.id: kinds_of(example) for example in examples})
+
+
+@dataclass(frozen=True)
 class _Scored:
+    """What a run said, and how good that is."""
+
     examples: Sequence[Example]
     scores: QuestionScores
     predictions: Mapping[str, str]
@@ -314,7 +329,7 @@ class _Scored:
 
 def _add_answers(records: Sequence[Record], folders: Sequence[Path], data: str | None, notes: list[str]) -> Record:
     """Compare the runs' predictions with the truth; gives the sample questions of each data set."""
-    sets: dict[str, list[Example] | None] = {}
+    sets: dict[str, _Questions | None] = {}
     scored: dict[str, list[tuple[Record, _Scored]]] = {}
     for record, folder in zip(records, folders, strict=True):
         record["metric"] = record["config"].get("training", {}).get("metric", "f1")
@@ -324,27 +339,29 @@ def _add_answers(records: Sequence[Record], folders: Sequence[Path], data: str |
             continue
         if record["data"] not in sets:
             sets[record["data"]] = _questions(record, data, notes)
-        examples = [one for one in sets[record["data"]] or () if one.id in predictions]
-        if sets[record["data"]] and not examples and data:
-            raise UsageError(
-                f"{folder}: answers none of the questions of --data {data}; name the file it was scored on."
-            )
-        if examples:
-            found = _Scored(
-                examples, score_questions(examples, predictions, language=language_of(examples)), predictions
-            )
-            _add_analysis(record, folder, found)
-            scored.setdefault(record["data"], []).append((record, found))
+        known = sets[record["data"]]
+        if known is None:
+            continue
+        # All of them, or the first few of `data.max_eval_samples`.
+        examples = [example for example in known.examples if example.id in predictions]
+        if not examples and data:
+            raise UsageError(f"{folder}: answers no question of --data {data}; name the file it was scored on.")
+        if not examples:
+            notes.append(f"{record['name']} answers no question of {record['data']}: the file is not what it was.")
+            continue
+        found = _Scored(examples, score_questions(examples, predictions, language=known.language), predictions)
+        _add_analysis(record, folder, found, known)
+        scored.setdefault(record["data"], []).append((record, found))
     return {name: _samples(of_set) for name, of_set in scored.items()}
 
 
-def _questions(record: Record, data: str | None, notes: list[str]) -> list[Example] | None:
+def _questions(record: Record, data: str | None, notes: list[str]) -> _Questions | None:
     names = [data] if data else list(record["config"].get("data", {}).get("dev", []))
     if not names:
-        notes.append(f"{record['name']} does not say what data it was scored on: give the file as --data.")
+        notes.append("Runs that do not say what data they were scored on are not analysed: give it as --data.")
         return None
     try:
-        return [example for name in names for example in read_questions(name, labelled=True)]
+        return _Questions.of([example for name in names for example in read_questions(name, labelled=True)])
     except LamellaError as error:
         if data:
             raise
@@ -352,7 +369,7 @@ def _questions(record: Record, data: str | None, notes: list[str]) -> list[Examp
         return None
 
 
-def _add_analysis(record: Record, folder: Path, found: _Scored) -> None:
+def _add_analysis(record: Record, folder: Path, found: _Scored, known: _Questions) -> None:
     odds, probability = _object(folder / runs.NULL_ODDS), _object(folder / runs.NA_PROB)
     ids = found.scores.ids
     odds, probability = ({id: one[id] for id in ids if _is_number(one.get(id))} for one in (odds, probability))
@@ -363,7 +380,7 @@ def _add_analysis(record: Record, folder: Path, found: _Scored) -> None:
         }
     record["questions"] = len(ids)
     record["confusion"] = confusion(found.scores)
-    record["groups"] = groups(found.examples, found.scores)
+    record["groups"] = groups([known.kinds[id] for id in ids], found.scores)
     if len(na_scores) == len(ids):
         record["precision_recall"] = precision_recall(found.scores, np.array([na_scores[id] for id in ids]))
     if len(probability) == len(ids):
@@ -409,35 +426,32 @@ def reliability(probability: NDArray[np.float64], outcome: Bools) -> Record:
     }
 
 
-def groups(examples: Sequence[Example], scores: QuestionScores) -> dict[str, list[Record]]:
-    """The scores by question word and by lengths in words; a group without questions is left out."""
-    by: dict[str, Callable[[Example], str | None]] = {
-        "answerable": lambda one: "has an answer" if one.answerable else "has none",
-        "question word": lambda one: question_word(one.question),
-        "context length": lambda one: _span(len(one.context.text.split()), CONTEXT_WORDS),
-        "question length": lambda one: _span(len(one.question.split()), LENGTHS["question length"]),
-        "answer length": lambda one: (
-            _span(min(len(answer.text.split()) for answer in one.answers), LENGTHS["answer length"])
-            if one.answers
-            else None
-        ),
+def groups(kinds: Sequence[Mapping[str, str]], scores: QuestionScores) -> dict[str, list[Record]]:
+    """The scores of the questions of a kind, in every grouping; a question may have no place in one."""
+    return {name: _by_group([one.get(name) for one in kinds], scores) for name in GROUPINGS}
+
+
+def kinds_of(example: Example) -> dict[str, str]:
+    """Which group of each grouping a question belongs to; lengths are counted in words."""
+    kinds = {
+        "answerable": "has an answer" if example.answerable else "has none",
+        "question word": question_word(example.question),
+        "context length": _span(len(example.context.text.split()), CONTEXT_LENGTHS),
+        "question length": _span(len(example.question.split()), QUESTION_LENGTHS),
     }
-    return {name: _by_group([kind(one) for one in examples], scores) for name, kind in by.items()}
+    if example.answers:
+        shortest = min(len(answer.text.split()) for answer in example.answers)
+        kinds["answer length"] = _span(shortest, ANSWER_LENGTHS)
+    return kinds
 
 
 def _by_group(kinds: Sequence[str | None], scores: QuestionScores) -> list[Record]:
     rows = []
     for kind in sorted({kind for kind in kinds if kind is not None}, key=_natural):
         own = scores.only(np.array([one == kind for one in kinds]))
-        rows.append(
-            {
-                "group": kind,
-                "questions": len(own.ids),
-                "exact": _rounded(100 * float(own.exact.mean())),
-                "f1": _rounded(100 * float(own.f1.mean())),
-                "answered": _rounded(100 * float(own.answered.mean())),
-            }
-        )
+        shares = {"exact": own.exact, "f1": own.f1, "answered": own.answered}
+        percent = {name: _rounded(100 * float(one.mean())) for name, one in shares.items()}
+        rows.append({"group": kind, "questions": len(own.ids), **percent})
     return rows
 
 
