@@ -187,12 +187,12 @@
 
   function allRuns() {
     const where = section("runs", "Runs", "A click on a heading sorts; a second one turns the order round.");
-    const shown = ["exact", "f1", "best_f1", "HasAns_f1", "NoAns_f1", "ece", "epoch"].filter((key) => scoreKeys.includes(key));
+    const shown = [...new Set([metric, "f1", "exact", "best_f1", "HasAns_f1", "NoAns_f1", "ece", "epoch"])].filter((key) => scoreKeys.includes(key));
     const columns = [
       { name: "run", text: true, get: (run) => run.name },
-      ...content.varied.slice(0, 6).map((key) => ({ name: shortKey(key), text: runs.some((run) => typeof run.options[key] === "string"), get: (run) => run.options[key] })),
       ...shown.map((key) => ({ name: NAMES[key], digits: 2, get: (run) => run.scores[key] })),
       ...Object.keys(COSTS).filter((key) => runs.some((run) => key in run.cost)).map((key) => ({ name: COSTS[key], digits: key === "parameters" ? 0 : 1, get: (run) => run.cost[key] })),
+      ...content.varied.slice(0, 6).map((key) => ({ name: shortKey(key), text: runs.some((run) => typeof run.options[key] === "string"), get: (run) => run.options[key] })),
       ...(runs.some((run) => run.state !== "finished") ? [{ name: "state", text: true, get: (run) => run.state }] : []),
     ];
     const place = columns.findIndex((column) => column.name === NAMES[metric]);
@@ -202,7 +202,7 @@
   function tradeOffs() {
     const costs = Object.keys(COSTS).filter((key) => new Set(runs.filter(hasScore).map((run) => run.cost[key]).filter((x) => x > 0)).size > 1);
     if (!costs.length) return;
-    const where = section("trade-offs", "Quality against cost", "The line joins the runs that no other run beats at the same cost or less. Up and left is better; the cost axes are logarithmic. Drag to zoom in, double-click to come back.");
+    const where = section("trade-offs", "Quality against cost", "The line joins the runs that no other run beats at the same cost or less. Up and left is better; a cost that spans much has a logarithmic axis. Drag to zoom in, double-click to come back.");
     const redraw = [];
     where.append(make("div", { class: "controls" }, chooser("Score", qualities.map((key) => [key, NAMES[key]]), metric, (value) => {
       metric = value;
@@ -213,6 +213,8 @@
     for (const cost of costs) {
       redraw.push(plot(grid, `against ${COSTS[cost]}`, (colours) => {
         const points = runs.filter((run) => hasScore(run) && run.cost[cost] > 0).sort((a, b) => a.cost[cost] - b.cost[cost] || scoreOf(b) - scoreOf(a));
+        const spread = Math.max(...points.map((run) => run.cost[cost])) / Math.min(...points.map((run) => run.cost[cost]));
+        const scale = spread < 8 ? { type: "linear" } : { type: "log", dtick: spread > 50 ? 1 : "D2", exponentformat: "SI" };
         let top = -Infinity;
         const front = points.filter((run) => scoreOf(run) > top && ((top = scoreOf(run)), true));
         const trace = (some, more) => ({ type: "scatter", x: some.map((run) => run.cost[cost]), y: some.map((run) => scoreOf(run)), text: some.map(hover), hovertemplate: "%{text}<extra></extra>", ...more });
@@ -221,7 +223,7 @@
             trace(points.filter((run) => !front.includes(run)), { mode: "markers", marker: { size: 9, color: colours.faint, opacity: 0.75 } }),
             trace(front, { mode: "lines+markers", line: { shape: "hv", color: colours.accent, width: 1.5 }, marker: { size: 11, color: colours.accent, line: { color: colours.card, width: 1.5 } } }),
           ],
-          layout: { xaxis: axis(COSTS[cost], colours, { type: "log", dtick: "D2", minorloglabels: "none", exponentformat: "SI" }), yaxis: axis(`${NAMES[metric]}, %`, colours) },
+          layout: { xaxis: axis(COSTS[cost], colours, scale), yaxis: axis(`${NAMES[metric]}, %`, colours) },
         };
       }));
     }
