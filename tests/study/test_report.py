@@ -170,7 +170,7 @@ def test_a_hundred_runs_make_a_file_below_8_mb(tmp_path: Path) -> None:
     assert written["runs"] == 100
     assert 2_000_000 < written["bytes"] < 8_000_000
     content = embedded((tmp_path / "report.html").read_text("utf-8"))
-    (samples,) = content["samples"].values()
+    (samples,) = content["samples"]
     assert len(samples) == SAMPLES
     assert all(len(sample["context"]) <= 1500 for sample in samples)
 
@@ -178,7 +178,7 @@ def test_a_hundred_runs_make_a_file_below_8_mb(tmp_path: Path) -> None:
 def test_a_gold_answer_keeps_its_place_in_a_cut_context(tmp_path: Path) -> None:
     text = "x " * 3000 + "Huygens" + " y" * 3000
     make_run(tmp_path / "run", questions=[("q0", "Who?", text, "Huygens")], predictions={"q0": "Huygens"})
-    (samples,) = collect([tmp_path / "run"])["samples"].values()
+    (samples,) = collect([tmp_path / "run"])["samples"]
     (begin, end) = samples[0]["spans"][0]
     assert samples[0]["context"][begin:end] == "Huygens"
     assert samples[0]["cut"] == [True, True]
@@ -191,6 +191,16 @@ def test_without_the_data_the_rest_is_shown_and_a_note_says_what_is_not(tmp_path
     assert "confusion" not in content["runs"][0]
     assert content["runs"][0]["scores"]["f1"] == 50
     assert any("dev.json" in note for note in content["notes"])
+
+
+def test_a_report_does_not_say_where_on_the_machine_things_lie(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_run(tmp_path / name, data=tmp_path / f"{name}.json")
+    write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert str(tmp_path) not in page
+    assert [run["data"] for run in embedded(page)["runs"]] == ["a.json", "b.json"]
+    assert [run["data_set"] for run in embedded(page)["runs"]] == [0, 1]
 
 
 def test_an_unfinished_run_is_said_to_be_so(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -292,6 +292,8 @@ def _told(value: Any) -> str | float | int | None:
         rest = ", ".join(f"{key}={_told(one)}" for key, one in value.items() if key != "name")
         name = str(value.get("name", ""))
         return f"{name}({rest})" if rest else name
+    if isinstance(value, str) and PurePath(value).is_absolute():
+        return _without_folders(value)
     return value if isinstance(value, int | float | str) or value is None else str(value)
 
 
@@ -327,19 +329,23 @@ class _Scored:
     predictions: Mapping[str, str]
 
 
-def _add_answers(records: Sequence[Record], folders: Sequence[Path], data: str | None, notes: list[str]) -> Record:
+def _add_answers(
+    records: Sequence[Record], folders: Sequence[Path], data: str | None, notes: list[str]
+) -> list[list[Record]]:
     """Compare the runs' predictions with the truth; gives the sample questions of each data set."""
     sets: dict[str, _Questions | None] = {}
     scored: dict[str, list[tuple[Record, _Scored]]] = {}
     for record, folder in zip(records, folders, strict=True):
         record["metric"] = record["config"].get("training", {}).get("metric", "f1")
-        record["data"] = data or " + ".join(record["config"].get("data", {}).get("dev", []))
+        names = [data] if data else list(record["config"].get("data", {}).get("dev", []))
+        key = " + ".join(names)
+        record["data"], record["data_set"] = " + ".join(map(_without_folders, names)), key
         predictions = _object(folder / runs.PREDICTIONS)
         if not predictions:
             continue
-        if record["data"] not in sets:
-            sets[record["data"]] = _questions(record, data, notes)
-        known = sets[record["data"]]
+        if key not in sets:
+            sets[key] = _questions(names, data is not None, notes)
+        known = sets[key]
         if known is None:
             continue
         # All of them, or the first few of `data.max_eval_samples`.
@@ -351,22 +357,30 @@ def _add_answers(records: Sequence[Record], folders: Sequence[Path], data: str |
             continue
         found = _Scored(examples, score_questions(examples, predictions, language=known.language), predictions)
         _add_analysis(record, folder, found, known)
-        scored.setdefault(record["data"], []).append((record, found))
-    return {name: _samples(of_set) for name, of_set in scored.items()}
+        scored.setdefault(key, []).append((record, found))
+    numbers = {key: number for number, key in enumerate(scored)}
+    for record in records:
+        record["data_set"] = numbers.get(record["data_set"])
+    return [_samples(of_set) for of_set in scored.values()]
 
 
-def _questions(record: Record, data: str | None, notes: list[str]) -> _Questions | None:
-    names = [data] if data else list(record["config"].get("data", {}).get("dev", []))
+def _questions(names: Sequence[str], asked_for: bool, notes: list[str]) -> _Questions | None:
     if not names:
         notes.append("Runs that do not say what data they were scored on are not analysed: give it as --data.")
         return None
     try:
         return _Questions.of([example for name in names for example in read_questions(name, labelled=True)])
-    except LamellaError as error:
-        if data:
+    except LamellaError:
+        if asked_for:
             raise
-        notes.append(f"No analysis of answers for runs on {record['data']}: {error}")
+        told = " + ".join(map(_without_folders, names))
+        notes.append(f"The questions of {told} cannot be read here, so no answers are analysed: give them as --data.")
         return None
+
+
+def _without_folders(name: str) -> str:
+    """A report is shown to others, whom the folders of a machine do not concern; `demo:dev` stays what it is."""
+    return PurePath(name).name or name
 
 
 def _add_analysis(record: Record, folder: Path, found: _Scored, known: _Questions) -> None:

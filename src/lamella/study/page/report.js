@@ -13,7 +13,9 @@
   const COSTS = {
     parameters: "trained parameters", train_seconds: "training, s", inference_seconds: "inference, s per 1,000 questions",
   };
+  const AGAINST = { parameters: "Against parameters", train_seconds: "Against training time", inference_seconds: "Against inference time" };
   const MANY = 12; // curves that can be told apart
+  const MOST_MIXES = 20; // runs in the heat map
   const FEW_SAMPLES = 6;
   const COLOURS = {
     light: ["#1f6f8b", "#d1603d", "#4f8a3c", "#8456a8", "#c29019", "#b8477d", "#3f63b5", "#6b6f2a", "#2a9d8f", "#8a5a44", "#5d6871", "#c0392b"],
@@ -106,15 +108,25 @@
       const { traces, layout, height } = draw(colours);
       if (height) place.style.height = `${height}px`;
       return Plotly.react(place, traces, {
+        autosize: true, width: printing ? place.clientWidth : undefined,
         paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 54, r: 14, t: 10, b: 46 },
         font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colours.quiet },
         hoverlabel: { align: "left", bgcolor: colours.card, bordercolor: colours.line, font: { color: colours.ink, size: 12.5 } },
-        legend: { orientation: "h", y: -0.22, yanchor: "top", font: { size: 11.5 } }, showlegend: false, hovermode: "closest",
+        showlegend: false, hovermode: "closest",
         dragmode: window.matchMedia("(hover: none)").matches ? false : "zoom", // a finger scrolls the page
         ...layout,
       }, { responsive: true, displayModeBar: false });
     };
     drawings.push(again); // for the first time once the page is laid out, and the width of each place is known
+    return again;
+  }
+
+  // The names of what the first colours of the palette stand for, below the plots: Plotly's own finds no room on a phone.
+  function legend(parent, names) {
+    const place = make("p", { class: "quiet legend" });
+    parent.append(place);
+    const again = () => place.replaceChildren(...names().map((name, at) => make("span", {}, make("i", { style: `background:${palette(at)}` }), name)));
+    drawings.push(again);
     return again;
   }
 
@@ -211,7 +223,7 @@
     const grid = make("div", { class: "grid three" });
     where.append(grid);
     for (const cost of costs) {
-      redraw.push(plot(grid, `against ${COSTS[cost]}`, (colours) => {
+      redraw.push(plot(grid, AGAINST[cost], (colours) => {
         const points = runs.filter((run) => hasScore(run) && run.cost[cost] > 0).sort((a, b) => a.cost[cost] - b.cost[cost] || scoreOf(b) - scoreOf(a));
         const spread = Math.max(...points.map((run) => run.cost[cost])) / Math.min(...points.map((run) => run.cost[cost]));
         const scale = spread < 8 ? { type: "linear" } : { type: "log", dtick: spread > 50 ? 1 : "D2", exponentformat: "SI" };
@@ -257,11 +269,7 @@
       traces: lines((run) => [run.curve.evaluations[state.x] || [], run.curve.evaluations[state.score] || []], "lines+markers"),
       layout: { xaxis: axis(state.x, colours), yaxis: axis(`${NAMES[state.score]}, %`, colours) },
     })));
-    const legend = make("p", { class: "quiet legend", id: "learning-legend" });
-    where.append(legend);
-    const fill = () => legend.replaceChildren(...(state.all && many ? [] : shown().map((run, place) => make("span", {}, make("i", { style: `background:${palette(place)}` }), run.name))));
-    redraw.push(fill);
-    drawings.push(fill);
+    redraw.push(legend(where, () => (state.all && many ? [] : shown().map((run) => run.name))));
   }
 
   function lessData() {
@@ -287,14 +295,16 @@
           hovertemplate: `${plain(alike)}<br>%{x:.3g} % of the questions: %{y:.2f}<extra></extra>`,
         };
       }),
-      layout: { showlegend: drawn.length > 1 && drawn.length <= MANY, xaxis: axis("share of the training questions, %", colours, { type: "log", tickvals: [...new Set(drawn.flatMap(([, points]) => [...points.keys()]))].map((share) => 100 * share) }), yaxis: axis(`${NAMES[content.metric] || "F1"}, %`, colours) },
-    }), { wide: true });
+      layout: { xaxis: axis("share of the training questions, %", colours, { type: "log", tickvals: [...new Set(drawn.flatMap(([, points]) => [...points.keys()]))].map((share) => 100 * share) }), yaxis: axis(`${NAMES[content.metric] || "F1"}, %`, colours) },
+    }));
+    legend(where, () => (drawn.length > MANY ? [] : drawn.map(([alike]) => alike)));
   }
 
   function layers() {
-    const rows = ranked().filter((run) => run.layers).flatMap((run) => Object.entries(run.layers).map(([stream, weights]) => [stream === "all" ? run.name : `${run.name} · ${stream}`, weights]));
+    const mixing = ranked().filter((run) => run.layers);
+    const rows = mixing.slice(0, MOST_MIXES).flatMap((run) => Object.entries(run.layers).map(([stream, weights]) => [stream === "all" ? run.name : `${run.name} · ${stream}`, weights]));
     if (!rows.length) return;
-    const where = section("layers", "Layer weights", "What a scalar mix takes from each layer of the encoder, γ·w, the best run on top. Layers count from the first that the run reads.");
+    const where = section("layers", "Layer weights", `What a scalar mix takes from each layer of the encoder, γ·w, the best run on top${mixing.length > MOST_MIXES ? ` (${MOST_MIXES} of ${mixing.length})` : ""}. Layers count from the first that the run reads.`);
     const cut = (name) => (name.length > 34 ? `${name.slice(0, 18)}…${name.slice(-14)}` : name);
     plot(where, "Weights by layer", (colours) => {
       const most = Math.max(...rows.map(([, weights]) => weights.length));
@@ -304,7 +314,7 @@
       const signed = Math.min(...all) < 0;
       const narrow = window.innerWidth < 560;
       return {
-        height: Math.min(1600, 110 + 26 * rows.length),
+        height: 110 + 26 * rows.length,
         traces: [{
           type: "heatmap", x: Array.from({ length: most }, (_, layer) => layer + 1), y: rows.map((_, place) => place), z: rows.map(([, weights]) => weights),
           text: rows.map(([name, weights]) => weights.map(() => plain(name))), zmin: signed ? -reach : Math.min(...all) * 0.8, zmax: reach, xgap: 2, ygap: 2,
@@ -313,8 +323,8 @@
           texttemplate: most <= 12 && rows.length <= 30 && !narrow ? "%{z:.2f}" : "", hoverongaps: false,
         }],
         layout: {
-          xaxis: axis("layer", colours, { dtick: most > 14 ? 2 : 1, showgrid: false, ticks: "" }),
-          yaxis: axis("", colours, { tickvals: rows.map((_, place) => place), ticktext: rows.map(([name]) => plain(narrow && name.length > 20 ? `${name.slice(0, 9)}…${name.slice(-9)}` : cut(name))), autorange: "reversed", showgrid: false, ticks: "" }),
+          xaxis: axis("layer", colours, { dtick: most > (narrow ? 7 : 26) ? 2 : 1, tickangle: 0, showgrid: false, ticks: "" }),
+          yaxis: axis("", colours, { tickvals: rows.map((_, place) => place), ticktext: rows.map(([name]) => plain(narrow && name.length > 20 ? `…${name.slice(-18)}` : cut(name))), autorange: "reversed", showgrid: false, ticks: "" }),
         },
       };
     }, { wide: true });
@@ -390,7 +400,7 @@
   }
 
   function showAnswers(where, run) {
-    const samples = content.samples[run.data] || [];
+    const samples = content.samples[run.data_set] || [];
     let kind = "all";
     let all = samples.length <= FEW_SAMPLES;
     const list = make("div", { class: "samples" });
@@ -459,6 +469,12 @@
   const redrawAll = () => drawings.forEach((again) => again());
   redrawAll();
   darkScreen.addEventListener("change", redrawAll);
-  window.addEventListener("beforeprint", () => { printing = true; redrawAll(); });
-  window.addEventListener("afterprint", () => { printing = false; redrawAll(); });
+  // Paper is light, and narrower than most screens: the plots are drawn for it.
+  const forPaper = (wanted) => () => {
+    printing = wanted;
+    document.documentElement.classList.toggle("printing", wanted);
+    redrawAll();
+  };
+  window.addEventListener("beforeprint", forPaper(true));
+  window.addEventListener("afterprint", forPaper(false));
 })();
