@@ -314,7 +314,7 @@
       const signed = Math.min(...all) < 0;
       const narrow = window.innerWidth < 560;
       return {
-        height: 110 + 26 * rows.length,
+        height: 110 + (printing ? 18 : 26) * rows.length,
         traces: [{
           type: "heatmap", x: Array.from({ length: most }, (_, layer) => layer + 1), y: rows.map((_, place) => place), z: rows.map(([, weights]) => weights),
           text: rows.map(([name, weights]) => weights.map(() => plain(name))), zmin: signed ? -reach : Math.min(...all) * 0.8, zmax: reach, xgap: 2, ygap: 2,
