@@ -172,6 +172,21 @@ def test_a_phone_has_no_page_to_push_sideways(browser: Chrome, report: Path) -> 
     assert complaints(browser) == []
 
 
+def test_paper_gets_light_plots_of_its_own_width_and_the_screen_its_own_again(browser: Chrome, report: Path) -> None:
+    see(browser, report)
+    emulate(browser, dark=True)
+    wide = "return Math.max(...[...document.querySelectorAll('.plot .main-svg')].map(one => one.clientWidth))"
+    ink = "return getComputedStyle(document.querySelector('.plot .xtick text')).fill.match(/\\d+/g).map(Number)[0]"
+    eventually(browser, ink, lambda found: found > 130)
+    before = browser.execute_script(wide)
+    browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+    eventually(browser, wide, lambda found: found <= 680)
+    assert browser.execute_script(ink) < 130
+    browser.execute_script("window.dispatchEvent(new Event('afterprint'))")
+    eventually(browser, wide, lambda found: found == before)
+    assert complaints(browser) == []
+
+
 def test_one_bare_run_makes_a_page_too(browser: Chrome, tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     (tmp_path / "dev.json").unlink()

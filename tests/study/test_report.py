@@ -66,30 +66,30 @@ def test_runs_of_one_name_keep_their_parents(tmp_path: Path) -> None:
 
 
 def test_the_answers_are_counted_as_by_hand(tmp_path: Path) -> None:
-    """Four questions, two of them unanswerable; one of each right, one answer half right."""
+    """Five questions, two of them unanswerable; one of each right, one answer half right, one withheld."""
     make_run(
         tmp_path / "run",
-        predictions={"q0": "Huygens", "q1": "the probe Huygens", "q2": "", "q3": "Saturn"},
-        na_prob={"q0": 0.1, "q1": 0.2, "q2": 0.8, "q3": 0.4},
-        questions=QUESTIONS[:4],
+        predictions={"q0": "Huygens", "q1": "the probe Huygens", "q2": "", "q3": "Saturn", "q4": ""},
+        na_prob={"q0": 0.1, "q1": 0.2, "q2": 0.8, "q3": 0.4, "q4": 0.9},
+        questions=QUESTIONS[:5],
     )
     run = collect([tmp_path / "run"])["runs"][0]
     assert run["confusion"] == {
         "answered, exactly right": 1,
         "answered, not exactly right": 1,
-        "abstained though there is an answer": 0,
+        "abstained though there is an answer": 1,
         "abstained rightly": 1,
         "answered the unanswerable": 1,
     }
     words = {row["group"]: (row["questions"], row["exact"], row["f1"]) for row in run["groups"]["question word"]}
     # "the" is dropped, so that "probe huygens" shares one of two words with "huygens": 2·½·1 / (½ + 1).
-    assert words == {"what": (2, 50.0, 83.3333), "who": (2, 50.0, 50.0)}
-    # From the surest up: q0 right, q1 two thirds, q3 and q2 without an answer to find; two answers in all.
-    assert run["precision_recall"]["recall"] == pytest.approx([50, 83.3333, 83.3333, 83.3333])
-    assert run["precision_recall"]["precision"] == pytest.approx([100, 83.3333, 55.5556, 41.6667], abs=1e-3)
-    assert run["reliability"]["said"] == [10, 20, 40, 80]
-    assert run["reliability"]["so"] == [0, 0, 100, 100]
-    assert run["reliability"]["ece"] == pytest.approx(100 * (0.1 + 0.2 + 0.6 + 0.2) / 4)
+    assert words == {"what": (2, 50.0, 83.3333), "when": (1, 0.0, 0.0), "who": (2, 50.0, 50.0)}
+    # From the surest up: q0 right, q1 two thirds, then nothing more is found; three answers in all.
+    assert run["precision_recall"]["recall"] == pytest.approx([100 / 3, *[500 / 9] * 4], abs=1e-3)
+    assert run["precision_recall"]["precision"] == pytest.approx([100, 250 / 3, 500 / 9, 125 / 3, 100 / 3], abs=1e-3)
+    assert run["reliability"]["said"] == [10, 20, 40, 80, 90]
+    assert run["reliability"]["so"] == [0, 0, 100, 100, 0]
+    assert run["reliability"]["ece"] == pytest.approx(100 * (0.1 + 0.2 + 0.6 + 0.2 + 0.9) / 5)
 
 
 def test_layer_weights_are_gamma_times_w_as_the_mixer_has_them(tmp_path: Path) -> None:
@@ -240,6 +240,13 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / "run" / name).write_text(text)
     with pytest.raises(UnreadableError, match=name):
         collect([tmp_path / "run"])
+
+
+def test_a_run_with_odd_times_has_no_training_time(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    record = {"state": "finished", "command": "train", "started": None, "ended": "yesterday"}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    assert "train_seconds" not in collect([tmp_path / "run"])["runs"][0]["cost"]
 
 
 def test_a_damaged_model_is_named(tmp_path: Path) -> None:

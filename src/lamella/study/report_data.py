@@ -158,11 +158,14 @@ def _cost(folder: Path) -> tuple[dict[str, float], str]:
     if "train_seconds" in cost:
         return cost, "record"
     record = _object(folder / runs.RUN)
-    if record.get("command") == "train" and "ended" in record and "resumed" not in record:
+    if record.get("command") != "train" or "resumed" in record:  # which counts the time between, too
+        return cost, ""
+    try:
         began, ended = (datetime.fromisoformat(record[key]) for key in ("started", "ended"))
         cost["train_seconds"] = (ended - began).total_seconds()
-        return cost, "clock"
-    return cost, ""
+    except (KeyError, TypeError, ValueError):  # not ended yet, or not a time
+        return cost, ""
+    return cost, "clock"
 
 
 def _saved_parameters(model: Path) -> int:
