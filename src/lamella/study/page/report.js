@@ -381,7 +381,7 @@
           { name: "outcome", text: true, get: (row) => row[0] }, { name: "questions", get: (row) => row[1] }, { name: "%", digits: 1, get: (row) => (100 * row[1]) / total },
         ], Object.entries(run.confusion))),
         ...Object.entries(run.groups).filter(([, rows]) => rows.length).map(([name, rows]) => card(name === "answerable" ? "By whether there is an answer" : `By ${name}${name.endsWith("length") ? ", in words" : ""}`, table([
-          { name, text: true, get: (row) => row.group }, { name: "questions", get: (row) => row.questions }, { name: "EM", digits: 1, get: (row) => row.exact },
+          { name: name === "answerable" ? "question" : name, text: true, get: (row) => row.group }, { name: "questions", get: (row) => row.questions }, { name: "EM", digits: 1, get: (row) => row.exact },
           { name: "F1", digits: 1, get: (row) => row.f1 }, { name: "answered, %", digits: 1, get: (row) => row.answered },
         ], rows))));
       showAnswers(samples, run);
