@@ -1,4 +1,4 @@
-"""Commands that look at runs: analyse."""
+"""Commands that look at runs: analyse, report."""
 
 from __future__ import annotations
 
@@ -47,3 +47,28 @@ def analyse(
     print_analysis(analysis.numbers)
     if out is not None:
         typer.echo(f"{out}: analysis.json and mistakes.md written")
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Run folders, or folders of run folders.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")],
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="The data file that the runs were scored on, where they do not say it themselves."),
+    ] = None,
+    title: Annotated[str | None, typer.Option("--title", help="The heading of the report.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file that --out names.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show runs side by side in one HTML file that opens offline: plots, tables, sample answers."""
+    from lamella.study.report import write_report
+
+    written = write_report(folders, out, data=data, title=title, overwrite=overwrite)
+    if as_json:
+        typer.echo(json.dumps(written, ensure_ascii=False))
+        return
+    count = written["runs"]
+    typer.echo(f"{out}: {count} run{'s' if count != 1 else ''}, {written['bytes'] / 1e6:.1f} MB")
+    for note in written["notes"]:
+        typer.echo(f"note: {note}")

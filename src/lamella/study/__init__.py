@@ -1,1 +1,1 @@
-"""What runs show: analysed, compared, recommended and reported from their folders."""
+"""What a researcher needs to believe a result: analyses, comparisons and reports, all read from run folders."""

@@ -1,0 +1,534 @@
+"""What a report shows, read from run folders: scores, costs, curves, layer weights, answers. No model is run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lamella import runs
+from lamella.data.examples import Example
+from lamella.errors import LamellaError, UnreadableError, UsageError
+from lamella.inference.evaluate import Language, language_of, read_questions
+from lamella.inference.metrics import QuestionScores, score_questions, summarise
+from lamella.inference.threshold import expected_calibration_error
+
+COST = "cost.json"
+# What the page shows of a run's cost, and the keys of cost.json it is read from.
+COST_KEYS = {
+    "parameters": "trainable_parameters",
+    "train_seconds": "train_seconds",
+    "inference_seconds": "inference_seconds_per_1000_questions",
+}
+CURVE_POINTS = 200  # a longer curve is drawn by the means of as many stretches
+PR_POINTS = 60
+RELIABILITY_GROUPS = 10
+SAMPLES = 24  # questions of a data set
+CONTEXT_CHARACTERS = 1500  # of a sample; a longer context is cut around the answers
+QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how")
+GROUPINGS = ("answerable", "question word", "context length", "question length", "answer length")
+CONTEXT_LENGTHS, QUESTION_LENGTHS, ANSWER_LENGTHS = (0, 75, 125, 175, 250, 500), (0, 7, 10, 13, 17), (1, 2, 3, 5, 9)
+# Runs that differ in these alone are the same kind of run.
+NOT_A_KIND = ("learner.fraction", "learner.seed", "training.order_seed")
+SHOWN_SCORES = (
+    "exact", "f1", "best_exact", "best_f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1", "pr_f1_ap",
+    "answerability_accuracy", "answerability_f1", "ece", "threshold", "epoch",
+)  # fmt: skip
+
+Record = dict[str, Any]
+Bools = NDArray[np.bool_]
+
+
+def collect(folders: Sequence[Path], data: str | None = None) -> Record:
+    """Everything that the page shows, as plain JSON values.
+
+    `folders` are run folders, or folders of several runs. `data` are the questions all of them were scored on; without
+    it, each run's own dev data. Where those are not to be found, what needs the true answers is left out, and a note
+    says so.
+    """
+    found = _run_folders(folders)
+    names = _short_names(found)
+    records = [_read_run(folder, name) for folder, name in zip(found, names, strict=True)]
+    varied = _name_what_differs(records)
+    notes: list[str] = []
+    samples = _add_answers(records, found, data, notes)
+    for record in records:
+        del record["config"]
+    if unfinished := [record["name"] for record in records if record["state"] != "finished"]:
+        notes.append(f"Not finished, and shown as far as they went: {', '.join(unfinished)}.")
+    if any(record["train_seconds_from"] == "clock" for record in records):
+        notes.append(
+            "Training seconds without a record of cost are the wall clock of the whole run, encoder, evaluations and "
+            "learners of the same pass included."
+        )
+    return {"metric": _metric(records), "varied": varied, "runs": records, "samples": samples, "notes": notes}
+
+
+def _run_folders(paths: Iterable[Path]) -> list[Path]:
+    """The run folders among and inside `paths`, each once; a folder of runs stands for them."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise UsageError(f"{path}: expected a run folder; there is no such folder.")
+        inside = [
+            folder
+            for folder in sorted(path.iterdir(), key=lambda one: _natural(one.name))
+            if folder.is_dir() and (folder / runs.RUN).is_file()
+        ]
+        kind = runs.kind_of_run(path)
+        if kind is None and not inside:
+            raise UsageError(f"{path}: expected a run folder, or a folder of run folders; it holds no {runs.RUN}.")
+        chosen = [path / name for name in kind[1] if (path / name / runs.RUN).is_file()] if kind and kind[1] else []
+        if not chosen and (kind is None or kind[1]):
+            chosen = inside
+        for folder in chosen or [path]:
+            for one in _run_folders([folder]) if folder != path else [folder]:
+                found.setdefault(one.resolve(), one)
+    if not found:
+        raise UsageError("report: expected at least one run folder.")
+    return list(found.values())
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """`run-10` comes after `run-9`."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def _short_names(folders: Sequence[Path]) -> list[str]:
+    """The last names of the folders; with their parents' where two would be the same."""
+    parts = [folder.resolve().parts for folder in folders]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(one[-length:]) for one in parts]
+        if len(set(names)) == len(names):
+            return names
+    return names
+
+
+def _read_run(folder: Path, name: str) -> Record:
+    config = _object(folder / runs.CONFIG)
+    results = _object(folder / runs.RESULTS)
+    cost, clock = _cost(folder)
+    return {
+        "name": name,
+        "state": runs.run_state(folder),
+        "config": config,
+        "scores": {key: _rounded(results[key]) for key in SHOWN_SCORES if _is_number(results.get(key))},
+        "cost": cost,
+        "train_seconds_from": clock,
+        "curve": _curve(folder / runs.HISTORY),
+        "layers": _layer_weights(folder / runs.MODEL),
+    }
+
+
+def _object(path: Path) -> Record:
+    """A JSON object that a run may lack."""
+    if not path.is_file():
+        return {}
+    value = runs.read_json(path)
+    if not isinstance(value, dict):
+        raise UnreadableError(f"{path}: expected one JSON object. Found {type(value).__name__}.")
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def _rounded(value: float, digits: int = 4) -> float:
+    """Few enough digits that a hundred runs stay a small file."""
+    return float(f"{float(value):.{digits + 2}g}")
+
+
+# Cost
+
+
+def _cost(folder: Path) -> tuple[dict[str, float], str]:
+    """What is known of a run's cost; what cost.json does not say, from the files themselves."""
+    recorded = _object(folder / COST)
+    cost = {ours: float(recorded[key]) for ours, key in COST_KEYS.items() if _is_number(recorded.get(key))}
+    if "parameters" not in cost and (saved := _saved_parameters(folder / runs.MODEL)):
+        cost["parameters"] = float(saved)
+    if "train_seconds" in cost:
+        return cost, "record"
+    record = _object(folder / runs.RUN)
+    if record.get("command") != "train" or "resumed" in record:  # which counts the time between, too
+        return cost, ""
+    try:
+        began, ended = (datetime.fromisoformat(record[key]) for key in ("started", "ended"))
+        cost["train_seconds"] = (ended - began).total_seconds()
+    except (KeyError, TypeError, ValueError):  # not ended yet, or not a time
+        return cost, ""
+    return cost, "clock"
+
+
+def _saved_parameters(model: Path) -> int:
+    """A saved model holds what was trained and nothing else."""
+    shapes = _tensor_shapes(model)
+    return sum(int(np.prod(shape)) for shape in shapes.values())
+
+
+def _tensor_shapes(model: Path) -> dict[str, list[int]]:
+    """The header of a safetensors file: 8 bytes of its length, then JSON."""
+    path = model / "model.safetensors"
+    if not path.is_file():
+        return {}
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return {name: one["shape"] for name, one in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError):
+        raise UnreadableError(f"{path}: expected a safetensors file; it is damaged.") from None
+
+
+# Curves
+
+
+def _curve(path: Path) -> Record:
+    """The training loss and the dev scores of a history, by step and by epoch."""
+    steps: list[tuple[float, float, float]] = []
+    evaluations: list[Record] = []
+    for number, line in enumerate(runs.read_text(path).splitlines() if path.is_file() else (), start=1):
+        try:
+            record = json.loads(line)
+            if record.get("event") == "step" and _is_number(record.get("loss")):
+                steps.append((record["step"], record["epoch"], record["loss"]))
+            elif record.get("event") == "evaluation":
+                evaluations.append(record)
+        except (ValueError, AttributeError, KeyError):
+            raise UnreadableError(f"{path}:{number}: expected a JSON object a line; it is damaged.") from None
+    columns = np.array(steps, dtype=np.float64).reshape(-1, 3)
+    parts = np.array_split(columns, min(CURVE_POINTS, len(columns))) if len(columns) else []
+    means = [part.mean(0) for part in parts]
+    scores = [key for key in SHOWN_SCORES if any(_is_number(record.get(key)) for record in evaluations)]
+    return {
+        "step": [_rounded(one[0]) for one in means],
+        "epoch": [_rounded(one[1]) for one in means],
+        "loss": [_rounded(one[2]) for one in means],
+        "evaluations": {
+            key: [_rounded(record[key]) if _is_number(record.get(key)) else None for record in _thin(evaluations)]
+            for key in ("step", *scores)
+        },
+    }
+
+
+def _thin(records: Sequence[Record], limit: int = CURVE_POINTS) -> list[Record]:
+    """At most `limit` of the records, evenly, the first and the last among them."""
+    if len(records) <= limit:
+        return list(records)
+    return [records[round(place)] for place in np.linspace(0, len(records) - 1, limit)]
+
+
+# Layer weights
+
+
+def _layer_weights(model: Path) -> Record | None:
+    """What a scalar mix gives each layer, γ·w for every stream: `{"start": [...], "end": [...]}`."""
+    mixers = _object(model / "config.json").get("head", {}).get("mixer", [])
+    place = next((place for place, one in enumerate(mixers) if one.get("name") == "scalar_mix"), None)
+    names = (f"head.stages.{place}.w", f"head.stages.{place}.gamma")
+    if place is None or not set(names) <= set(_tensor_shapes(model)):
+        return None
+    from safetensors import safe_open
+
+    try:
+        with safe_open(model / "model.safetensors", framework="numpy") as file:
+            w, gamma = (np.asarray(file.get_tensor(name), dtype=np.float64) for name in names)
+    except (TypeError, AttributeError, OSError):  # bf16, which numpy does not have
+        return None
+    if mixers[place].get("normalise") == "softmax":
+        w = np.exp(w - w.max(1, keepdims=True))
+        w /= w.sum(1, keepdims=True)
+    weights = gamma[:, None] * w
+    streams = ["start", "end"] if len(weights) == 2 else ["all"] if len(weights) == 1 else map(str, range(len(weights)))
+    return {stream: [_rounded(one) for one in row] for stream, row in zip(streams, weights, strict=True)}
+
+
+# What the runs differ in
+
+
+def _name_what_differs(records: Sequence[Record]) -> list[str]:
+    """Give every record the options that are not the same in all; gives their names."""
+    flat = [_flat(record["config"]) for record in records]
+    keys = list(dict.fromkeys(key for options in flat for key in options))
+    varied = [
+        key for key in keys if key != "training.strata" and len({json.dumps(options.get(key)) for options in flat}) > 1
+    ]
+    for record, options in zip(records, flat, strict=True):
+        record["options"] = {key: _told(options[key]) for key in varied if key in options}
+        record["fraction"] = options.get("learner.fraction")
+        others = {key: options.get(key) for key in varied if key not in NOT_A_KIND}
+        record["alike"] = (
+            ", ".join(_kind(key, value) for key, value in others.items() if value is not None) or "all runs"
+        )
+    return varied
+
+
+def _flat(config: Mapping[str, Any], front: str = "") -> dict[str, Any]:
+    """`{"learner": {"seed": 0}}` is `{"learner.seed": 0}`; a named choice, as of a mixer, stays whole."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and ("name" not in value or not front):
+            flat |= _flat(value, f"{front}{key}.")
+        else:
+            flat[f"{front}{key}"] = value
+    return flat
+
+
+def _kind(key: str, value: Any) -> str:
+    """`last` speaks for itself, `60` needs its name: `max train samples 60`."""
+    told = _told(value)
+    return told if isinstance(told, str) else f"{key.rpartition('.')[2].replace('_', ' ')} {told}"
+
+
+def _told(value: Any) -> str | float | int | None:
+    """An option as a person would write it: `[{"name": "scalar_mix"}]` is `scalar_mix`."""
+    if isinstance(value, list):
+        return " + ".join(str(_told(one)) for one in value) or "none"
+    if isinstance(value, dict):
+        rest = ", ".join(f"{key}={_told(one)}" for key, one in value.items() if key != "name")
+        name = str(value.get("name", ""))
+        return f"{name}({rest})" if rest else name
+    if isinstance(value, str) and PurePath(value).is_absolute():
+        return _without_folders(value)
+    return value if isinstance(value, int | float | str) or value is None else str(value)
+
+
+def _metric(records: Sequence[Record]) -> str:
+    """The score that the runs were chosen by, if it is the same in all, and F1 otherwise."""
+    wanted = {record["metric"] for record in records}
+    metric = wanted.pop() if len(wanted) == 1 else "f1"
+    return metric if any(metric in record["scores"] for record in records) else "f1"
+
+
+# Answers against the truth
+
+
+@dataclass(frozen=True)
+class _Questions:
+    """A data set, and what is the same for all the runs on it."""
+
+    examples: Sequence[Example]
+    language: Language
+    kinds: Mapping[str, Mapping[str, str]]  # by question, what group it belongs to in each grouping
+
+    @classmethod
+    def of(cls, examples: Sequence[Example]) -> _Questions:
+        return cls(examples, language_of(examples), {example.id: kinds_of(example) for example in examples})
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """What a run said, and how good that is."""
+
+    examples: Sequence[Example]
+    scores: QuestionScores
+    predictions: Mapping[str, str]
+
+
+def _add_answers(
+    records: Sequence[Record], folders: Sequence[Path], data: str | None, notes: list[str]
+) -> list[list[Record]]:
+    """Compare the runs' predictions with the truth; gives the sample questions of each data set."""
+    sets: dict[str, _Questions | None] = {}
+    scored: dict[str, list[tuple[Record, _Scored]]] = {}
+    for record, folder in zip(records, folders, strict=True):
+        record["metric"] = record["config"].get("training", {}).get("metric", "f1")
+        names = [data] if data else list(record["config"].get("data", {}).get("dev", []))
+        key = " + ".join(names)
+        record["data"], record["data_set"] = " + ".join(map(_without_folders, names)), key
+        predictions = _object(folder / runs.PREDICTIONS)
+        if not predictions:
+            continue
+        if key not in sets:
+            sets[key] = _questions(names, data is not None, notes)
+        known = sets[key]
+        if known is None:
+            continue
+        # All of them, or the first few of `data.max_eval_samples`.
+        examples = [example for example in known.examples if example.id in predictions]
+        if not examples and data:
+            raise UsageError(f"{folder}: answers no question of --data {data}; name the file it was scored on.")
+        if not examples:
+            notes.append(f"{record['name']} answers no question of {record['data']}: the file is not what it was.")
+            continue
+        found = _Scored(examples, score_questions(examples, predictions, language=known.language), predictions)
+        _add_analysis(record, folder, found, known)
+        scored.setdefault(key, []).append((record, found))
+    numbers = {key: number for number, key in enumerate(scored)}
+    for record in records:
+        record["data_set"] = numbers.get(record["data_set"])
+    return [_samples(of_set) for of_set in scored.values()]
+
+
+def _questions(names: Sequence[str], asked_for: bool, notes: list[str]) -> _Questions | None:
+    if not names:
+        notes.append("Runs that do not say what data they were scored on are not analysed: give it as --data.")
+        return None
+    try:
+        return _Questions.of([example for name in names for example in read_questions(name, labelled=True)])
+    except LamellaError:
+        if asked_for:
+            raise
+        told = " + ".join(map(_without_folders, names))
+        notes.append(f"The questions of {told} cannot be read here, so no answers are analysed: give them as --data.")
+        return None
+
+
+def _without_folders(name: str) -> str:
+    """A report is shown to others, whom the folders of a machine do not concern; `demo:dev` stays what it is."""
+    return PurePath(name).name or name
+
+
+def _add_analysis(record: Record, folder: Path, found: _Scored, known: _Questions) -> None:
+    odds, probability = _object(folder / runs.NULL_ODDS), _object(folder / runs.NA_PROB)
+    ids = found.scores.ids
+    odds, probability = ({id: one[id] for id in ids if _is_number(one.get(id))} for one in (odds, probability))
+    na_scores = odds or probability
+    if not record["scores"]:
+        record["scores"] = {
+            key: _rounded(value) for key, value in summarise(found.scores).items() if key in SHOWN_SCORES
+        }
+    record["questions"] = len(ids)
+    record["confusion"] = confusion(found.scores)
+    record["groups"] = groups([known.kinds[id] for id in ids], found.scores)
+    if len(na_scores) == len(ids):
+        record["precision_recall"] = precision_recall(found.scores, np.array([na_scores[id] for id in ids]))
+    if len(probability) == len(ids):
+        record["reliability"] = reliability(np.array([probability[id] for id in ids]), ~found.scores.answerable)
+
+
+def confusion(scores: QuestionScores) -> dict[str, int]:
+    """How many questions, by whether they have an answer and what was said to them."""
+    has, said, right = scores.answerable, scores.answered, scores.exact > 0
+    return {
+        "answered, exactly right": int((has & said & right).sum()),
+        "answered, not exactly right": int((has & said & ~right).sum()),
+        "abstained though there is an answer": int((has & ~said).sum()),
+        "abstained rightly": int((~has & ~said).sum()),
+        "answered the unanswerable": int((~has & said).sum()),
+    }
+
+
+def precision_recall(scores: QuestionScores, na: NDArray[np.float64]) -> dict[str, list[float]] | None:
+    """Precision and recall when questions are answered from the lowest na score up, an answer counting by its F1."""
+    total = int(scores.answerable.sum())
+    if not total:
+        return None
+    order = np.argsort(na, kind="stable")
+    key, found = na[order], np.cumsum((scores.f1 * scores.answerable)[order])
+    ends = np.append(np.flatnonzero(key[1:] != key[:-1]), len(key) - 1)  # no threshold lies between equal scores
+    shown = ends[np.unique(np.linspace(0, len(ends) - 1, PR_POINTS).round().astype(int))]
+    return {
+        "recall": [_rounded(100 * found[end] / total) for end in shown],
+        "precision": [_rounded(100 * found[end] / (end + 1)) for end in shown],
+    }
+
+
+def reliability(probability: NDArray[np.float64], outcome: Bools) -> Record:
+    """What was said against what was so, in groups of equal size by rising probability of no answer."""
+    order = np.argsort(probability, kind="stable")
+    parts = np.array_split(order, min(RELIABILITY_GROUPS, len(order)))
+    return {
+        "said": [_rounded(100 * float(probability[part].mean())) for part in parts],
+        "so": [_rounded(100 * float(outcome[part].mean())) for part in parts],
+        "questions": [len(part) for part in parts],
+        "ece": _rounded(100 * expected_calibration_error(probability, outcome)),
+    }
+
+
+def groups(kinds: Sequence[Mapping[str, str]], scores: QuestionScores) -> dict[str, list[Record]]:
+    """The scores of the questions of a kind, in every grouping; a question may have no place in one."""
+    return {name: _by_group([one.get(name) for one in kinds], scores) for name in GROUPINGS}
+
+
+def kinds_of(example: Example) -> dict[str, str]:
+    """Which group of each grouping a question belongs to; lengths are counted in words."""
+    kinds = {
+        "answerable": "has an answer" if example.answerable else "has none",
+        "question word": question_word(example.question),
+        "context length": _span(len(example.context.text.split()), CONTEXT_LENGTHS),
+        "question length": _span(len(example.question.split()), QUESTION_LENGTHS),
+    }
+    if example.answers:
+        shortest = min(len(answer.text.split()) for answer in example.answers)
+        kinds["answer length"] = _span(shortest, ANSWER_LENGTHS)
+    return kinds
+
+
+def _by_group(kinds: Sequence[str | None], scores: QuestionScores) -> list[Record]:
+    rows = []
+    for kind in sorted({kind for kind in kinds if kind is not None}, key=_natural):
+        own = scores.only(np.array([one == kind for one in kinds]))
+        shares = {"exact": own.exact, "f1": own.f1, "answered": own.answered}
+        percent = {name: _rounded(100 * float(one.mean())) for name, one in shares.items()}
+        rows.append({"group": kind, "questions": len(own.ids), **percent})
+    return rows
+
+
+def question_word(question: str) -> str:
+    """The first of the question words in a question: "In what year" is a "what"."""
+    words = re.findall(r"\w+", question.lower())
+    known = {"whom": "who", "whose": "who"}
+    return next((known.get(word, word) for word in words if known.get(word, word) in QUESTION_WORDS), "other")
+
+
+def _span(value: int, bounds: Sequence[int]) -> str:
+    """`_span(8, (0, 7, 10))` is "7–9"."""
+    place = max((place for place, bound in enumerate(bounds) if bound <= value), default=0)
+    low = bounds[place]
+    if place == len(bounds) - 1:
+        return f"{low} and more"
+    high = bounds[place + 1] - 1
+    return f"{low}" if low == high else f"{low}–{high}"
+
+
+# Samples
+
+
+def _samples(of_set: Sequence[tuple[Record, _Scored]]) -> list[Record]:
+    """Questions evenly from those that every run gets right to those that none does, with every run's answer."""
+    marks: dict[str, list[float]] = {}
+    examples: dict[str, Example] = {}
+    for _, found in of_set:
+        for example, f1 in zip(found.examples, found.scores.f1, strict=True):
+            marks.setdefault(example.id, []).append(float(f1))
+            examples[example.id] = example
+    ranked = sorted(marks, key=lambda id: -float(np.mean(marks[id])))
+    chosen = [ranked[round(place)] for place in np.linspace(0, len(ranked) - 1, min(SAMPLES, len(ranked)))]
+    cut = {id: _cut_context(examples[id], [found.predictions.get(id, "") for _, found in of_set]) for id in chosen}
+    for record, found in of_set:
+        row_of = {id: row for row, id in enumerate(found.scores.ids)}
+        record["answers"] = [
+            {"text": found.predictions[id], "f1": _rounded(100 * float(found.scores.f1[row_of[id]]))}
+            if id in row_of
+            else None
+            for id in chosen
+        ]
+    return [{"question": examples[id].question, "title": examples[id].context.title, **cut[id]} for id in chosen]
+
+
+def _cut_context(example: Example, answers: Sequence[str]) -> Record:
+    """A context, or the part of it around the first true answer (else a predicted one), and its true answers there."""
+    text = example.context.text
+    begin = example.answers[0].begin_char if example.answers else max(0, *(text.find(one) for one in answers), 0)
+    low = max(0, min(begin - CONTEXT_CHARACTERS // 2, len(text) - CONTEXT_CHARACTERS))
+    high = min(len(text), low + CONTEXT_CHARACTERS)
+    golds = {answer.text for answer in example.answers}
+    spans = {
+        (answer.begin_char - low, answer.end_char - low)
+        for answer in example.answers
+        if low <= answer.begin_char and answer.end_char <= high and text[answer.begin_char : answer.end_char] in golds
+    }
+    return {
+        "context": text[low:high],
+        "cut": [low > 0, high < len(text)],
+        "golds": sorted(golds),
+        "spans": sorted(spans),
+    }
