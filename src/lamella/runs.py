@@ -41,6 +41,7 @@ NA_PROB = "na_prob.json"
 LOGITS = "logits.safetensors"  # of `--keep-logits`
 LOGITS_INDEX = "logits.json"
 RESULTS = "eval_results.json"
+COST = "cost.json"
 CHECKPOINT = "checkpoint.pt"  # while it trains
 SUMMARY = "runs.json"  # of several runs made by one command, each in a folder of its own
 FILES = (
@@ -55,6 +56,7 @@ FILES = (
     LOGITS,
     LOGITS_INDEX,
     RESULTS,
+    COST,
     CHECKPOINT,
     SUMMARY,
 )
