@@ -8,6 +8,7 @@ it did not get to write. Nothing here imports torch.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -41,6 +42,7 @@ NA_PROB = "na_prob.json"
 LOGITS = "logits.safetensors"  # of `--keep-logits`
 LOGITS_INDEX = "logits.json"
 RESULTS = "eval_results.json"
+COST = "cost.json"
 CHECKPOINT = "checkpoint.pt"  # while it trains
 SUMMARY = "runs.json"  # of several runs made by one command, each in a folder of its own
 ANALYSIS = "analysis.json"  # of `analyse`
@@ -57,6 +59,7 @@ FILES = (
     LOGITS,
     LOGITS_INDEX,
     RESULTS,
+    COST,
     CHECKPOINT,
     SUMMARY,
     ANALYSIS,
@@ -87,12 +90,14 @@ def new_run(
     resume: bool = False,
     needs: Iterable[Path] = (),
     within: Iterable[str] = (),
+    data: Mapping[str, Any] | None = None,
 ) -> Iterator[Path]:
     """Open a run folder for writing; marks it finished, failed or interrupted when the block ends.
 
     A folder that holds anything is refused, unless it holds an earlier run and `overwrite` is given; then only the
     files of a run and its model folders are removed from it. With `resume` they stay. `needs` are folders that the run
-    reads: it is refused if they lie where it writes. `within` names the folders of further runs inside this one.
+    reads: it is refused if they lie where it writes. `within` names the folders of further runs inside this one, `data`
+    is the record of the questions that it answers.
     """
     whole = folder.resolve()
     for path in needs:
@@ -105,6 +110,8 @@ def new_run(
         record = {**record, "started": earlier.get("started"), "resumed": _now()}
     if names := list(within):
         record["runs"] = names
+    if data is not None:
+        record["data"] = dict(data)
     with held(folder):
         write_json(folder / RUN, record)  # first: a kill while the earlier run is removed must not leave `finished`
         if resume:
@@ -121,6 +128,13 @@ def new_run(
                 write_json(folder / RUN, {**record, **outcome, "ended": _now()})
             raise
         write_json(folder / RUN, {**record, "state": "finished", "ended": _now()})
+
+
+def data_record(files: Iterable[str], ids: Iterable[str]) -> dict[str, Any]:
+    """Which questions a run answers: the files as they were named, and a hash of the sorted ids."""
+    ids = sorted(ids)
+    digest = hashlib.sha256("\n".join(ids).encode("utf-8", errors="backslashreplace")).hexdigest()
+    return {"files": list(files), "questions": len(ids), "ids_sha256": digest}
 
 
 def mark_diverged(folder: Path, error: str) -> None:

@@ -80,6 +80,7 @@ def test_train_writes_the_whole_run_folder(run_folder: Path) -> None:
         "null_odds.json",
         "na_prob.json",
         "eval_results.json",
+        "cost.json",
     }
     assert read_json(run_folder / "run.json")["state"] == "finished"
     assert read_json(run_folder / "environment.json")["libraries"]["torch"]

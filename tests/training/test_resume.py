@@ -57,7 +57,7 @@ def outcome(out: Path) -> dict[str, Any]:
     """Everything that a run leaves behind, but for the clock."""
     found: dict[str, Any] = {}
     for path in sorted(out.rglob("*")):
-        if path.is_file() and path.name not in (runs.RUN, runs.ENVIRONMENT):
+        if path.is_file() and path.name not in (runs.RUN, runs.ENVIRONMENT, runs.COST):
             found[str(path.relative_to(out))] = path.read_bytes()
     return found
 

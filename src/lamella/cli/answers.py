@@ -41,13 +41,14 @@ def predict(
     from lamella.inference.logits import LogitsKeeper
     from lamella.inference.predict import predict as answer
     from lamella.inference.predict import write_predictions
-    from lamella.runs import new_run
+    from lamella.runs import data_record, new_run
 
     examples, reader = read_questions(data), load_model(model, precision=precision)
     if submission is not None and not reader.gives_text:
         raise UsageError("predict --submission: this model tells whether there is an answer, and gives none to submit.")
     keeper = LogitsKeeper(reader) if keep_logits else None
-    with new_run(out, "predict", overwrite=overwrite, needs=reader.folders) as folder:
+    answered = data_record([data], (one.id for one in examples))
+    with new_run(out, "predict", overwrite=overwrite, needs=reader.folders, data=answered) as folder:
         predictions = answer(reader, examples, batch_size=batch_size, keeper=keeper)
         write_predictions(folder, reader, predictions)
         if keeper is not None:
@@ -104,7 +105,7 @@ def evaluate(
     from lamella.inference.evaluate import evaluate_file, evaluate_model, read_questions
     from lamella.inference.loading import load_model
     from lamella.inference.logits import LogitsKeeper
-    from lamella.runs import new_run
+    from lamella.runs import data_record, new_run
 
     if (predictions is None) == (model is None):
         raise UsageError("evaluate: expected either a predictions file or --model, one of the two.")
@@ -128,7 +129,8 @@ def evaluate(
             raise UsageError("evaluate --model: options about scores are for a predictions file; a model has its own.")
         examples, reader = read_questions(data, labelled=True), load_model(model, precision=precision)
         keeper = LogitsKeeper(reader) if keep_logits else None
-        with new_run(out, "evaluate", overwrite=overwrite, needs=reader.folders) as folder:
+        answered = data_record([data], (one.id for one in examples))
+        with new_run(out, "evaluate", overwrite=overwrite, needs=reader.folders, data=answered) as folder:
             results = evaluate_model(reader, examples, folder, batch_size=batch_size, language=language, keeper=keeper)
         if results.get("threshold_tuned_on_these"):
             typer.echo(
@@ -206,13 +208,14 @@ def ensemble(
     from lamella.inference.ensemble import Ensemble, write_together
     from lamella.inference.evaluate import read_any_questions
     from lamella.inference.members import open_members
-    from lamella.runs import new_run
+    from lamella.runs import data_record, new_run
 
     examples, labelled = read_any_questions(data) if data else (None, False)
     opened = open_members(members, run=data is not None, precision=precision)
     readers = Ensemble(opened, examples, how=how, level=level, threshold=threshold)
     needs = [folder for member in opened for folder in member.folders]
-    with new_run(out, "ensemble", overwrite=overwrite, needs=needs) as folder:
+    answered = data_record([data], (one.id for one in examples)) if data and examples is not None else None
+    with new_run(out, "ensemble", overwrite=overwrite, needs=needs, data=answered) as folder:
         together = readers.answer(batch_size=batch_size)
         results = write_together(folder, together, examples if labelled else None, language)
     if as_json:

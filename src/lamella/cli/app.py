@@ -13,7 +13,7 @@ from lamella.version import __version__
 # In the order of the work, which is that of the help.
 COMMANDS = (
     "check", "convert", "parts", "extract", "train", "predict", "evaluate", "calibrate", "ensemble", "ask", "export",
-    "analyse", "report",
+    "compare", "recommend", "analyse", "report",
 )  # fmt: skip
 
 

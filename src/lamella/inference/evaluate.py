@@ -53,14 +53,17 @@ def evaluate_model(
     keeper: LogitsKeeper | None = None,
 ) -> dict[str, Any]:
     """Predict, score, and write both into an open run folder."""
+    from lamella.inference.cost import Stopwatch, cost_of_answers, write_cost
     from lamella.inference.predict import predict, score_predictions, write_predictions
 
-    predictions = predict(model, examples, batch_size=batch_size, keeper=keeper)
+    clock = Stopwatch()
+    predictions = predict(model, examples, batch_size=batch_size, keeper=keeper, clock=clock)
     results = score_predictions(model, examples, predictions, language=language or language_of(examples))
     write_predictions(folder, model, predictions)
     if keeper is not None:
         keeper.write(folder)
     runs.write_json(folder / runs.RESULTS, results)
+    write_cost(folder, cost_of_answers(model, examples, clock.seconds, batch_size), f1=results.get("f1"))
     return results
 
 

@@ -14,6 +14,7 @@ from lamella.data.features import Features
 from lamella.data.padding import Padded, longest_first, pad
 from lamella.encoder.encoder import Encoder, HiddenStates
 from lamella.encoder.tensors import trained_tensors
+from lamella.inference.cost import Stopwatch
 from lamella.inference.decode import Merger, Prediction, WindowSpans
 from lamella.inference.model import ReaderModel
 from lamella.inference.predict import explaining_memory, spans_of
@@ -31,10 +32,12 @@ def predict_many(
     rank: int = 0,
     processes: int = 1,
     gather: Callable[[list[Any]], list[Any]] = list,
+    clocks: Sequence[Stopwatch] = (),
 ) -> list[dict[str, Prediction]]:
     """What several heads on one encoder answer, from one pass of it (or from what `encode` gives in its place).
 
     Several processes share the windows; `gather` joins what each of them found, so that all know everything.
+    `clocks`, one for each model, are given the seconds from windows to logits, as if it had the encoder to itself.
     """
     if not models:
         return []
@@ -49,7 +52,7 @@ def predict_many(
                 padded = pad(features, indices)
                 with explaining_memory(padded):
                     for of_model, model, logits in zip(
-                        found, models, logits_of_heads(models, padded, encode), strict=True
+                        found, models, logits_of_heads(models, padded, encode, clocks), strict=True
                     ):
                         of_model.append(spans_of(model, padded, logits))
                 advance(len(indices))
@@ -67,13 +70,25 @@ def predict_many(
 
 @torch.inference_mode()
 def logits_of_heads(
-    models: Sequence[ReaderModel], padded: Padded, encode: Encode | None = None
+    models: Sequence[ReaderModel],
+    padded: Padded,
+    encode: Encode | None = None,
+    clocks: Sequence[Stopwatch] = (),
 ) -> list[NDArray[np.float32]]:
     """What each of several heads on one encoder gives for some windows; the encoder runs once."""
     layers = sorted({layer for model in models for layer in model.head.layers})
     batch = Batch.of(padded).to(models[0].device)
-    hidden = (encode or models[0].encode)(batch, layers)
-    return [model(batch, hidden).float().cpu().numpy() for model in models]
+    clocks = clocks or [Stopwatch() for _ in models]
+    with Stopwatch() as encoding:
+        hidden = (encode or models[0].encode)(batch, layers)
+        if models[0].device.type == "cuda":
+            torch.cuda.synchronize(models[0].device)  # else the first head would be charged with the encoder
+    found = []
+    for model, clock in zip(models, clocks, strict=True):
+        clock.seconds += encoding.seconds
+        with clock:
+            found.append(model(batch, hidden).float().cpu().numpy())
+    return found
 
 
 def share_encoders(models: Sequence[ReaderModel]) -> None:

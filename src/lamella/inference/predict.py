@@ -22,6 +22,7 @@ from lamella.data.padding import Padded, longest_first, pad
 from lamella.data.tokens import Tokenizing
 from lamella.errors import DataError, RunError
 from lamella.inference.calibrate import odds_of, scores_of_best, threshold_report
+from lamella.inference.cost import Stopwatch
 from lamella.inference.decode import Merger, Prediction, WindowSpans, decode, decode_answerability
 from lamella.inference.metrics import Language, summarise
 from lamella.inference.threshold import na_probability
@@ -60,16 +61,21 @@ class Answering(Deciding, Protocol):
 
 
 def predict(
-    model: Answering, examples: Sequence[Example], *, batch_size: int = 32, keeper: LogitsKeeper | None = None
+    model: Answering,
+    examples: Sequence[Example],
+    *,
+    batch_size: int = 32,
+    keeper: LogitsKeeper | None = None,
+    clock: Stopwatch | None = None,
 ) -> dict[str, Prediction]:
     """Answer every example. Memory holds some windows and the n-best spans of a question; all logits, in half
-    precision, only where a `keeper` is to have them.
+    precision, only where a `keeper` is to have them. A `clock` is given the seconds from windows to logits.
     """
     refuse_repeated_ids(examples)
     merger = Merger(model.decoding, gives_text=model.gives_text)
     with progress("answering", len(examples)) as advance:
         for features in featurise_in_slices(examples, model.tokenizer, model.windows):
-            for padded, logits in each_batch(model, features, batch_size):
+            for padded, logits in each_batch(model, features, batch_size, clock):
                 merger.add(features, spans_of(model, padded, logits))
                 if keeper is not None:
                     keeper.add(features, padded, logits)
@@ -84,11 +90,13 @@ def refuse_repeated_ids(examples: Sequence[Example]) -> None:
         raise DataError(f"question {twice[0]}: its id is given to several questions, so that answers would be lost.")
 
 
-def each_batch(model: Answering, features: Features, batch_size: int) -> Iterator[tuple[Padded, NDArray[np.float32]]]:
+def each_batch(
+    model: Answering, features: Features, batch_size: int, clock: Stopwatch | None = None
+) -> Iterator[tuple[Padded, NDArray[np.float32]]]:
     """Every window with its logits, in batches of like length."""
     for indices in longest_first(features.lengths, batch_size):
         padded = pad(features, indices)
-        with explaining_memory(padded):
+        with explaining_memory(padded), clock or Stopwatch():
             logits = model.logits(padded)
         yield padded, logits
 

@@ -1,1 +1,1 @@
-"""What a researcher needs to believe a result: analyses, comparisons and reports, all read from run folders."""
+"""What to believe of results and what to choose: everything here reads run folders."""

@@ -18,7 +18,7 @@ from lamella.training.learner import Learner
 from lamella.training.processes import Processes
 from lamella.training.steps import Position
 
-FORMAT = 1
+FORMAT = 2  # 1 had no times
 
 
 def save_checkpoint(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +25,16 @@ from lamella.training.objective import Forward, Objective, TaskLoss
 from lamella.training.steps import Step
 
 Record = dict[str, Any]
-PROGRESS = ("steps", "best", "stale", "ended", "failed")  # what a checkpoint keeps as it is
+PROGRESS = (
+    "steps",
+    "best",
+    "stale",
+    "ended",
+    "failed",
+    "windows",
+    "encoder_seconds",
+    "head_seconds",
+)  # what a checkpoint keeps as it is
 
 
 @dataclass
@@ -47,6 +57,9 @@ class Learner:
     stale: int = 0  # evaluations since then
     ended: str | None = None  # why it stopped before the pass did
     failed: str | None = None  # what went wrong, if that was the reason
+    windows: int = 0  # learnt from, each as often as it came, in this process
+    encoder_seconds: float = 0.0  # of an encoder that it shares
+    head_seconds: float = 0.0  # its own: of its head, and of the encoder where it trains that
     _terms: dict[str, Tensor] = field(default_factory=dict)
     _pending: list[tuple[int, float, float, dict[str, Tensor]]] = field(default_factory=list)
 
@@ -65,11 +78,14 @@ class Learner:
 
     def learn(self, batch: Batch, hidden: HiddenStates | None, totals: Totals) -> None:
         """Add the gradient of one batch."""
+        began = time.perf_counter()
         with self.randomness.used():
             terms = self.objective(Forward(self.model, batch, hidden), batch, totals)
             torch.autograd.backward(self.scaler.scale(terms["loss"]))
         for name, value in terms.items():
             self._terms[name] = self._terms.get(name, 0.0) + value.detach()
+        self.windows += len(batch.windows)
+        self.head_seconds += time.perf_counter() - began
 
     def forget(self) -> None:
         """Drop the gradients since the last step."""
@@ -78,6 +94,7 @@ class Learner:
 
     def step(self, epoch: float) -> None:
         """Follow the gradients, which all processes have added up."""
+        began = time.perf_counter()
         self.scaler.unscale_(self.optimiser)
         nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         rate = float(self.schedule.get_last_lr()[0])
@@ -88,6 +105,7 @@ class Learner:
         self.objective.stepped()
         self._pending.append((self.steps, epoch, rate, self._terms))
         self.forget()
+        self.head_seconds += time.perf_counter() - began
 
     def records(self, add_up: Callable[[Tensor], Tensor]) -> tuple[list[Record], str | None]:
         """The steps since the last time, up to the first whose loss is not a number, and what is to be said of that.

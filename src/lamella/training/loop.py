@@ -9,6 +9,7 @@ from typing import Protocol
 from lamella.config import TrainingOptions
 from lamella.data.batches import Totals, collate
 from lamella.errors import DivergedError
+from lamella.inference.cost import Stopwatch
 from lamella.inference.one_pass import Encode
 from lamella.progress import progress
 from lamella.training.learner import Learner, Record, layers_of
@@ -62,8 +63,10 @@ def fit(
         totals = processes.add_up_totals(Totals.of(batches))
         for batch in batches:
             batch = batch.to(processes.device)
-            hidden = encode(batch, layers) if encode else None
+            with Stopwatch() as encoding:
+                hidden = encode(batch, layers) if encode else None
             for learner in active:
+                learner.encoder_seconds += encoding.seconds
                 learner.learn(batch, hidden, totals)
 
     if start.step == 0:

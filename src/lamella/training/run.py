@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -12,8 +11,10 @@ from typing import Any
 from lamella import runs
 from lamella.config import RunConfig
 from lamella.errors import DivergedError, RunError
+from lamella.inference.cost import Stopwatch
 from lamella.plan import Pass, Plan
 from lamella.training.checkpoint import load_checkpoint, put_checkpoint
+from lamella.training.cost import write_costs
 from lamella.training.learner import Record
 from lamella.training.loop import fit
 from lamella.training.memory import Splitter
@@ -163,11 +164,13 @@ def train_pass(
         if learner.objective.more_forwards:
             times = learner.objective.more_forwards
             say(f"{learner.name}: its teacher runs an encoder {times} times more on every batch")
-    began = time.perf_counter()
-    fit(learners, steps, options, processes, watcher, encode=run.encode, start=start, split=splitter)
-    say(f"trained in {time.perf_counter() - began:.0f} s")
+    with Stopwatch() as training:
+        fit(learners, steps, options, processes, watcher, encode=run.encode, start=start, split=splitter)
+    say(f"trained in {training.seconds:.0f} s")
     if len(run.threshold):
         watcher.tune_thresholds(run.threshold, run.any_config.data.threshold)
+    if processes.is_main:
+        write_costs(run, folders, processes, watcher, pass_seconds=training.seconds - watcher.seconds.seconds)
     for learner in learners:
         front = f"{learner.name}: " if len(learners) > 1 else ""
         if learner.ended:

@@ -14,6 +14,7 @@ from lamella.encoder.sources import MODEL_WEIGHTS
 from lamella.encoder.tensors import put_tensors, read_tensors
 from lamella.errors import ConfigError
 from lamella.inference.calibrate import tune_decoding
+from lamella.inference.cost import Stopwatch
 from lamella.inference.decode import Prediction
 from lamella.inference.evaluate import language_of
 from lamella.inference.model import ReaderModel
@@ -51,6 +52,8 @@ class PassWatcher:
         self.splitter, self.encode_dev, self.targets, self.say = splitter, encode_dev, targets, say
         self.made_from = made_from
         self.language = language_of(dev.examples)
+        self.answering: dict[str, float] = {}  # seconds that each learner's last answers to the dev questions took
+        self.seconds = Stopwatch()  # that pass here, not in training
 
     def log(self, learner: Learner, records: Sequence[Record]) -> None:
         if self.processes.is_main:
@@ -61,6 +64,10 @@ class PassWatcher:
 
     def evaluate(self, learners: Sequence[Learner], step: int, epoch: float) -> None:
         """Score some learners in one pass over the dev windows; the best of each (the last, without any) is kept."""
+        with self.seconds:
+            self._evaluate(learners, epoch)
+
+    def _evaluate(self, learners: Sequence[Learner], epoch: float) -> None:
         if not len(self.dev):
             self._save(learners, runs.MODEL)
             return
@@ -139,7 +146,8 @@ class PassWatcher:
     def _predict(
         self, learners: Sequence[Learner], features: Features, encode: Encode | None
     ) -> list[dict[str, Prediction]]:
-        return predict_many(
+        clocks = [Stopwatch() for _ in learners]
+        found = predict_many(
             [learner.model for learner in learners],
             features,
             encode=encode,
@@ -147,7 +155,12 @@ class PassWatcher:
             rank=self.processes.rank,
             processes=self.processes.count,
             gather=self.processes.gather,
+            clocks=clocks,
         )
+        if features is self.dev and encode is None:  # from a cache, an encoder's time would be missing
+            seconds = [clock.seconds * self.processes.count for clock in clocks]
+            self.answering |= dict(zip((one.name for one in learners), seconds, strict=True))
+        return found
 
     def _write_best(self, learner: Learner, predictions: Mapping[str, Prediction]) -> None:
         if self.processes.is_main:

@@ -1,0 +1,179 @@
+"""Run folders as records: what a run was scored on, its quality, its cost, and its score at every question."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lamella import runs
+from lamella.data.examples import Example
+from lamella.errors import RunError, UnreadableError, UsageError
+from lamella.inference.evaluate import language_of, read_questions
+from lamella.inference.metrics import QuestionScores, score_questions
+
+SEEDS = (("learner", "seed"), ("training", "order_seed"))  # runs that differ in nothing else are one reader's
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A finished run, as its folder tells it; what the folder does not tell is empty."""
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    results: Mapping[str, Any]
+    cost: Mapping[str, Any]
+    data: tuple[str, ...]  # the files whose questions it was scored on, where that is recorded
+
+    @property
+    def seeds(self) -> tuple[Any, ...]:
+        return tuple(self.config.get(section, {}).get(option) for section, option in SEEDS)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All but the seeds."""
+        return {
+            section: {key: value for key, value in options.items() if (section, key) not in SEEDS}
+            for section, options in self.config.items()
+        }
+
+    def predictions(self) -> dict[str, str]:
+        """The text that it gives to every question, "" for no answer; read anew at every call."""
+        path = self.folder / runs.PREDICTIONS
+        if not path.is_file():
+            raise RunError(f"{path}: expected the answers of a run, to compare. They are not there.")
+        return dict(_read_object(path))
+
+
+@dataclass(frozen=True)
+class Found:
+    """The runs of some folders, and what was passed over there with the reason."""
+
+    runs: tuple[RunRecord, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_runs(folders: Sequence[str | Path]) -> Found:
+    """Read run folders; one that holds several runs stands for all that are finished in it."""
+    found: dict[Path, None] = {}
+    left_out: dict[str, str] = {}
+    for given in folders:
+        folder = Path(os.path.expanduser(given))
+        kind = runs.kind_of_run(folder)
+        if kind is None:
+            raise RunError(f"{folder}: expected a run folder, with {runs.RUN}. It is not there.")
+        inside = [folder / name for name in kind[1]]
+        for one in inside or [folder]:
+            state = runs.run_state(one) or "not begun"
+            if state == "finished":
+                found[one] = None
+            elif inside:
+                left_out[str(one)] = state
+            else:
+                raise RunError(f"{folder}: expected a finished run. It is {state}.")
+    if not found:
+        raise RunError(f"{', '.join(map(str, folders))}: no run is finished there.")
+    names = _names(list(found))
+    return Found(tuple(_read_run(folder, name) for folder, name in zip(found, names, strict=True)), left_out)
+
+
+def read_scored(records: Sequence[RunRecord], data: str | None = None) -> tuple[list[Example], list[QuestionScores]]:
+    """The questions that all of the runs answered, and every run's score at each.
+
+    Runs that answered other questions than the first one are refused: their scores cannot be laid side by side.
+    """
+    answers = records[0].predictions()
+    examples = _questions_of(records[0], answers, data)
+    scorer = Scorer(examples)
+    scores = []
+    for record in records:
+        given = record.predictions()
+        _refuse_other_questions(records[0], answers, record, given)
+        scores.append(scorer.score(given))
+    return examples, scores
+
+
+class Scorer:
+    """Scores the answers of many runs to the same questions; a text that several runs give is scored once."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self.examples = examples
+        self.ids = tuple(example.id for example in examples)
+        self.answerable = np.array([example.answerable for example in examples])
+        self.language = language_of(examples)
+        self._known: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def score(self, predictions: Mapping[str, str]) -> QuestionScores:
+        known = self._known
+        fresh = [example for example in self.examples if (example.id, predictions[example.id]) not in known]
+        if fresh:
+            scored = score_questions(fresh, predictions, language=self.language)
+            for id, exact, f1 in zip(scored.ids, scored.exact.tolist(), scored.f1.tolist(), strict=True):
+                known[id, predictions[id]] = (exact, f1)
+        both = np.array([known[id, predictions[id]] for id in self.ids])
+        answered = np.array([predictions[id] != "" for id in self.ids])
+        return QuestionScores(self.ids, self.answerable, answered, exact=both[:, 0], f1=both[:, 1])
+
+
+def _read_run(folder: Path, name: str) -> RunRecord:
+    config, results, cost = (
+        _read_object(folder / file) if (folder / file).is_file() else {}
+        for file in (runs.CONFIG, runs.RESULTS, runs.COST)
+    )
+    scored = _read_object(folder / runs.RUN).get("data") or {}
+    data = scored.get("files") or config.get("data", {}).get("dev") or ()
+    return RunRecord(name, folder, config, results, cost, tuple(data))
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    content = runs.read_json(path)
+    if not isinstance(content, dict):
+        raise UnreadableError(f"{path}: expected one JSON object. Found {type(content).__name__}.")
+    return content
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The name of each folder, or its whole path where another folder has the same name."""
+    names = [folder.name or folder.resolve().name for folder in folders]
+    times = Counter(names)
+    return [name if times[name] == 1 else str(folder) for name, folder in zip(names, folders, strict=True)]
+
+
+def _questions_of(record: RunRecord, answers: Mapping[str, str], data: str | None) -> list[Example]:
+    """Those of the data that the run answered: it may have been limited to the first of them."""
+    files = (data,) if data else record.data
+    if not files:
+        raise UsageError(f"{record.folder}: does not tell which data it was scored on; give the file with --data.")
+    examples = [example for file in files for example in read_questions(file, labelled=True)]
+    there = [example for example in examples if example.id in answers]
+    if len(there) < len(answers):
+        missing = answers.keys() - {example.id for example in there}
+        raise RunError(
+            f"{record.folder}: answers {len(missing)} questions that are not in {', '.join(files)}, such as "
+            f"{min(missing)}; give the file that it was scored on with --data."
+        )
+    if not there:
+        raise RunError(f"{record.folder}: answers no question.")
+    return there
+
+
+def _refuse_other_questions(
+    first: RunRecord, answers: Mapping[str, str], other: RunRecord, given: Mapping[str, str]
+) -> None:
+    if answers.keys() == given.keys():
+        return
+    parts = []
+    for one, ids in ((first, answers.keys() - given.keys()), (other, given.keys() - answers.keys())):
+        if ids:
+            some = ", ".join(sorted(ids)[:3]) + (", …" if len(ids) > 3 else "")
+            parts.append(f"only {one.name} answers {len(ids)} of them ({some})")
+    raise RunError(
+        f"{other.folder}: expected the questions of {first.folder}. They differ: {'; '.join(parts)}; "
+        "score both on the same data with: lamella evaluate DATA --model RUN --out OUT"
+    )

@@ -1,0 +1,93 @@
+"""Run folders as records: several at once, what is left out, and which questions they were scored on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lamella.errors import RunError, UnreadableError, UsageError
+from lamella.inference.evaluate import read_questions
+from lamella.inference.metrics import score_questions
+from lamella.study.runs import Scorer, read_runs, read_scored
+from run_folders import write_data, write_run, write_several
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_data(tmp_path / "data.json", 10)
+
+
+def test_a_folder_of_several_runs_stands_for_those_that_are_finished(tmp_path: Path, data: Path) -> None:
+    folder = write_several(tmp_path / "many", ["a", "b", "c"])
+    write_run(folder / "a", data, [1] * 10, cost={"trainable_parameters": 5})
+    write_run(folder / "b", data, [0] * 10, state="failed")
+    found = read_runs([folder, folder / "a"])
+    assert [run.name for run in found.runs] == ["a"]
+    assert found.runs[0].cost == {"trainable_parameters": 5}
+    assert found.left_out == {str(folder / "b"): "failed", str(folder / "c"): "not begun"}
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path, data: Path) -> None:
+    folders = [write_run(tmp_path / place / "run", data, [1] * 10) for place in ("x", "y")]
+    assert [run.name for run in read_runs(folders).runs] == [str(folder) for folder in folders]
+
+
+def test_what_is_no_finished_run_is_refused(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(RunError, match=r"expected a run folder, with run\.json"):
+        read_runs([tmp_path / "nowhere"])
+    with pytest.raises(RunError, match=r"expected a finished run\. It is interrupted"):
+        read_runs([write_run(tmp_path / "r", data, [1] * 10, state="interrupted")])
+    folder = write_run(tmp_path / "list", data, [1] * 10)
+    (folder / "predictions.json").write_text("[]")
+    with pytest.raises(UnreadableError, match=r"predictions\.json: expected one JSON object. Found list"):
+        read_scored(read_runs([folder]).runs)
+    (folder / "predictions.json").unlink()
+    with pytest.raises(RunError, match=r"predictions\.json: expected the answers of a run"):
+        read_scored(read_runs([folder]).runs)
+
+
+def test_the_scores_are_those_of_the_metric(tmp_path: Path, data: Path) -> None:
+    rng = np.random.default_rng(0)
+    examples = read_questions(str(data), labelled=True)
+    scorer = Scorer(examples)
+    for _ in range(20):
+        answers = {one.id: str(rng.choice(["", "a1 a2", f"a{n}", f"the a{n} x"])) for n, one in enumerate(examples)}
+        ours, metric = scorer.score(answers), score_questions(examples, answers)
+        assert ours.ids == metric.ids
+        for name in ("answerable", "answered", "exact", "f1"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(metric, name))
+
+
+def test_a_run_may_have_answered_the_first_questions_only(tmp_path: Path, data: Path) -> None:
+    config = {"data": {"dev": [str(data)]}}
+    records = read_runs([write_run(tmp_path / "r", None, [1, 0, 1], config=config)]).runs
+    examples, (scores,) = read_scored(records)
+    assert [one.id for one in examples] == ["q0", "q1", "q2"]
+    assert scores.exact.tolist() == [1, 0, 1]
+
+
+def test_other_questions_are_refused_with_their_ids(tmp_path: Path, data: Path) -> None:
+    first, other = write_run(tmp_path / "first", data, [1] * 10), write_run(tmp_path / "other", data, [1] * 8)
+    with pytest.raises(RunError, match=r"other: expected the questions .* only first answers 2 of them \(q8, q9\)"):
+        read_scored(read_runs([first, other]).runs)
+    more = write_run(tmp_path / "more", data, [1] * 12)
+    with pytest.raises(RunError, match=r"answers 2 questions that are not in .* such as q10; give the file"):
+        read_scored(read_runs([more]).runs)
+
+
+def test_the_data_must_be_known(tmp_path: Path, data: Path) -> None:
+    records = read_runs([write_run(tmp_path / "r", None, [1] * 10)]).runs
+    with pytest.raises(UsageError, match="give the file with --data"):
+        read_scored(records)
+    assert len(read_scored(records, str(data))[0]) == 10
+
+
+def test_the_seeds_are_no_option(tmp_path: Path, data: Path) -> None:
+    configs = [{"learner": {"seed": seed, "mixer": "dot"}, "training": {"order_seed": 1}} for seed in (0, 1)]
+    runs = read_runs([write_run(tmp_path / str(n), data, [1] * 10, config=one) for n, one in enumerate(configs)]).runs
+    assert runs[0].options == runs[1].options == {"learner": {"mixer": "dot"}, "training": {}}
+    assert [run.seeds for run in runs] == [(0, 1), (1, 1)]
+    assert json.loads((runs[0].folder / "config.json").read_text()) == configs[0]
