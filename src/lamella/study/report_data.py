@@ -25,7 +25,7 @@ COST = "cost.json"
 COST_KEYS = {
     "parameters": "trainable_parameters",
     "train_seconds": "train_seconds",
-    "inference_seconds": "inference_seconds_per_1000_questions",
+    "inference_seconds": "inference_seconds_per_1000",
 }
 CURVE_POINTS = 200  # a longer curve is drawn by the means of as many stretches
 PR_POINTS = 60
