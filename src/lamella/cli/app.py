@@ -12,7 +12,8 @@ from lamella.version import __version__
 
 # In the order of the work, which is that of the help.
 COMMANDS = (
-    "check", "convert", "parts", "extract", "train", "predict", "evaluate", "calibrate", "ensemble", "ask", "export"
+    "check", "convert", "parts", "extract", "train", "sweep", "predict", "evaluate", "calibrate", "ensemble", "ask",
+    "export",
 )  # fmt: skip
 
 
