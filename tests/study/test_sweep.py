@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -316,3 +317,14 @@ def test_the_list_of_a_sweep_writes_nothing(tmp_path: Path, encoder: Path, lamel
     assert not (tmp_path / "out").exists()
     code, out, _ = lamella("sweep", file, "--out", tmp_path / "out", "--list", "--json")
     assert json.loads(out) == {"passes": [["seed0", "seed1"]]}
+
+
+def test_without_ray_the_extra_is_named_and_nothing_is_written(
+    tmp_path: Path, encoder: Path, lamella: Lamella, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    file = write(tmp_path / "one.toml", encoder)
+    code, _, err = lamella("sweep", file, "--out", tmp_path / "out", "--engine", "ray")
+    assert code == 2
+    assert err == "lamella: --engine ray needs the extra 'ray', which is not installed: pip install 'lamella[ray]'\n"
+    assert not (tmp_path / "out").exists()

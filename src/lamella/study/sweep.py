@@ -17,7 +17,7 @@ from lamella import runs
 from lamella.config import RunConfig, read_table
 from lamella.errors import ConfigError, LamellaError, RunError, UnreadableError, UsageError
 from lamella.plan import load_plan, names_a_folder, share_passes
-from lamella.study.engine import Engine, Job, LocalEngine, Say
+from lamella.study.engine import Engine, Job, LocalEngine, RayEngine, Say
 
 LIST = "runs"  # the one key of a file that lists run files
 
@@ -65,7 +65,7 @@ def read_sweep(paths: Sequence[Path], out: Path, overrides: Sequence[str] = ()) 
                     "rename one, or sweep them into different folders."
                 )
             configs[own], came_from[own] = config, file
-    out = _absolute(out)
+    out = absolute(out)
     needs = {name: _needs(config, out) - {name} for name, config in configs.items()}
     for name, needed in needs.items():
         for other in sorted(needed - set(configs)):
@@ -80,7 +80,7 @@ def run_sweep(sweep: Sweep, out: Path, *, engine: Engine | None = None, say: Say
     """Train what is not done yet; gives a row for every run, in the order of the sweep."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("sweep: expected one process; --engine ray spreads the runs over several.")
-    out = _absolute(out)
+    out = absolute(out)
     kind = runs.kind_of_run(out)
     if kind is not None and kind[0] != "sweep":
         raise RunError(f"{out}: holds a run of {kind[0]}, not a sweep; choose another --out.")
@@ -95,9 +95,28 @@ def run_sweep(sweep: Sweep, out: Path, *, engine: Engine | None = None, say: Say
     return [rows[name] for name in sweep.runs]
 
 
+def run_on_ray(
+    sweep: Sweep,
+    out: Path,
+    *,
+    address: str | None = None,
+    cpus: float = 1,
+    gpus: float = 0,
+    retries: int = 2,
+    say: Say = print,
+) -> list[Row]:
+    """The same on a Ray cluster, which is joined before anything is written."""
+    from lamella.study.cluster import cluster, refuse_too_much
+
+    with cluster(address):
+        refuse_too_much(cpus, gpus)
+        with RayEngine(absolute(out), cpus=cpus, gpus=gpus, retries=retries) as engine:
+            return run_sweep(sweep, out, engine=engine, say=say)
+
+
 def list_lines(sweep: Sweep, out: Path) -> list[str]:
     """What a sweep would do, a line for every pass."""
-    done = {name for name in sweep.runs if runs.is_over(_absolute(out) / name)}
+    done = {name for name in sweep.runs if runs.is_over(absolute(out) / name)}
     lines = [f"{len(sweep.runs)} runs in {len(sweep.jobs)} passes" + (f", {len(done)} runs done" if done else "")]
     for number, job in enumerate(sweep.jobs, 1):
         config = next(iter(job.configs.values()))
@@ -148,7 +167,7 @@ def _needs(config: RunConfig, out: Path) -> frozenset[str]:
     """The runs of a sweep's folder that a run reads: the one it starts from, its teachers."""
     found = [] if config.encoder.from_run is None else [config.encoder.from_run.partition("@")[0]]
     for named in (config.encoder.name, *(config.learner.distil or {}).get("models", [])):
-        path = _absolute(Path(named))
+        path = absolute(Path(named))
         if out in path.parents:
             found.append(path.relative_to(out).parts[0])
     return frozenset(found)
@@ -258,6 +277,6 @@ def _refuse_other_options(sweep: Sweep, out: Path) -> None:
                 )
 
 
-def _absolute(path: Path) -> Path:
+def absolute(path: Path) -> Path:
     """The same wherever it is read from: in the run's options, and in another process."""
     return Path(os.path.realpath(os.path.expanduser(path)))
