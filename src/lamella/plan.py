@@ -68,7 +68,7 @@ def make_plan(table: Mapping[str, Any], *, where: str, problems: Sequence[str] =
     tables: list[tuple[str | None, dict[str, Any]]] = []
     for learner in _listed(learners):
         name = learner.pop("name", None)
-        if name is not None and not _names_a_folder(name):
+        if name is not None and not names_a_folder(name):
             found.append(
                 f"learner.name: expected letters, digits and . + - _ (none of a run's own files), to name a folder. "
                 f"Got {name!r}."
@@ -88,16 +88,26 @@ def make_plan(table: Mapping[str, Any], *, where: str, problems: Sequence[str] =
         raise ConfigError(where, list(dict.fromkeys(found)))
     differences = _varied(configs)
     names = _names([name for name, _ in tables], differences, where)
-    return Plan(_passes(dict(zip(names, configs, strict=True))), dict(zip(names, differences, strict=True)))
+    return Plan(share_passes(dict(zip(names, configs, strict=True))), dict(zip(names, differences, strict=True)))
+
+
+def share_passes(configs: Mapping[str, RunConfig]) -> tuple[Pass, ...]:
+    """Runs on the same frozen encoder and the same batches share a pass; one that trains its encoder has its own."""
+    groups: dict[str, Pass] = {}
+    for name, config in configs.items():
+        shared = json.dumps(config.model_dump(mode="json", exclude={"learner"}), sort_keys=True)
+        alone = config.encoder.tuning["name"] != "frozen"
+        groups.setdefault(f"{name}\n{shared}" if alone else shared, {})[name] = config
+    return tuple(_with_strata(one) for one in groups.values())
+
+
+def names_a_folder(name: Any) -> bool:
+    """Whether a run within a run may be called so: not as anything that the outer one writes itself."""
+    return isinstance(name, str) and bool(re.fullmatch(r"[\w+-][\w.+-]*", name)) and name not in (*FILES, MODEL, MODELS)
 
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def _names_a_folder(name: Any) -> bool:
-    """Whether a run within a run may be called so: not as anything that the outer one writes itself."""
-    return isinstance(name, str) and bool(re.fullmatch(r"[\w+-][\w.+-]*", name)) and name not in (*FILES, MODEL, MODELS)
 
 
 def _axes(grid: Any, problems: list[str]) -> list[tuple[tuple[str, str], list[Any]]]:
@@ -160,16 +170,6 @@ def _spell(value: Any) -> str:
     if isinstance(value, list):
         return "+".join(map(_spell, value))
     return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _passes(configs: Mapping[str, RunConfig]) -> tuple[Pass, ...]:
-    """Runs on the same frozen encoder and the same batches share a pass; one that trains its encoder has its own."""
-    groups: dict[str, Pass] = {}
-    for name, config in configs.items():
-        shared = json.dumps(config.model_dump(mode="json", exclude={"learner"}), sort_keys=True)
-        alone = config.encoder.tuning["name"] != "frozen"
-        groups.setdefault(f"{name}\n{shared}" if alone else shared, {})[name] = config
-    return tuple(_with_strata(one) for one in groups.values())
 
 
 def _with_strata(configs: Pass) -> Pass:

@@ -64,7 +64,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
             cost={
                 "trainable_parameters": 10 ** (3 + number / 2),
                 "train_seconds": 10.0 + number,
-                "inference_seconds_per_1000_questions": 5.0 * (number + 1),
+                "inference_seconds_per_1000": 5.0 * (number + 1),
             },
         )
     write_report([folder / "runs"], folder / "report.html", title="Ten <runs>")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,6 +33,12 @@ def predict(
             "--submission", help="Write the answers to this csv file too, as CS224n's leaderboard takes them."
         ),
     ] = None,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option("--engine", help="Answer in this process, or on a Ray cluster.")
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option("--address", help="The Ray cluster, host:port or auto; default: one on this machine.")
+    ] = None,
 ) -> None:
     """Answer the questions of a data file; writes predictions.json and what belongs to it."""
     from lamella.data.writers import write_submission
@@ -43,13 +50,26 @@ def predict(
     from lamella.inference.predict import write_predictions
     from lamella.runs import data_record, new_run
 
+    if engine == "local" and address is not None:
+        raise UsageError("predict --address: is for --engine ray.")
+    if engine == "ray" and keep_logits:
+        raise UsageError("predict --keep-logits: is for --engine local; the workers of Ray send answers only.")
     examples, reader = read_questions(data), load_model(model, precision=precision)
     if submission is not None and not reader.gives_text:
         raise UsageError("predict --submission: this model tells whether there is an answer, and gives none to submit.")
     keeper = LogitsKeeper(reader) if keep_logits else None
     answered = data_record([data], (one.id for one in examples))
-    with new_run(out, "predict", overwrite=overwrite, needs=reader.folders, data=answered) as folder:
-        predictions = answer(reader, examples, batch_size=batch_size, keeper=keeper)
+    with ExitStack() as stack:
+        if engine == "ray":
+            from lamella.study.cluster import cluster
+            from lamella.study.spread import predict_on_ray
+
+            stack.enter_context(cluster(address))  # before the folder is touched
+        folder = stack.enter_context(new_run(out, "predict", overwrite=overwrite, needs=reader.folders, data=answered))
+        if engine == "ray":
+            predictions = predict_on_ray(model, examples, batch_size=batch_size, precision=precision)
+        else:
+            predictions = answer(reader, examples, batch_size=batch_size, keeper=keeper)
         write_predictions(folder, reader, predictions)
         if keeper is not None:
             keeper.write(folder)

@@ -12,8 +12,8 @@ from lamella.version import __version__
 
 # In the order of the work, which is that of the help.
 COMMANDS = (
-    "check", "convert", "parts", "extract", "train", "predict", "evaluate", "calibrate", "ensemble", "ask", "export",
-    "compare", "recommend", "analyse", "report",
+    "check", "convert", "parts", "extract", "train", "sweep", "predict", "evaluate", "calibrate", "ensemble", "ask",
+    "export", "compare", "recommend", "analyse", "report",
 )  # fmt: skip
 
 

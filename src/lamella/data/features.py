@@ -126,13 +126,19 @@ def featurise_in_slices(
 
     A long context may reach from one slice into the next; its example is then part of both.
     """
+    for begin, end in slices(examples, size=size):
+        yield from _cut(examples[begin:end], tokenizer, windows, "keep", 0, size)
+
+
+def slices(examples: Sequence[Example], *, size: int = SLICE) -> Iterator[tuple[int, int]]:
+    """Where examples are cut apart before their windows are: no batch reaches across."""
     begin = 0
     while begin < len(examples):
         end, characters = begin + 1, len(examples[begin].context.text)
         while end < len(examples) and end - begin < size and characters < PIECE * 10:
             characters += len(examples[end].context.text)
             end += 1
-        yield from _cut(examples[begin:end], tokenizer, windows, "keep", 0, size)
+        yield begin, end
         begin = end
 
 

@@ -34,14 +34,16 @@ def train_plan(
     auto_batch: bool = False,
     overfit: int | None = None,
     cache: Path | None = None,
+    runs_in: Path | None = None,
     say: Say = print,
 ) -> dict[str, Record]:
     """Train every run of a plan: one into `out` itself, several each into a folder of its name there.
 
+    With `runs_in` the folders of several lie there instead, and `out` holds only what they need while they train.
     With `resume` what is finished stays, and a pass goes on from its last checkpoint. Gives the best scores of every
     run that was trained now, the same in all processes.
     """
-    plan = replace(plan, passes=tuple(located(configs, out.parent) for configs in plan.passes))
+    plan = replace(plan, passes=tuple(located(configs, runs_in or out.parent) for configs in plan.passes))
     if overfit is not None:
         plan = overfit_plan(plan)
     trackers = next(iter(plan.runs.values())).training.trackers
@@ -57,11 +59,12 @@ def train_plan(
     best: dict[str, Record] = {}
     targets: dict[str, float] = {}
     several, checkpoint = len(plan.runs) > 1, out / runs.CHECKPOINT
+    home = {name: (runs_in or out) / name if several else out for name in plan.runs}
     # A single run without a checkpoint has nothing to go on from; of several, some may be finished.
     goes_on = processes.from_main(resume and state is not None and (several or checkpoint.is_file()))
     if resume and state is not None:
         _refuse_other_runs(out, list(plan.runs) if several else [])
-        _refuse_other_options(plan.runs, {name: out / name if several else out for name in plan.runs})
+        _refuse_other_options(plan.runs, home)
     ready = [prepare(plan.passes[0], processes, overfit=overfit, cache=cache, say=say)]  # before a folder is touched
     opened = runs.new_run(
         out,
@@ -73,7 +76,7 @@ def train_plan(
     )
     with opened if processes.is_main else nullcontext():
         for number, configs in enumerate(plan.passes):
-            folders = {name: out / name if several else out for name in configs}
+            folders = {name: home[name] for name in configs}
             prepared = ready.pop() if ready else None
             if goes_on and all(runs.is_over(folder) for folder in folders.values()):
                 continue
@@ -105,7 +108,7 @@ def train_plan(
             del prepared  # the next pass may need its memory
         if processes.is_main:
             checkpoint.unlink(missing_ok=True)  # of a pass that had just ended when it was killed
-        if several and processes.is_main:
+        if several and runs_in is None and processes.is_main:
             summarise(plan, out, say)
         for line in verdict(best, targets):
             say(line)
