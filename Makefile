@@ -8,9 +8,10 @@ INSTALLED := $(VENV)/.installed
 
 demo: $(INSTALLED)
 	$(BIN)/lamella check demo:train demo:dev
-	$(BIN)/lamella train configs/demo.toml --out runs/demo --overwrite
-	$(BIN)/lamella evaluate demo:dev --model runs/demo --out runs/demo-dev --overwrite
-	$(BIN)/lamella ask "When did the probe land on Titan?" --context examples/titan.txt --model runs/demo --top-k 3
+	$(BIN)/lamella sweep configs/demo.toml configs/study/heads.toml --out runs/study
+	$(BIN)/lamella compare runs/study --baseline runs/study/demo
+	$(BIN)/lamella report runs/study --out runs/study.html --overwrite
+	$(BIN)/lamella ask "When did the probe land on Titan?" --context examples/titan.txt --model runs/study/demo --top-k 3
 
 # Two workers of one thread each: most tensors in the tests are too small to share among threads.
 test: $(INSTALLED)
