@@ -73,7 +73,7 @@ def outcome(out: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(out)): path.read_bytes()
         for path in sorted(out.rglob("*"))
-        if path.is_file() and path.name not in (runs.RUN, runs.ENVIRONMENT)
+        if path.is_file() and path.name not in (runs.RUN, runs.ENVIRONMENT, runs.COST)
     }
 
 
