@@ -15,6 +15,7 @@ from lamella.errors import UnreadableError, UsageError
 from lamella.study.report import render, write_report
 from lamella.study.report_data import CURVE_POINTS, SAMPLES, collect, question_word
 from made_runs import QUESTIONS, make_run
+from run_folders import write_data, write_run
 
 Lamella = Callable[..., tuple[int, str, str]]
 
@@ -191,6 +192,18 @@ def test_without_the_data_the_rest_is_shown_and_a_note_says_what_is_not(tmp_path
     assert "confusion" not in content["runs"][0]
     assert content["runs"][0]["scores"]["f1"] == 50
     assert any("dev.json" in note for note in content["notes"])
+
+
+def test_a_run_that_only_answered_is_compared_with_the_data_that_it_names(tmp_path: Path) -> None:
+    """As `evaluate` and `predict` leave it: no configuration, the data in its record."""
+    data = write_data(tmp_path / "held-out.json", 4)
+    write_run(tmp_path / "run", data, [1, 1, 1, 0])
+    content = collect([tmp_path / "run"])
+    (run,) = content["runs"]
+    assert (run["data"], run["questions"]) == ("held-out.json", 4)
+    assert run["confusion"]["answered, exactly right"] == 3
+    assert len(content["samples"][0]) == 4
+    assert content["notes"] == []
 
 
 def test_a_report_does_not_say_where_on_the_machine_things_lie(tmp_path: Path) -> None:

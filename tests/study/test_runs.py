@@ -30,9 +30,20 @@ def test_a_folder_of_several_runs_stands_for_those_that_are_finished(tmp_path: P
     assert found.left_out == {str(folder / "b"): "failed", str(folder / "c"): "not begun"}
 
 
+def test_a_folder_that_only_holds_runs_stands_for_them_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for name in ("run-10", "run-9"):
+        write_run(tmp_path / "all" / name, None, [1])
+    write_run(tmp_path / "all" / "run-11", None, [1], state="failed")
+    found = read_runs([tmp_path / "all"])
+    assert [run.name for run in found.runs] == ["run-9", "run-10"]
+    assert found.left_out == {str(tmp_path / "all" / "run-11"): "failed"}
+    everything = read_runs([tmp_path / "all"], unfinished=True).runs
+    assert [(run.name, run.state) for run in everything[1:]] == [("run-10", "finished"), ("run-11", "failed")]
+
+
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path, data: Path) -> None:
     folders = [write_run(tmp_path / place / "run", data, [1] * 10) for place in ("x", "y")]
-    assert [run.name for run in read_runs(folders).runs] == [str(folder) for folder in folders]
+    assert [run.name for run in read_runs(folders).runs] == ["x/run", "y/run"]
 
 
 def test_what_is_no_finished_run_is_refused(tmp_path: Path, data: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from lamella import runs
 from lamella.data.examples import Example
-from lamella.errors import DataError, RunError, UnreadableError, UsageError
+from lamella.errors import DataError, RunError, UsageError
 from lamella.inference.evaluate import language_of, read_questions
 from lamella.inference.members import Answered, read_answered, runs_in, short_names
 from lamella.inference.metrics import QuestionScores, score_questions, summarise
@@ -18,6 +18,7 @@ from lamella.study.answered import confusion, described, near_misses, only_right
 from lamella.study.groups import grouped_scores, groupings
 from lamella.study.layers import learned_weights, mean_attention, spread
 from lamella.study.mistakes import confident_mistakes, mistakes_page
+from lamella.study.runs import recorded_data
 
 SAMPLE = 200
 
@@ -140,7 +141,7 @@ def _recorded_data(folders: Sequence[Path]) -> list[str]:
     """The files that the runs were scored on, as their folders tell it; they must agree."""
     found: dict[tuple[str, ...], Path] = {}
     for folder in folders:
-        files = _files_of(folder, runs.RUN, "files") or _files_of(folder, runs.CONFIG, "dev")
+        files = recorded_data(folder)
         if not files:
             raise UsageError(f"{folder}: does not say which data it was scored on; pass that file with --data.")
         found.setdefault(files, folder)
@@ -151,14 +152,3 @@ def _recorded_data(folders: Sequence[Path]) -> list[str]:
             f"{', '.join(other)}; say with --data which questions to analyse."
         )
     return list(next(iter(found)))
-
-
-def _files_of(folder: Path, file: str, key: str) -> tuple[str, ...]:
-    """What one of a run's records says under `data`."""
-    if not (folder / file).is_file():
-        return ()
-    record = runs.read_json(folder / file)
-    try:
-        return tuple(str(one) for one in (record.get("data") or {}).get(key) or ())
-    except (AttributeError, TypeError):
-        raise UnreadableError(f"{folder / file}: expected the record of a run; it is damaged.") from None

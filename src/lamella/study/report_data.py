@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePath
@@ -19,8 +19,8 @@ from lamella.errors import LamellaError, UnreadableError, UsageError
 from lamella.inference.evaluate import Language, language_of, read_questions
 from lamella.inference.metrics import QuestionScores, score_questions, summarise
 from lamella.inference.threshold import expected_calibration_error
+from lamella.study.runs import RunRecord, read_object, read_runs
 
-COST = "cost.json"
 # What the page shows of a run's cost, and the keys of cost.json it is read from.
 COST_KEYS = {
     "parameters": "trainable_parameters",
@@ -50,17 +50,16 @@ def collect(folders: Sequence[Path], data: str | None = None) -> Record:
     """Everything that the page shows, as plain JSON values.
 
     `folders` are run folders, or folders of several runs. `data` are the questions all of them were scored on; without
-    it, each run's own dev data. Where those are not to be found, what needs the true answers is left out, and a note
-    says so.
+    it, those that each run says it was scored on. Where they are not to be found, what needs the true answers is left
+    out, and a note says so.
     """
-    found = _run_folders(folders)
-    names = _short_names(found)
-    records = [_read_run(folder, name) for folder, name in zip(found, names, strict=True)]
-    varied = _name_what_differs(records)
+    if not folders:
+        raise UsageError("report: expected at least one run folder.")
+    found = read_runs(folders, unfinished=True).runs
+    records = [_shown(run) for run in found]
+    varied = _name_what_differs(records, [run.config for run in found])
     notes: list[str] = []
     samples = _add_answers(records, found, data, notes)
-    for record in records:
-        del record["config"]
     if unfinished := [record["name"] for record in records if record["state"] != "finished"]:
         notes.append(f"Not finished, and shown as far as they went: {', '.join(unfinished)}.")
     if any(record["train_seconds_from"] == "clock" for record in records):
@@ -71,70 +70,19 @@ def collect(folders: Sequence[Path], data: str | None = None) -> Record:
     return {"metric": _metric(records), "varied": varied, "runs": records, "samples": samples, "notes": notes}
 
 
-def _run_folders(paths: Iterable[Path]) -> list[Path]:
-    """The run folders among and inside `paths`, each once; a folder of runs stands for them."""
-    found: dict[Path, Path] = {}
-    for path in paths:
-        if not path.is_dir():
-            raise UsageError(f"{path}: expected a run folder; there is no such folder.")
-        inside = [
-            folder
-            for folder in sorted(path.iterdir(), key=lambda one: _natural(one.name))
-            if folder.is_dir() and (folder / runs.RUN).is_file()
-        ]
-        kind = runs.kind_of_run(path)
-        if kind is None and not inside:
-            raise UsageError(f"{path}: expected a run folder, or a folder of run folders; it holds no {runs.RUN}.")
-        chosen = [path / name for name in kind[1] if (path / name / runs.RUN).is_file()] if kind and kind[1] else []
-        if not chosen and (kind is None or kind[1]):
-            chosen = inside
-        for folder in chosen or [path]:
-            for one in _run_folders([folder]) if folder != path else [folder]:
-                found.setdefault(one.resolve(), one)
-    if not found:
-        raise UsageError("report: expected at least one run folder.")
-    return list(found.values())
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """`run-10` comes after `run-9`."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
-
-
-def _short_names(folders: Sequence[Path]) -> list[str]:
-    """The last names of the folders; with their parents' where two would be the same."""
-    parts = [folder.resolve().parts for folder in folders]
-    for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(one[-length:]) for one in parts]
-        if len(set(names)) == len(names):
-            return names
-    return names
-
-
-def _read_run(folder: Path, name: str) -> Record:
-    config = _object(folder / runs.CONFIG)
-    results = _object(folder / runs.RESULTS)
-    cost, clock = _cost(folder)
+def _shown(run: RunRecord) -> Record:
+    """What a run's own files tell; its answers come later."""
+    cost, clock = _cost(run)
     return {
-        "name": name,
-        "state": runs.run_state(folder),
-        "config": config,
-        "scores": {key: _rounded(results[key]) for key in SHOWN_SCORES if _is_number(results.get(key))},
+        "name": run.name,
+        "state": run.state,
+        "metric": run.config.get("training", {}).get("metric", "f1"),
+        "scores": {key: _rounded(run.results[key]) for key in SHOWN_SCORES if _is_number(run.results.get(key))},
         "cost": cost,
         "train_seconds_from": clock,
-        "curve": _curve(folder / runs.HISTORY),
-        "layers": _layer_weights(folder / runs.MODEL),
+        "curve": _curve(run.folder / runs.HISTORY),
+        "layers": _layer_weights(run.folder / runs.MODEL),
     }
-
-
-def _object(path: Path) -> Record:
-    """A JSON object that a run may lack."""
-    if not path.is_file():
-        return {}
-    value = runs.read_json(path)
-    if not isinstance(value, dict):
-        raise UnreadableError(f"{path}: expected one JSON object. Found {type(value).__name__}.")
-    return value
 
 
 def _is_number(value: object) -> bool:
@@ -149,15 +97,14 @@ def _rounded(value: float, digits: int = 4) -> float:
 # Cost
 
 
-def _cost(folder: Path) -> tuple[dict[str, float], str]:
+def _cost(run: RunRecord) -> tuple[dict[str, float], str]:
     """What is known of a run's cost; what cost.json does not say, from the files themselves."""
-    recorded = _object(folder / COST)
-    cost = {ours: float(recorded[key]) for ours, key in COST_KEYS.items() if _is_number(recorded.get(key))}
-    if "parameters" not in cost and (saved := _saved_parameters(folder / runs.MODEL)):
+    cost = {ours: float(run.cost[key]) for ours, key in COST_KEYS.items() if _is_number(run.cost.get(key))}
+    if "parameters" not in cost and (saved := _saved_parameters(run.folder / runs.MODEL)):
         cost["parameters"] = float(saved)
     if "train_seconds" in cost:
         return cost, "record"
-    record = _object(folder / runs.RUN)
+    record = read_object(run.folder / runs.RUN)
     if record.get("command") != "train" or "resumed" in record:  # which counts the time between, too
         return cost, ""
     try:
@@ -230,7 +177,7 @@ def _thin(records: Sequence[Record], limit: int = CURVE_POINTS) -> list[Record]:
 
 def _layer_weights(model: Path) -> Record | None:
     """What a scalar mix gives each layer, γ·w for every stream: `{"start": [...], "end": [...]}`."""
-    mixers = _object(model / "config.json").get("head", {}).get("mixer", [])
+    mixers = read_object(model / "config.json").get("head", {}).get("mixer", [])
     place = next((place for place, one in enumerate(mixers) if one.get("name") == "scalar_mix"), None)
     names = (f"head.stages.{place}.w", f"head.stages.{place}.gamma")
     if place is None or not set(names) <= set(_tensor_shapes(model)):
@@ -253,9 +200,9 @@ def _layer_weights(model: Path) -> Record | None:
 # What the runs differ in
 
 
-def _name_what_differs(records: Sequence[Record]) -> list[str]:
+def _name_what_differs(records: Sequence[Record], configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Give every record the options that are not the same in all; gives their names."""
-    flat = [_flat(record["config"]) for record in records]
+    flat = [_flat(config) for config in configs]
     keys = list(dict.fromkeys(key for options in flat for key in options))
     varied = [
         key for key in keys if key != "training.strata" and len({json.dumps(options.get(key)) for options in flat}) > 1
@@ -333,17 +280,16 @@ class _Scored:
 
 
 def _add_answers(
-    records: Sequence[Record], folders: Sequence[Path], data: str | None, notes: list[str]
+    records: Sequence[Record], found: Sequence[RunRecord], data: str | None, notes: list[str]
 ) -> list[list[Record]]:
     """Compare the runs' predictions with the truth; gives the sample questions of each data set."""
     sets: dict[str, _Questions | None] = {}
     scored: dict[str, list[tuple[Record, _Scored]]] = {}
-    for record, folder in zip(records, folders, strict=True):
-        record["metric"] = record["config"].get("training", {}).get("metric", "f1")
-        names = [data] if data else list(record["config"].get("data", {}).get("dev", []))
+    for record, run in zip(records, found, strict=True):
+        names = (data,) if data else run.data
         key = " + ".join(names)
         record["data"], record["data_set"] = " + ".join(map(_without_folders, names)), key
-        predictions = _object(folder / runs.PREDICTIONS)
+        predictions = read_object(run.folder / runs.PREDICTIONS)
         if not predictions:
             continue
         if key not in sets:
@@ -354,13 +300,13 @@ def _add_answers(
         # All of them, or the first few of `data.max_eval_samples`.
         examples = [example for example in known.examples if example.id in predictions]
         if not examples and data:
-            raise UsageError(f"{folder}: answers no question of --data {data}; name the file it was scored on.")
+            raise UsageError(f"{run.folder}: answers no question of --data {data}; name the file it was scored on.")
         if not examples:
             notes.append(f"{record['name']} answers no question of {record['data']}: the file is not what it was.")
             continue
-        found = _Scored(examples, score_questions(examples, predictions, language=known.language), predictions)
-        _add_analysis(record, folder, found, known)
-        scored.setdefault(key, []).append((record, found))
+        answers = _Scored(examples, score_questions(examples, predictions, language=known.language), predictions)
+        _add_analysis(record, run.folder, answers, known)
+        scored.setdefault(key, []).append((record, answers))
     numbers = {key: number for number, key in enumerate(scored)}
     for record in records:
         record["data_set"] = numbers.get(record["data_set"])
@@ -387,7 +333,7 @@ def _without_folders(name: str) -> str:
 
 
 def _add_analysis(record: Record, folder: Path, found: _Scored, known: _Questions) -> None:
-    odds, probability = _object(folder / runs.NULL_ODDS), _object(folder / runs.NA_PROB)
+    odds, probability = read_object(folder / runs.NULL_ODDS), read_object(folder / runs.NA_PROB)
     ids = found.scores.ids
     odds, probability = ({id: one[id] for id in ids if _is_number(one.get(id))} for one in (odds, probability))
     na_scores = odds or probability
@@ -460,6 +406,10 @@ def kinds_of(example: Example) -> dict[str, str]:
         shortest = min(len(answer.text.split()) for answer in example.answers)
         kinds["answer length"] = _span(shortest, ANSWER_LENGTHS)
     return kinds
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def _by_group(kinds: Sequence[str | None], scores: QuestionScores) -> list[Record]:

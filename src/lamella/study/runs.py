@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +22,11 @@ SEEDS = (("learner", "seed"), ("training", "order_seed"))  # runs that differ in
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A finished run, as its folder tells it; what the folder does not tell is empty."""
+    """A run, as its folder tells it; what the folder does not tell is empty."""
 
     name: str
     folder: Path
+    state: str
     config: Mapping[str, Any]
     results: Mapping[str, Any]
     cost: Mapping[str, Any]
@@ -48,7 +49,7 @@ class RunRecord:
         path = self.folder / runs.PREDICTIONS
         if not path.is_file():
             raise RunError(f"{path}: expected the answers of a run, to compare. They are not there.")
-        return dict(_read_object(path))
+        return read_object(path)
 
 
 @dataclass(frozen=True)
@@ -59,28 +60,27 @@ class Found:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_runs(folders: Sequence[str | Path]) -> Found:
-    """Read run folders; one that holds several runs stands for all that are finished in it."""
-    found: dict[Path, None] = {}
+def read_runs(folders: Sequence[str | Path], *, unfinished: bool = False) -> Found:
+    """Read run folders; one that holds several runs stands for all that are finished in it.
+
+    With `unfinished`, those that have only begun are read as well.
+    """
+    found: dict[Path, Path] = {}
     left_out: dict[str, str] = {}
     for given in folders:
         folder = Path(os.path.expanduser(given))
-        kind = runs.kind_of_run(folder)
-        if kind is None:
-            raise RunError(f"{folder}: expected a run folder, with {runs.RUN}. It is not there.")
-        inside = [folder / name for name in kind[1]]
-        for one in inside or [folder]:
-            state = runs.run_state(one) or "not begun"
-            if state == "finished":
-                found[one] = None
-            elif inside:
-                left_out[str(one)] = state
+        for one in _runs_within(folder):
+            state = runs.run_state(one)
+            if state == "finished" or (unfinished and state):
+                found.setdefault(one.resolve(), one)
+            elif one != folder:
+                left_out[str(one)] = state or "not begun"
             else:
                 raise RunError(f"{folder}: expected a finished run. It is {state}.")
     if not found:
-        raise RunError(f"{', '.join(map(str, folders))}: no run is finished there.")
-    names = _names(list(found))
-    return Found(tuple(_read_run(folder, name) for folder, name in zip(found, names, strict=True)), left_out)
+        raise RunError(f"{', '.join(map(str, folders))}: no run {'has begun' if unfinished else 'is finished'} there.")
+    chosen = list(found.values())
+    return Found(tuple(_read_run(one, name) for one, name in zip(chosen, _names(chosen), strict=True)), left_out)
 
 
 def read_scored(records: Sequence[RunRecord], data: str | None = None) -> tuple[list[Example], list[QuestionScores]]:
@@ -121,28 +121,63 @@ class Scorer:
         return QuestionScores(self.ids, self.answerable, answered, exact=both[:, 0], f1=both[:, 1])
 
 
-def _read_run(folder: Path, name: str) -> RunRecord:
-    config, results, cost = (
-        _read_object(folder / file) if (folder / file).is_file() else {}
-        for file in (runs.CONFIG, runs.RESULTS, runs.COST)
-    )
-    scored = _read_object(folder / runs.RUN).get("data") or {}
-    data = scored.get("files") or config.get("data", {}).get("dev") or ()
-    return RunRecord(name, folder, config, results, cost, tuple(data))
+def recorded_data(folder: Path) -> tuple[str, ...]:
+    """The files whose questions a run was scored on: as it says itself, else the dev data that it trained with."""
+    for file, key in ((runs.RUN, "files"), (runs.CONFIG, "dev")):
+        try:
+            if files := (read_object(folder / file).get("data") or {}).get(key):
+                return tuple(str(one) for one in files)
+        except (AttributeError, TypeError):
+            raise UnreadableError(f"{folder / file}: expected the record of a run; it is damaged.") from None
+    return ()
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one where a run lacks the file."""
+    if not path.is_file():
+        return {}
     content = runs.read_json(path)
     if not isinstance(content, dict):
-        raise UnreadableError(f"{path}: expected one JSON object. Found {type(content).__name__}.")
+        raise UnreadableError(f"{path}: expected one JSON object. Found {type(content).__name__}; it is damaged.")
     return content
 
 
+def _runs_within(folder: Path) -> list[Path]:
+    """The single runs that a folder stands for: itself, those its record names, or those that simply lie in it."""
+    kind = runs.kind_of_run(folder)
+    if kind is not None and not kind[1]:
+        return [folder]
+    if kind is not None:
+        inside = [folder / name for name in kind[1]]
+    else:
+        there = list(folder.iterdir()) if folder.is_dir() else []
+        inside = sorted((one for one in there if _is_run(one)), key=lambda one: _natural(one.name))
+    if not inside:
+        raise RunError(f"{folder}: expected a run folder, with {runs.RUN}, or a folder of them. It is not there.")
+    return [run for one in inside for run in (_runs_within(one) if _is_run(one) else [one])]
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / runs.RUN).is_file()
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """`run-10` comes after `run-9`."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def _read_run(folder: Path, name: str) -> RunRecord:
+    config, results, cost = (read_object(folder / file) for file in (runs.CONFIG, runs.RESULTS, runs.COST))
+    return RunRecord(name, folder, str(runs.run_state(folder)), config, results, cost, recorded_data(folder))
+
+
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The name of each folder, or its whole path where another folder has the same name."""
-    names = [folder.name or folder.resolve().name for folder in folders]
-    times = Counter(names)
-    return [name if times[name] == 1 else str(folder) for name, folder in zip(names, folders, strict=True)]
+    """The last names of the folders; with their parents' where two would be the same."""
+    parts = [Path(os.path.abspath(folder)).parts for folder in folders]
+    length = 1
+    while len({one[-length:] for one in parts}) < len(parts):
+        length += 1
+    return ["/".join(one[-length:]) for one in parts]
 
 
 def _questions_of(record: RunRecord, answers: Mapping[str, str], data: str | None) -> list[Example]:
