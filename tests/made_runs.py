@@ -80,7 +80,8 @@ def make_run(
 
         w, gamma = (np.asarray(one, dtype=np.float32) for one in weights)
         (folder / "model").mkdir()
-        _write(folder / "model" / "config.json", {"head": {"mixer": [{"name": "scalar_mix", "normalise": normalise}]}})
+        config = {"lamella": 1, "head": {"mixer": [{"name": "scalar_mix", "normalise": normalise}]}}
+        _write(folder / "model" / "config.json", config)
         tensors = {"head.stages.0.w": w, "head.stages.0.gamma": gamma}
         save_file(tensors, folder / "model" / "model.safetensors")
 

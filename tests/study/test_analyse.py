@@ -271,10 +271,18 @@ def test_scores_by_group() -> None:
             "group": "7",
             "count": 3,
             "has_answer_share": third,
+            "answered_share": pytest.approx(2 / 3),  # all but g
             "exact": pytest.approx(100 / 3),
             "f1": pytest.approx(100 / 3),
         },
-        {"group": "8–12", "count": 5, "has_answer_share": 0.8, "exact": 20.0, "f1": pytest.approx(mean)},
+        {
+            "group": "8–12",
+            "count": 5,
+            "has_answer_share": 0.8,
+            "answered_share": 0.8,  # all but c
+            "exact": 20.0,
+            "f1": pytest.approx(mean),
+        },
     ]
     assert [(one["group"], one["count"], one["exact"]) for one in found["question_word"]] == [
         ("who", 3, pytest.approx(100 / 3)),  # a e h

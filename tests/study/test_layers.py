@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from doubles import example, save_tiny_encoder, tiny_model, tiny_run_config
 from lamella.data.batches import Batch
@@ -168,3 +169,10 @@ def test_a_sample_is_spread_over_the_questions() -> None:
     assert [one.id for one in spread(many, 4)] == ["0", "2", "5", "7"]
     assert spread(many, 20) == many
     assert spread(many, 0) == []
+
+
+def test_weights_in_a_precision_that_numpy_lacks_are_left_out(tmp_path: Path) -> None:
+    run = saved(tmp_path, "scalar_mix")
+    path = run / "model" / MODEL_WEIGHTS
+    save_file({name: one.bfloat16() for name, one in load_file(path).items()}, path)
+    assert learned_weights(run) is None

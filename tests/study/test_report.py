@@ -13,7 +13,7 @@ import pytest
 
 from lamella.errors import UnreadableError, UsageError
 from lamella.study.report import render, write_report
-from lamella.study.report_data import CURVE_POINTS, SAMPLES, collect, question_word
+from lamella.study.report_data import CURVE_POINTS, SAMPLES, collect
 from made_runs import QUESTIONS, make_run
 from run_folders import write_data, write_run
 
@@ -85,6 +85,8 @@ def test_the_answers_are_counted_as_by_hand(tmp_path: Path) -> None:
     words = {row["group"]: (row["questions"], row["exact"], row["f1"]) for row in run["groups"]["question word"]}
     # "the" is dropped, so that "probe huygens" shares one of two words with "huygens": 2·½·1 / (½ + 1).
     assert words == {"what": (2, 50.0, 83.3333), "when": (1, 0.0, 0.0), "who": (2, 50.0, 50.0)}
+    answered = {row["group"]: (row["questions"], row["answered"]) for row in run["groups"]["answerable"]}
+    assert answered == {"has an answer": (3, 66.6667), "has none": (2, 50.0)}
     # From the surest up: q0 right, q1 two thirds, then nothing more is found; three answers in all.
     assert run["precision_recall"]["recall"] == pytest.approx([100 / 3, *[500 / 9] * 4], abs=1e-3)
     assert run["precision_recall"]["precision"] == pytest.approx([100, 250 / 3, 500 / 9, 125 / 3, 100 / 3], abs=1e-3)
@@ -272,10 +274,3 @@ def test_a_damaged_model_is_named(tmp_path: Path) -> None:
 def test_no_folder_is_a_wrong_call() -> None:
     with pytest.raises(UsageError):
         collect([])
-
-
-def test_the_first_question_word_counts() -> None:
-    assert question_word("In what year did who land?") == "what"
-    assert question_word("Whose probe?") == "who"
-    assert question_word("Name the probe.") == "other"
-    assert question_word("") == "other"

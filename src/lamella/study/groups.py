@@ -41,7 +41,7 @@ def groupings(examples: Sequence[Example]) -> dict[str, Grouping]:
 
 
 def grouped_scores(scores: QuestionScores, grouping: Grouping) -> list[dict[str, Any]]:
-    """Exact match and F1 (in percent) of every group that has questions.
+    """Exact match and F1 (in percent) of every group that has questions, and the share of them that got an answer.
 
     The share of answerable ones stands beside them: a reader that is better at one kind scores by the mixture.
     """
@@ -50,8 +50,11 @@ def grouped_scores(scores: QuestionScores, grouping: Grouping) -> list[dict[str,
         where = grouping.group == number
         if count := int(where.sum()):
             exact, f1 = 100 * float(scores.exact[where].mean()), 100 * float(scores.f1[where].mean())
-            share = float(scores.answerable[where].mean())
-            rows.append({"group": name, "count": count, "has_answer_share": share, "exact": exact, "f1": f1})
+            shares = {
+                "has_answer_share": float(scores.answerable[where].mean()),
+                "answered_share": float(scores.answered[where].mean()),
+            }
+            rows.append({"group": name, "count": count, **shares, "exact": exact, "f1": f1})
     return rows
 
 

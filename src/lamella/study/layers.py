@@ -34,11 +34,12 @@ def learned_weights(run: Path) -> dict[str, Any] | None:
     if mixer is None or mixer["name"] != "scalar_mix":
         return None
     path = model_folder(run) / MODEL_WEIGHTS
-    tensors = _read_tensors(path)
     try:
-        w, gamma = tensors["head.stages.0.w"].astype(float), tensors["head.stages.0.gamma"].astype(float)
+        w, gamma = _read_tensors(path, "head.stages.0.w", "head.stages.0.gamma")
         applied = scalar_mix_weights(w, gamma, softmax=mixer.get("normalise") == "softmax")
-    except (KeyError, ValueError):
+    except TypeError:  # bf16, which numpy does not have
+        return None
+    except (IndexError, ValueError):
         raise ModelError(f"{path}: expected w and gamma of a scalar mix; the model is damaged.") from None
     names = ("start", "end") if len(applied) == 2 else ("both",)
     return {
@@ -166,11 +167,14 @@ def _layer_names(run: Path, count: int) -> list[int | str]:
     return list(range(count)) if choice == "all" else list(range(1, count + 1))
 
 
-def _read_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+def _read_tensors(path: Path, *names: str) -> list[NDArray[np.float64]]:
+    """These tensors alone: the file of a tuned encoder holds much more."""
+    from safetensors import SafetensorError, safe_open
 
     try:
-        return load_file(path)
+        with safe_open(path, framework="numpy") as file:
+            return [np.asarray(file.get_tensor(name), dtype=np.float64) for name in names]
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path}: expected a safetensors file; it is damaged ({one_line(error)}).") from None
+        raise ModelError(
+            f"{path}: expected {' and '.join(names)} in a safetensors file; it is damaged ({one_line(error)})."
+        ) from None

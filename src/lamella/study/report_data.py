@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +18,9 @@ from lamella.errors import LamellaError, UnreadableError, UsageError
 from lamella.inference.evaluate import Language, language_of, read_questions
 from lamella.inference.metrics import QuestionScores, score_questions, summarise
 from lamella.inference.threshold import expected_calibration_error
+from lamella.study.answered import confusion
+from lamella.study.groups import Grouping, grouped_scores, groupings
+from lamella.study.layers import learned_weights
 from lamella.study.runs import RunRecord, read_object, read_runs
 
 # What the page shows of a run's cost, and the keys of cost.json it is read from.
@@ -32,9 +34,13 @@ PR_POINTS = 60
 RELIABILITY_GROUPS = 10
 SAMPLES = 24  # questions of a data set
 CONTEXT_CHARACTERS = 1500  # of a sample; a longer context is cut around the answers
-QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how")
-GROUPINGS = ("answerable", "question word", "context length", "question length", "answer length")
-CONTEXT_LENGTHS, QUESTION_LENGTHS, ANSWER_LENGTHS = (0, 75, 125, 175, 250, 500), (0, 7, 10, 13, 17), (1, 2, 3, 5, 9)
+OUTCOMES = {  # as the page calls what `confusion` counts
+    "right_has_answer": "answered, exactly right",
+    "answered_wrongly": "answered, not exactly right",
+    "abstained_wrongly": "abstained though there is an answer",
+    "right_no_answer": "abstained rightly",
+    "answered_the_unanswerable": "answered the unanswerable",
+}
 # Runs that differ in these alone are the same kind of run.
 NOT_A_KIND = ("learner.fraction", "learner.seed", "training.order_seed")
 SHOWN_SCORES = (
@@ -81,7 +87,7 @@ def _shown(run: RunRecord) -> Record:
         "cost": cost,
         "train_seconds_from": clock,
         "curve": _curve(run.folder / runs.HISTORY),
-        "layers": _layer_weights(run.folder / runs.MODEL),
+        "layers": _layer_weights(run.folder),
     }
 
 
@@ -172,29 +178,10 @@ def _thin(records: Sequence[Record], limit: int = CURVE_POINTS) -> list[Record]:
     return [records[round(place)] for place in np.linspace(0, len(records) - 1, limit)]
 
 
-# Layer weights
-
-
-def _layer_weights(model: Path) -> Record | None:
-    """What a scalar mix gives each layer, γ·w for every stream: `{"start": [...], "end": [...]}`."""
-    mixers = read_object(model / "config.json").get("head", {}).get("mixer", [])
-    place = next((place for place, one in enumerate(mixers) if one.get("name") == "scalar_mix"), None)
-    names = (f"head.stages.{place}.w", f"head.stages.{place}.gamma")
-    if place is None or not set(names) <= set(_tensor_shapes(model)):
-        return None
-    from safetensors import safe_open
-
-    try:
-        with safe_open(model / "model.safetensors", framework="numpy") as file:
-            w, gamma = (np.asarray(file.get_tensor(name), dtype=np.float64) for name in names)
-    except (TypeError, AttributeError, OSError):  # bf16, which numpy does not have
-        return None
-    if mixers[place].get("normalise") == "softmax":
-        w = np.exp(w - w.max(1, keepdims=True))
-        w /= w.sum(1, keepdims=True)
-    weights = gamma[:, None] * w
-    streams = ["start", "end"] if len(weights) == 2 else ["all"] if len(weights) == 1 else map(str, range(len(weights)))
-    return {stream: [_rounded(one) for one in row] for stream, row in zip(streams, weights, strict=True)}
+def _layer_weights(folder: Path) -> Record | None:
+    """What a scalar mix gives each layer, for every stream: `{"start": [...], "end": [...]}`."""
+    found = learned_weights(folder)
+    return found and {stream: [_rounded(one) for one in row] for stream, row in found["weights"].items()}
 
 
 # What the runs differ in
@@ -263,11 +250,18 @@ class _Questions:
 
     examples: Sequence[Example]
     language: Language
-    kinds: Mapping[str, Mapping[str, str]]  # by question, what group it belongs to in each grouping
+    row_of: Mapping[str, int]
+    groupings: Mapping[str, Grouping]
 
     @classmethod
     def of(cls, examples: Sequence[Example]) -> _Questions:
-        return cls(examples, language_of(examples), {example.id: kinds_of(example) for example in examples})
+        answerable = Grouping(["has an answer", "has none"], np.array([int(not one.answerable) for one in examples]))
+        return cls(
+            examples,
+            language_of(examples),
+            {example.id: row for row, example in enumerate(examples)},
+            {"answerable": answerable, **groupings(examples)},
+        )
 
 
 @dataclass(frozen=True)
@@ -342,24 +336,12 @@ def _add_analysis(record: Record, folder: Path, found: _Scored, known: _Question
             key: _rounded(value) for key, value in summarise(found.scores).items() if key in SHOWN_SCORES
         }
     record["questions"] = len(ids)
-    record["confusion"] = confusion(found.scores)
-    record["groups"] = groups([known.kinds[id] for id in ids], found.scores)
+    record["confusion"] = {OUTCOMES[name]: count for name, count in confusion(found.scores).items()}
+    record["groups"] = _groups(known, found.scores)
     if len(na_scores) == len(ids):
         record["precision_recall"] = precision_recall(found.scores, np.array([na_scores[id] for id in ids]))
     if len(probability) == len(ids):
         record["reliability"] = reliability(np.array([probability[id] for id in ids]), ~found.scores.answerable)
-
-
-def confusion(scores: QuestionScores) -> dict[str, int]:
-    """How many questions, by whether they have an answer and what was said to them."""
-    has, said, right = scores.answerable, scores.answered, scores.exact > 0
-    return {
-        "answered, exactly right": int((has & said & right).sum()),
-        "answered, not exactly right": int((has & said & ~right).sum()),
-        "abstained though there is an answer": int((has & ~said).sum()),
-        "abstained rightly": int((~has & ~said).sum()),
-        "answered the unanswerable": int((~has & said).sum()),
-    }
 
 
 def precision_recall(scores: QuestionScores, na: NDArray[np.float64]) -> dict[str, list[float]] | None:
@@ -389,54 +371,22 @@ def reliability(probability: NDArray[np.float64], outcome: Bools) -> Record:
     }
 
 
-def groups(kinds: Sequence[Mapping[str, str]], scores: QuestionScores) -> dict[str, list[Record]]:
-    """The scores of the questions of a kind, in every grouping; a question may have no place in one."""
-    return {name: _by_group([one.get(name) for one in kinds], scores) for name in GROUPINGS}
-
-
-def kinds_of(example: Example) -> dict[str, str]:
-    """Which group of each grouping a question belongs to; lengths are counted in words."""
-    kinds = {
-        "answerable": "has an answer" if example.answerable else "has none",
-        "question word": question_word(example.question),
-        "context length": _span(len(example.context.text.split()), CONTEXT_LENGTHS),
-        "question length": _span(len(example.question.split()), QUESTION_LENGTHS),
+def _groups(known: _Questions, scores: QuestionScores) -> dict[str, list[Record]]:
+    """The scores of the questions of a kind, in every grouping; the kinds are those of the whole data set."""
+    rows = np.array([known.row_of[id] for id in scores.ids])
+    return {
+        name.replace("_", " "): [
+            {
+                "group": row["group"],
+                "questions": row["count"],
+                "exact": _rounded(row["exact"]),
+                "f1": _rounded(row["f1"]),
+                "answered": _rounded(100 * row["answered_share"]),
+            }
+            for row in grouped_scores(scores, Grouping(grouping.names, grouping.group[rows]))
+        ]
+        for name, grouping in known.groupings.items()
     }
-    if example.answers:
-        shortest = min(len(answer.text.split()) for answer in example.answers)
-        kinds["answer length"] = _span(shortest, ANSWER_LENGTHS)
-    return kinds
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
-
-
-def _by_group(kinds: Sequence[str | None], scores: QuestionScores) -> list[Record]:
-    rows = []
-    for kind in sorted({kind for kind in kinds if kind is not None}, key=_natural):
-        own = scores.only(np.array([one == kind for one in kinds]))
-        shares = {"exact": own.exact, "f1": own.f1, "answered": own.answered}
-        percent = {name: _rounded(100 * float(one.mean())) for name, one in shares.items()}
-        rows.append({"group": kind, "questions": len(own.ids), **percent})
-    return rows
-
-
-def question_word(question: str) -> str:
-    """The first of the question words in a question: "In what year" is a "what"."""
-    words = re.findall(r"\w+", question.lower())
-    known = {"whom": "who", "whose": "who"}
-    return next((known.get(word, word) for word in words if known.get(word, word) in QUESTION_WORDS), "other")
-
-
-def _span(value: int, bounds: Sequence[int]) -> str:
-    """`_span(8, (0, 7, 10))` is "7–9"."""
-    place = max((place for place, bound in enumerate(bounds) if bound <= value), default=0)
-    low = bounds[place]
-    if place == len(bounds) - 1:
-        return f"{low} and more"
-    high = bounds[place + 1] - 1
-    return f"{low}" if low == high else f"{low}–{high}"
 
 
 # Samples

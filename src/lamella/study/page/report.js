@@ -302,7 +302,7 @@
 
   function layers() {
     const mixing = ranked().filter((run) => run.layers);
-    const rows = mixing.slice(0, MOST_MIXES).flatMap((run) => Object.entries(run.layers).map(([stream, weights]) => [stream === "all" ? run.name : `${run.name} · ${stream}`, weights]));
+    const rows = mixing.slice(0, MOST_MIXES).flatMap((run) => Object.entries(run.layers).map(([stream, weights]) => [stream === "both" ? run.name : `${run.name} · ${stream}`, weights]));
     if (!rows.length) return;
     const where = section("layers", "Layer weights", `What a scalar mix takes from each layer of the encoder, γ·w, the best run on top${mixing.length > MOST_MIXES ? ` (${MOST_MIXES} of ${mixing.length})` : ""}. Layers count from the first that the run reads.`);
     const cut = (name) => (name.length > 34 ? `${name.slice(0, 18)}…${name.slice(-14)}` : name);
@@ -380,7 +380,7 @@
         card("What was said", table([
           { name: "outcome", text: true, get: (row) => row[0] }, { name: "questions", get: (row) => row[1] }, { name: "%", digits: 1, get: (row) => (100 * row[1]) / total },
         ], Object.entries(run.confusion))),
-        ...Object.entries(run.groups).filter(([, rows]) => rows.length).map(([name, rows]) => card(name === "answerable" ? "By whether there is an answer" : `By ${name}${name.endsWith("length") ? ", in words" : ""}`, table([
+        ...Object.entries(run.groups).filter(([, rows]) => rows.length).map(([name, rows]) => card(name === "answerable" ? "By whether there is an answer" : `By ${name}${name.endsWith("length") ? ", in words" : name.endsWith("position") ? " in the context" : ""}`, table([
           { name: name === "answerable" ? "question" : name, text: true, get: (row) => row.group }, { name: "questions", get: (row) => row.questions }, { name: "EM", digits: 1, get: (row) => row.exact },
           { name: "F1", digits: 1, get: (row) => row.f1 }, { name: "answered, %", digits: 1, get: (row) => row.answered },
         ], rows))));
