@@ -13,7 +13,9 @@ import pytest
 
 from lamella.errors import UnreadableError, UsageError
 from lamella.study.report import render, write_report
-from lamella.study.report_data import CURVE_POINTS, SAMPLES, collect
+from lamella.study.report_answers import SAMPLES
+from lamella.study.report_curves import CURVE_POINTS
+from lamella.study.report_data import collect
 from made_runs import QUESTIONS, make_run
 from run_folders import write_data, write_run
 
