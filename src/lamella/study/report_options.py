@@ -17,8 +17,9 @@ def name_what_differs(records: Sequence[Record], configs: Sequence[Mapping[str, 
     """Give every record the options that are not the same in all; gives their names."""
     flat = [_flat(config) for config in configs]
     keys = list(dict.fromkeys(key for options in flat for key in options))
+    told = [options for options in flat if options]  # a run of `evaluate` has none, which is no difference
     varied = [
-        key for key in keys if key != "training.strata" and len({json.dumps(options.get(key)) for options in flat}) > 1
+        key for key in keys if key != "training.strata" and len({json.dumps(options.get(key)) for options in told}) > 1
     ]
     for record, options in zip(records, flat, strict=True):
         record["options"] = {key: _told(options[key]) for key in varied if key in options}

@@ -21,7 +21,9 @@ def write_costs(
     learners = [learner for learner in run.learners if not learner.failed]
     if not learners:
         return
-    window = sample_window(learners[0].model, run.dev if len(run.dev) else run.feed(0), layers_of(learners))
+    window = None  # hidden states from a cache: the encoder is not run, not even to be counted
+    if run.made_from["hidden states"] == "live":
+        window = sample_window(learners[0].model, run.dev if len(run.dev) else run.feed(0), layers_of(learners))
     for learner in learners:
         answered = watcher.answering.get(learner.name)
         cost = {
