@@ -171,8 +171,12 @@ def test_a_sample_is_spread_over_the_questions() -> None:
     assert spread(many, 0) == []
 
 
-def test_weights_in_a_precision_that_numpy_lacks_are_left_out(tmp_path: Path) -> None:
+def test_weights_in_a_precision_that_numpy_may_lack(tmp_path: Path) -> None:
+    """numpy knows bf16 only once another library, such as onnx, has taught it: they are left out, or they are right."""
     run = saved(tmp_path, "scalar_mix")
+    before = learned_weights(run)
     path = run / "model" / MODEL_WEIGHTS
     save_file({name: one.bfloat16() for name, one in load_file(path).items()}, path)
-    assert learned_weights(run) is None
+    found = learned_weights(run)
+    assert before is not None
+    assert found is None or found["weights"]["start"] == pytest.approx(before["weights"]["start"], rel=1e-2)
