@@ -10,6 +10,7 @@ Arrays come in and plain objects go out; nothing here needs torch, so whatever m
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -67,8 +68,13 @@ class Candidate(NamedTuple):
 class Prediction:
     """What is known about one question: its n-best list, "no answer" among it, and how the two sides compare."""
 
-    candidates: tuple[Candidate, ...]  # best first
+    rows: tuple[tuple[Any, ...], ...]  # the candidates as plain tuples, which cost far less to keep; best first
     null_odds: float  # score of "no answer" minus that of the best span
+
+    @functools.cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Best first."""
+        return tuple(map(Candidate._make, self.rows))
 
     @property
     def best_span(self) -> Candidate:
@@ -197,8 +203,8 @@ def rank(answers: Sequence[Answer], null: float) -> Prediction:
     weights = [math.exp(score - scores[0]) for score in scores]
     total = sum(weights)
     probabilities = [weight / total for weight in weights]
-    candidates = tuple(map(Candidate, texts, begins, ends, scores, probabilities, contexts))
-    return Prediction(candidates, null_odds=null - best)
+    rows = tuple(zip(texts, begins, ends, scores, probabilities, contexts, strict=True))
+    return Prediction(rows, null_odds=null - best)
 
 
 def rank_together(predictions: Sequence[Prediction], n_best: int) -> Prediction:
