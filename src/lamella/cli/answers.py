@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lamella.cli.app import AsJson, BatchSize, ModelName, Overwrite, Precision, app
+from lamella.cli.app import Address, AsJson, BatchSize, Language, ModelName, Overwrite, Precision, app
 
 KeepLogits = Annotated[
     bool, typer.Option("--keep-logits", help="Keep the logits too, so that `ensemble` needs no model.")
@@ -36,9 +36,7 @@ def predict(
     engine: Annotated[
         Literal["local", "ray"], typer.Option("--engine", help="Answer in this process, or on a Ray cluster.")
     ] = "local",
-    address: Annotated[
-        str | None, typer.Option("--address", help="The Ray cluster, host:port or auto; default: one on this machine.")
-    ] = None,
+    address: Address = None,
 ) -> None:
     """Answer the questions of a data file; writes predictions.json and what belongs to it."""
     from lamella.data.writers import write_submission
@@ -110,10 +108,7 @@ def evaluate(
         Literal["error", "empty"],
         typer.Option("--missing", help="A question without a prediction: an error, or empty."),
     ] = "error",
-    language: Annotated[
-        Literal["en", "ko"] | None,
-        typer.Option("--language", help="Whose normalisation and F1; default: as the data says."),
-    ] = None,
+    language: Language = None,
     batch_size: BatchSize = 32,
     precision: Precision = "auto",
     keep_logits: KeepLogits = False,
@@ -215,10 +210,7 @@ def ensemble(
     threshold: Annotated[
         float, typer.Option("--threshold", help="No answer wins when its odds exceed this; no member's carries over.")
     ] = 0.0,
-    language: Annotated[
-        Literal["en", "ko"] | None,
-        typer.Option("--language", help="Whose normalisation and F1; default: as the data says."),
-    ] = None,
+    language: Language = None,
     batch_size: BatchSize = 32,
     precision: Precision = "auto",
     overwrite: Overwrite = False,

@@ -45,6 +45,19 @@ OnBadAnswer = Annotated[
     Literal["refuse", "fix", "skip"] | None,
     typer.Option("--on-bad-answer", help="What to do with a data file that has errors."),
 ]
+Language = Annotated[
+    Literal["en", "ko"] | None,
+    typer.Option("--language", help="Whose normalisation and F1; default: as the data says."),
+]
+RunFolders = Annotated[
+    list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold several runs.")
+]
+DataOfRuns = Annotated[
+    str | None, typer.Option("--data", help="The data file that they answered; default: as the runs record.")
+]
+Address = Annotated[
+    str | None, typer.Option("--address", help="The Ray cluster, host:port or auto; default: one on this machine.")
+]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16", "fp16"], typer.Option("--precision", help="Number format of the encoder.")
 ]

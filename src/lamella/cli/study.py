@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lamella.cli.app import AsJson, Overwrite, app
+from lamella.cli.app import Address, AsJson, DataOfRuns, Overwrite, RunFolders, app
+
+if TYPE_CHECKING:
+    from lamella.study.compare import Comparison
+    from lamella.study.recommend import Recommendation
 
 
 @app.command()
@@ -77,12 +81,8 @@ def report(
 
 @app.command()
 def compare(
-    folders: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold several runs.")
-    ],
-    data: Annotated[
-        str | None, typer.Option("--data", help="The data file that they answered; default: as the runs record.")
-    ] = None,
+    folders: RunFolders,
+    data: DataOfRuns = None,
     baseline: Annotated[
         str | None, typer.Option("--baseline", help="The run to compare the others with; default: the first.")
     ] = None,
@@ -92,18 +92,12 @@ def compare(
     from lamella.study.compare import compare as compare_runs
 
     found = compare_runs(folders, data=data, baseline=baseline)
-    if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
-        return
-    for line in found.lines():
-        typer.echo(line)
+    _show(found, as_json)
 
 
 @app.command()
 def recommend(
-    folders: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold several runs.")
-    ],
+    folders: RunFolders,
     max_params: Annotated[float | None, typer.Option("--max-params", help="Parameters that are trained.")] = None,
     max_ms: Annotated[
         float | None, typer.Option("--max-ms", help="Milliseconds that a question takes to answer.")
@@ -111,20 +105,14 @@ def recommend(
     max_train_minutes: Annotated[
         float | None, typer.Option("--max-train-minutes", help="Minutes that training takes.")
     ] = None,
-    data: Annotated[
-        str | None, typer.Option("--data", help="The data file that they answered; default: as the runs record.")
-    ] = None,
+    data: DataOfRuns = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose the best run within a budget; says what is as good and cheaper, and what more would buy."""
     from lamella.study.recommend import recommend as choose
 
     found = choose(folders, max_params=max_params, max_ms=max_ms, max_train_minutes=max_train_minutes, data=data)
-    if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
-        return
-    for line in found.lines():
-        typer.echo(line)
+    _show(found, as_json)
 
 
 @app.command()
@@ -140,9 +128,7 @@ def sweep(
     engine: Annotated[
         Literal["local", "ray"], typer.Option("--engine", help="Train in this process, or on a Ray cluster.")
     ] = "local",
-    address: Annotated[
-        str | None, typer.Option("--address", help="The Ray cluster, host:port or auto; default: one on this machine.")
-    ] = None,
+    address: Address = None,
     cpus: Annotated[float, typer.Option("--cpus-per-run", min=0, help="CPUs that Ray gives a pass.")] = 1.0,
     gpus: Annotated[float, typer.Option("--gpus-per-run", min=0, help="GPUs, or a part of one.")] = 0.0,
     retries: Annotated[int, typer.Option("--retries", min=0, help="Times to try again when a worker dies.")] = 2,
@@ -175,3 +161,8 @@ def sweep(
     failed = [row.run for row in rows if row.state != "finished"]
     if failed:
         raise RunError(f"{out}: {len(failed)} of {len(rows)} runs failed; called again, the sweep tries them again.")
+
+
+def _show(found: Comparison | Recommendation, as_json: bool) -> None:
+    told = json.dumps(found.to_json(), indent=2, ensure_ascii=False) if as_json else "\n".join(found.lines())
+    typer.echo(told)
