@@ -52,6 +52,7 @@ class Distilled:
     layers: tuple[int, ...] = ()
     folders: tuple[Path, ...] = ()
     more_forwards = 0
+    steady = False
 
     def __init__(
         self, inner: TaskLoss, total_steps: int, *, weight: float, measure: Measure, over: Over, warmup: float
@@ -61,6 +62,9 @@ class Distilled:
         self.weight, self.measure, self.over = weight, measure, over
         self.begins = round(warmup * total_steps)
         self.steps = 0
+
+    def gather(self, batch: Batch) -> Tensor | None:
+        return None
 
     def teach(self, forward: Forward, own: Tensor) -> Tensor | None:
         """The teacher's logits beside the student's own, both [O, B, T]; None where there is no teacher yet."""

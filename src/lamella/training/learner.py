@@ -80,7 +80,8 @@ class Learner:
         """Add the gradient of one batch."""
         began = time.perf_counter()
         with self.randomness.used():
-            terms = self.objective(Forward(self.model, batch, hidden), batch, totals)
+            beside = self.objective.gather(batch)
+            terms = self.objective(Forward(self.model, batch, hidden, beside), batch, totals)
             torch.autograd.backward(self.scaler.scale(terms["loss"]))
         for name, value in terms.items():
             self._terms[name] = self._terms.get(name, 0.0) + value.detach()

@@ -26,6 +26,10 @@ class Objective(Protocol):
     layers: tuple[int, ...]  # what it reads of the encoder besides what the head does
     folders: tuple[Path, ...]  # of the models it reads
     more_forwards: int  # of an encoder on every batch, besides the learner's own
+    steady: bool  # whether it does the same with every batch, so that a device can record it once and replay it
+
+    def gather(self, batch: Batch) -> Tensor | None:
+        """What it reads of a batch besides the batch itself, on the batch's device: `forward.beside` when called."""
 
     def __call__(self, forward: Forward, batch: Batch, totals: Totals) -> Terms: ...
 
@@ -41,8 +45,10 @@ class Objective(Protocol):
 class Forward:
     """The logits of one batch. Called plainly it is the model in training; under other tensors it is a teacher."""
 
-    def __init__(self, model: ReaderModel, batch: Batch, hidden: HiddenStates | None) -> None:
-        self.model, self.batch, self.hidden = model, batch, hidden
+    def __init__(
+        self, model: ReaderModel, batch: Batch, hidden: HiddenStates | None, beside: Tensor | None = None
+    ) -> None:
+        self.model, self.batch, self.hidden, self.beside = model, batch, hidden, beside
 
     def __call__(self, state: Mapping[str, Tensor] | None = None) -> Tensor:
         """With `state` the model's tensors of these names are replaced, nothing is dropped out, no gradient is kept."""
@@ -71,6 +77,7 @@ class TaskLoss:
     layers: tuple[int, ...] = ()
     folders: tuple[Path, ...] = ()
     more_forwards = 0
+    steady = True
 
     def __init__(
         self,
@@ -79,6 +86,9 @@ class TaskLoss:
     ) -> None:
         self.task, self.loss = task, loss
         self.names = ("loss", *task.choice_names)
+
+    def gather(self, batch: Batch) -> Tensor | None:
+        return None
 
     def __call__(self, forward: Forward, batch: Batch, totals: Totals) -> Terms:
         return self.of_logits(forward(), batch, totals)
