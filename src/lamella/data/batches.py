@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lamella.data.features import Features
-from lamella.data.padding import Indices, Padded, pad
+from lamella.data.padding import PAD_TO_MULTIPLE_OF, Indices, Padded, pad
 
+Count = float | Tensor  # a tensor, [], where a step is recorded: see training/recorded.py
 BUCKET_BATCHES = 32  # batches sorted by length together: more wastes less padding but mixes the data less
 
 
@@ -61,26 +62,33 @@ class Batch:
 class Totals:
     """What all batches of an optimiser step hold together, in every process: what the means of a loss divide by."""
 
-    answerable: float  # windows with the answer
-    unanswerable: float
-    tokens: float  # real ones
+    answerable: Count  # windows with the answer
+    unanswerable: Count
+    tokens: Count  # real ones
 
     @property
-    def windows(self) -> float:
+    def windows(self) -> Count:
         return self.answerable + self.unanswerable
+
+    def kinds(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """How many windows have the answer and how many do not, as tensors. A number is filled in, not sent there:
+        sending waits for all that the device has still to do.
+        """
+        answerable, unanswerable = (
+            count if isinstance(count, Tensor) else torch.full((), count, device=device, dtype=torch.float32)
+            for count in (self.answerable, self.unanswerable)
+        )
+        return answerable, unanswerable
 
     @classmethod
     def of(cls, batches: Iterable[Batch]) -> Totals:
         """Counted where the batches lie: on the CPU this waits for nothing."""
-        total = cls(0.0, 0.0, 0.0)
+        answerable, windows, tokens = 0.0, 0.0, 0.0
         for one in batches:
-            answerable = int(one.has_answer.sum())
-            total = cls(
-                total.answerable + answerable,
-                total.unanswerable + len(one.mask) - answerable,
-                total.tokens + int(one.mask.sum()),
-            )
-        return total
+            answerable += int(one.has_answer.sum())
+            windows += len(one.mask)
+            tokens += int(one.mask.sum())
+        return cls(answerable, windows - answerable, tokens)
 
 
 @dataclass(frozen=True)
@@ -145,6 +153,6 @@ class BucketOrder:
         return [batches[place] for place in rng.permutation(len(batches))]
 
 
-def collate(features: Features, windows: Indices) -> Batch:
+def collate(features: Features, windows: Indices, *, multiple_of: int = PAD_TO_MULTIPLE_OF) -> Batch:
     """Make a padded batch of some windows."""
-    return Batch.of(pad(features, windows))
+    return Batch.of(pad(features, windows, multiple_of=multiple_of))

@@ -30,10 +30,10 @@ class Padded:
     cls: int  # the position whose logits mean "no answer"
 
 
-def pad(features: Features, windows: Indices) -> Padded:
+def pad(features: Features, windows: Indices, *, multiple_of: int = PAD_TO_MULTIPLE_OF) -> Padded:
     """Put some windows beside one another."""
     lengths = features.rows[windows + 1] - features.rows[windows]
-    width = math.ceil(int(lengths.max()) / PAD_TO_MULTIPLE_OF) * PAD_TO_MULTIPLE_OF
+    width = math.ceil(int(lengths.max()) / multiple_of) * multiple_of
     width = min(width, features.max_seq_length)  # an encoder may have no positions beyond it
     places = np.arange(width)
     mask = places < lengths[:, None]  # [B, T]

@@ -1,18 +1,23 @@
-"""Attention on a CPU, window by window.
+"""Attention: on a CPU window by window, on a GPU by the kernel that fits.
 
-PyTorch computes it for a whole batch, padding and all. With dropout it makes arrays of [B, heads, T, T], so large that
-the system hands them out anew each time; without, its kernel is made for longer texts than these. One window at a time,
-without its padding, the arrays fit into the cache.
+For a CPU, PyTorch computes it for a whole batch, padding and all. With dropout it makes arrays of [B, heads, T, T], so
+large that the system hands them out anew each time; without, its kernel is made for longer texts than these. One window
+at a time, without its padding, the arrays fit into the cache.
+
+On a GPU nothing may be read back while a step goes on, and cuDNN's kernel is left out: it is planned anew for every
+shape, which takes tens of milliseconds, and batches of texts have many shapes.
 """
 
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lamella.encoder.dropout import draw_kept
 
@@ -23,10 +28,22 @@ ATTENTION = "lamella"  # the name under which transformers finds ours
 
 
 def use_fast_attention(model: PreTrainedModel) -> None:
-    """Put our attention into a model that lets it be chosen (MPNet does not)."""
-    if model.config._attn_implementation == "sdpa":
+    """Put our attention into a model that lets it be chosen; MPNet does not, and gets a kernel on a GPU alone."""
+    if model.config.model_type == "mpnet":
+        from lamella.encoder.mpnet import use_kernels
+
+        use_kernels(model)
+    elif model.config._attn_implementation == "sdpa":
         _register()
         model.set_attn_implementation(ATTENTION)
+
+
+def suitable_kernels(device: torch.device) -> AbstractContextManager[None]:
+    """PyTorch's kernels for attention without cuDNN's, on a GPU."""
+    if device.type != "cuda":
+        return nullcontext()
+    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel(kernels)
 
 
 def attend(
@@ -136,5 +153,12 @@ def _register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
+    def mask(**options: Any) -> Tensor | None:
+        """transformers' own; it looks whether there is any padding, for which a GPU would have to be waited for."""
+        padding = options.get("attention_mask")
+        if padding is not None and padding.device.type != "cpu":
+            options["allow_is_bidirectional_skip"] = False
+        return sdpa_mask(**options)
+
     AttentionInterface.register(ATTENTION, attend)
-    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    AttentionMaskInterface.register(ATTENTION, mask)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lamella.config import POOLED
-from lamella.encoder.attention import use_fast_attention
+from lamella.encoder.attention import suitable_kernels, use_fast_attention
 from lamella.encoder.dropout import use_fast_dropout
 from lamella.errors import EncoderError
 
@@ -181,7 +181,8 @@ class Encoder(nn.Module):
         run, outer = _Run(frozenset(numbers)), _IN_PROGRESS.run
         _IN_PROGRESS.run = run
         try:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and self.trainable):
+            wanted = torch.is_grad_enabled() and self.trainable
+            with torch.set_grad_enabled(wanted), suitable_kernels(batch.input_ids.device):
                 output = self.model(**inputs, output_hidden_states=False, return_dict=True)
         finally:
             _IN_PROGRESS.run = outer

@@ -67,12 +67,18 @@ class CrossEntropy:
 
     def _window_weights(self, has_answer: Tensor, totals: Totals) -> Tensor:
         """What every window counts, [B]; over a whole step this sums to 1, or to 0 where nothing in it counts."""
-        kinds = [(self.answerable, totals.answerable), (self.unanswerable, totals.unanswerable)]
+        weights = (self.answerable, self.unanswerable)
+        counts = totals.kinds(has_answer.device)
         if self.weigh_by == "example":
-            whole = sum(weight * count for weight, count in kinds)
-            each = [weight / (whole or 1.0) for weight, _ in kinds]
+            whole = weights[0] * counts[0] + weights[1] * counts[1]
+            each = [weight / _or_one(whole) for weight in weights]
         else:
-            whole = sum(weight for weight, count in kinds if count)  # of the kinds that are there
-            each = [weight / (whole or 1.0) / max(1.0, count) for weight, count in kinds]
+            whole = weights[0] * (counts[0] > 0) + weights[1] * (counts[1] > 0)  # of the kinds that are there
+            each = [weight / _or_one(whole) / count.clamp(min=1) for weight, count in zip(weights, counts, strict=True)]
         answerable, unanswerable = each
         return torch.where(has_answer, answerable, unanswerable)
+
+
+def _or_one(total: Tensor) -> Tensor:
+    """What to divide by where a total may be 0: not decided now, for a recorded step has other totals later."""
+    return torch.where(total == 0, 1.0, total)

@@ -218,6 +218,7 @@ class Teacher(Distilled):
         self.layers = tuple(sorted({layer for teacher in shared for layer in teacher.head.layers}))
         self.folders = tuple(folder for teacher in self.models for folder in teacher.folders)
         self.more_forwards = len({teacher.encoder for teacher in self.models} - {model.encoder})
+        self.steady = self.begins == 0
 
     def teach(self, forward: Forward, own: Tensor) -> Tensor | None:
         return forward.of(self.models).mean(0)

@@ -22,6 +22,7 @@ from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.tensors import trained_tensors
 from lamella.inference.model import ReaderModel
 from lamella.training.objective import Forward, Objective, TaskLoss
+from lamella.training.recorded import Recorded
 from lamella.training.steps import Step
 
 Record = dict[str, Any]
@@ -60,6 +61,7 @@ class Learner:
     windows: int = 0  # learnt from, each as often as it came, in this process
     encoder_seconds: float = 0.0  # of an encoder that it shares
     head_seconds: float = 0.0  # its own: of its head, and of the encoder where it trains that
+    recorded: Recorded | None = None  # its forward and backward, where it trains its encoder on a GPU
     _terms: dict[str, Tensor] = field(default_factory=dict)
     _pending: list[tuple[int, float, float, dict[str, Tensor]]] = field(default_factory=list)
 
@@ -81,16 +83,26 @@ class Learner:
         began = time.perf_counter()
         with self.randomness.used():
             beside = self.objective.gather(batch)
-            terms = self.objective(Forward(self.model, batch, hidden, beside), batch, totals)
-            torch.autograd.backward(self.scaler.scale(terms["loss"]))
+            if self.recorded is not None and hidden is None:
+                terms = self.recorded(batch, beside, totals)
+            else:
+                terms = self.backward(batch, beside, totals, hidden)
         for name, value in terms.items():
-            self._terms[name] = self._terms.get(name, 0.0) + value.detach()
+            self._terms[name] = self._terms.get(name, 0.0) + value
         self.windows += len(batch.windows)
         self.head_seconds += time.perf_counter() - began
 
+    def backward(
+        self, batch: Batch, beside: Tensor | None, totals: Totals, hidden: HiddenStates | None = None
+    ) -> dict[str, Tensor]:
+        """Add the gradient of one batch to those that are there, and give the terms of its loss."""
+        terms = self.objective(Forward(self.model, batch, hidden, beside), batch, totals)
+        torch.autograd.backward(self.scaler.scale(terms["loss"]))
+        return {name: value.detach() for name, value in terms.items()}
+
     def forget(self) -> None:
-        """Drop the gradients since the last step."""
-        self.optimiser.zero_grad()
+        """Drop the gradients since the last step; what is recorded adds to them where they lie."""
+        self.optimiser.zero_grad(set_to_none=self.recorded is None)
         self._terms = {}
 
     def step(self, epoch: float) -> None:
@@ -206,7 +218,7 @@ def make_learner(
         objective = registry.build("distiller", options.distil, objective, model, total_steps, pass_models)
     # Half precision with few exponent bits needs its loss scaled; only a trained encoder computes gradients in it.
     scales = model.precision == "fp16" and model.encoder.trainable
-    return Learner(
+    learner = Learner(
         name=name,
         model=model,
         objective=objective,
@@ -217,6 +229,9 @@ def make_learner(
         stratum=stratum,
         randomness=randomness or Randomness(model.device),
     )
+    if model.device.type == "cuda" and model.encoder.trainable and objective.steady and not scales:
+        learner.recorded = Recorded(learner.backward)
+    return learner
 
 
 def layers_of(learners: Sequence[Learner]) -> list[int]:

@@ -8,10 +8,12 @@ from typing import Protocol
 
 from lamella.config import TrainingOptions
 from lamella.data.batches import Totals, collate
+from lamella.data.padding import PAD_TO_MULTIPLE_OF
 from lamella.errors import DivergedError
 from lamella.inference.cost import Stopwatch
 from lamella.inference.one_pass import Encode
 from lamella.progress import progress
+from lamella.training import recorded
 from lamella.training.learner import Learner, Record, layers_of
 from lamella.training.memory import Splitter
 from lamella.training.processes import Processes
@@ -54,12 +56,13 @@ def fit(
     evaluate_every = steps_between(options.evaluate_every, steps.per_epoch)
     checkpoint_every = steps_between(options.checkpoint_every, steps.per_epoch)
     split = split or Splitter()
+    width = recorded.PAD_TO_MULTIPLE_OF if any(one.recorded for one in learners) else PAD_TO_MULTIPLE_OF
     done = steps.epochs_done(start)
     milestones = [epoch for epoch in sorted(options.save_at) if start.step == 0 or epoch > done + 1e-9]
 
     def train_step(step: Step, active: Sequence[Learner]) -> None:
         shares = [processes.share(part) for windows in step.batches for part in split(windows)]
-        batches = [collate(step.features, mine) for mine in shares if len(mine)]
+        batches = [collate(step.features, mine, multiple_of=width) for mine in shares if len(mine)]
         totals = processes.add_up_totals(Totals.of(batches))
         for batch in batches:
             batch = batch.to(processes.device)

@@ -1,0 +1,108 @@
+"""Recorded steps: the same as plain ones, whatever the shape; on a GPU, with its graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from doubles import example, tiny_model
+from lamella.config import LearnerOptions, TrainingOptions
+from lamella.data.batches import Totals, collate
+from lamella.data.features import Features, featurise
+from lamella.encoder.tensors import trained_tensors
+from lamella.inference.model import ReaderModel
+from lamella.training.learner import Learner, make_learner
+from lamella.training.recorded import Recorded
+from lamella.training.steps import BEGINNING, Steps
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TEXT = "Christiaan Huygens discovered Titan in 1655 with a telescope that he had built himself."
+OPTIONS = TrainingOptions(epochs=6, batch_size=4, accumulate=2)
+LOSSES = [
+    {"name": "cross_entropy"},
+    {"name": "cross_entropy", "answerable": 2.0, "weigh_by": "group"},
+    {"name": "cross_entropy", "label_smoothing": 0.1},
+]
+
+
+def some_features(model: ReaderModel) -> Features:
+    """Windows of several widths, with and without the answer."""
+    words = ["Titan", "1655", None, "telescope", "himself", None, "Huygens", "Christiaan", "built", None]
+    examples = [
+        example(TEXT, word, question="Which " * (1 + 3 * (n % 4)), id=f"q{n}") for n, word in enumerate(words * 2)
+    ]
+    return featurise(examples, model.tokenizer, model.windows)
+
+
+def train(learner: Learner, features: Features, device: str = "cpu") -> list[dict[str, Any]]:
+    learner.model.train()
+    for step in Steps(lambda epoch: features, OPTIONS, [1.0]).after(BEGINNING):
+        batches = [collate(step.features, windows, multiple_of=4) for windows in step.batches]
+        totals = Totals.of(batches)
+        for batch in batches:
+            learner.learn(batch.to(torch.device(device)), None, totals)
+        learner.step(step.epoch)
+    return learner.records(lambda values: values)[0]
+
+
+def learner_of(loss: dict[str, Any], tuning: str, *, device: str = "cpu") -> Learner:
+    torch.manual_seed(1)
+    model = tiny_model(encoder={"tuning": {"name": tuning}}, dropout=True).to(device)
+    return make_learner(model, LearnerOptions(learning_rate=1e-3, loss=loss), 30)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: "-".join(map(str, loss.values())))
+@pytest.mark.parametrize("tuning", ["full", "adapter"])
+def test_recorded_steps_are_plain_steps(loss: dict[str, Any], tuning: str) -> None:
+    plain, recorded = learner_of(loss, tuning), learner_of(loss, tuning)
+    recordings = 0
+
+    def record(body: Any) -> Any:  # a graph repeats what was recorded on the very tensors it was recorded on
+        nonlocal recordings
+        recordings += 1
+        return body
+
+    recorded.recorded = Recorded(recorded.backward, record)
+    features = some_features(plain.model)
+    assert train(plain, features) == train(recorded, features)
+    assert recordings > 2, "several widths"
+    there = trained_tensors(recorded.model)
+    assert all(torch.equal(tensor, there[name]) for name, tensor in trained_tensors(plain.model).items())
+
+
+def test_what_cannot_be_recorded_is_computed_plainly() -> None:
+    plain, recorded = (learner_of(LOSSES[0], "full") for _ in range(2))
+
+    def refuse(body: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    recorded.recorded = Recorded(recorded.backward, refuse)
+    features = some_features(plain.model)
+    assert train(plain, features) == train(recorded, features)
+    assert recorded.recorded.problem is not None
+    assert "not permitted" in recorded.recorded.problem
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need an NVIDIA GPU")
+@pytest.mark.parametrize("tuning", ["full", "adapter"])
+@pytest.mark.parametrize("family", ["bert", "mpnet", "albert", "distilbert", "electra", "roberta"])
+def test_graphs_repeat_the_steps(family: str, tuning: str) -> None:
+    def run(recorded: bool) -> list[dict[str, Any]]:
+        torch.manual_seed(1)
+        model = tiny_model(family, encoder={"tuning": {"name": tuning}}, dropout=True).cuda()
+        model.precision = "bf16"
+        learner = make_learner(model, LearnerOptions(learning_rate=1e-3), 30)
+        assert learner.recorded is not None
+        if not recorded:
+            learner.recorded = None
+        records = train(learner, some_features(model), "cuda")
+        if learner.recorded is not None:
+            assert learner.recorded.problem is None
+            assert len(learner.recorded.recordings) > 2
+        return records
+
+    plain, graphs = run(False), run(True)
+    assert [one["loss"] for one in graphs] == pytest.approx([one["loss"] for one in plain], rel=2e-2)
+    assert graphs[-1]["loss"] < 0.8 * graphs[0]["loss"]
