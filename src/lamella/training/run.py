@@ -171,10 +171,8 @@ def train_pass(
         fit(learners, steps, options, processes, watcher, encode=run.encode, start=start, split=splitter)
     say(f"trained in {training.seconds:.0f} s")
     for learner in learners:
-        if learner.recorded is not None and learner.recorded.problem:
-            say(
-                f"{learner.name}: its steps could not be recorded for the GPU, and took longer: {learner.recorded.problem}"
-            )
+        if learner.recorded is not None and (problem := learner.recorded.problem):
+            say(f"{learner.name}: its steps could not be recorded for the GPU, and took longer: {problem}")
     if len(run.threshold):
         watcher.tune_thresholds(run.threshold, run.any_config.data.threshold)
     if processes.is_main:
