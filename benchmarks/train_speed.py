@@ -8,8 +8,8 @@ Else both are the same: encoder, windows and labels, batch size, precision (fp32
 AdamW, learning rate, clipping. The peer's windows are cut beforehand and lie in memory, where `run_qa.py` reads them
 from a file; ours are likewise. Ours goes through whole epochs, for its batches are of unlike length; the peer's are all
 alike, so that a few steps of it are enough. The first step is not timed on either side; on a GPU, which takes long over
-the first batch of any shape, neither is our first epoch. There the batch must be large enough to keep it busy: below
-that, both take as long as it takes to tell it what to do.
+the first batches of any shape, neither are our first two epochs. There it is also told how busy the GPU was, and which
+share of its limit the operations of the encoder are: of what it computes in one large bf16 product a second.
 
 Text comes from `--data` (any file in SQuAD format; the last tenth of its questions is the dev set) or is made of the
 bundled set: the text around every answer, as long as SQuAD's contexts are.
@@ -23,7 +23,9 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
+import shutil
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -53,6 +55,7 @@ from lamella.data.padding import longest_first
 from lamella.encoder.loading import load_encoder, load_tokenizer, quiet
 from lamella.encoder.sources import find_encoder
 from lamella.heads.losses import CrossEntropy
+from lamella.inference.cost import model_cost, sample_window
 from lamella.inference.model import ReaderModel
 from lamella.runs import library_versions, write_json
 from lamella.training.learner import Learner, Record, make_learner
@@ -128,10 +131,16 @@ def main() -> None:
     tokenizer = load_tokenizer(find_encoder(setup.encoder))
     features = featurise(train[: size.questions], tokenizer, WINDOWS)
     padded = rows(features)
+    if not load_encoder(setup.encoder).encoder.family.token_types:
+        for row in padded:
+            del row["token_type_ids"]
     ours, peer = [], []
+    busy: dict[str, list[float]] = {"ours": [], "peer": []}
     for turn in range(size.repeats):  # in turn, so that a busy moment touches both
-        peer.append(speed_of_peer(setup, padded, size.peer_steps, seed=turn))
-        ours.append(speed_of_ours(setup, features, seed=turn))
+        with Busy(setup, busy["peer"]):
+            peer.append(speed_of_peer(setup, padded, size.peer_steps, seed=turn))
+        with Busy(setup, busy["ours"]):
+            ours.append(speed_of_ours(setup, features, seed=turn))
     ratios = [mine / its for mine, its in zip(ours, peer, strict=True)]
     losses = compare_losses(setup, train[: size.learnt], dev, tokenizer, size.seeds) if size.learnt else None
 
@@ -141,6 +150,8 @@ def main() -> None:
         "ours": statistics.median(ours),
         "peer": statistics.median(peer),
         "unit": "windows/s",
+        **(limits(setup, features, statistics.median(ours), statistics.median(peer)) if setup.device == "cuda" else {}),
+        **({"gpu_busy_percent": {who: statistics.mean(all_) for who, all_ in busy.items()}} if busy["ours"] else {}),
         "dev_loss": losses,
         "device": torch.cuda.get_device_name() if setup.device == "cuda" else "cpu",
         "precision": setup.precision,
@@ -158,6 +169,11 @@ def main() -> None:
         f"{result['encoder']} on {result['device']}, {setup.precision}, batches of {setup.batch} windows of "
         f"{result['mean_length']:.0f} tokens on average: {result['ours']:.1f} windows/s ours, {result['peer']:.1f} peer"
     )
+    if "share_of_limit" in result:
+        print(
+            f"of {result['limit_tflops']:.0f} TFLOP/s: {100 * result['share_of_limit']['ours']:.1f} % ours, "
+            f"{100 * result['share_of_limit']['peer']:.1f} % peer; GPU busy {result.get('gpu_busy_percent')}"
+        )
     print(f"dev loss: {losses['verdict']}" if losses else "dev loss: not compared in a quick run")
     spread = f"{min(ratios):.1f} to {max(ratios):.1f}"
     print(f"train_speed: {result['ratio']:.1f} x the windows per second of transformers.Trainer ({spread})")
@@ -166,8 +182,8 @@ def main() -> None:
 def speed_of_ours(setup: Setup, features: Features, *, seed: int) -> float:
     """Windows a second over one epoch, after what is not timed."""
     model = make_model(setup, seed)
-    # A GPU takes long over the first batch of every shape. The peer has one shape, so one step warms it up.
-    first = TrainingOptions(epochs=1, batch_size=setup.batch, order_seed=seed)
+    # A GPU takes long over the first two batches of every shape. The peer has one shape, so one step warms it up.
+    first = TrainingOptions(epochs=2, batch_size=setup.batch, order_seed=seed)
     if setup.device == "cpu":
         first = TrainingOptions(max_steps=1, batch_size=setup.batch, order_seed=seed)
     epoch = TrainingOptions(epochs=1, batch_size=setup.batch, order_seed=seed)
@@ -191,6 +207,45 @@ def make_model(setup: Setup, seed: int) -> ReaderModel:
 def train_ours(setup: Setup, learner: Learner, features: Features, options: TrainingOptions) -> None:
     steps = Steps(lambda epoch: features, options, [1.0])
     fit([learner], steps, options, Processes(Accelerator(cpu=setup.device == "cpu")), Quiet())
+
+
+class Busy:
+    """How busy a GPU is while something runs on it, in percent of the time, as its driver tells it."""
+
+    def __init__(self, setup: Setup, found: list[float]) -> None:
+        self.watches = setup.device == "cuda" and shutil.which("nvidia-smi") is not None
+        self.found = found
+
+    def __enter__(self) -> None:
+        if self.watches:
+            ask = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=200"]
+            self.driver = subprocess.Popen(ask, stdout=subprocess.PIPE, text=True)
+
+    def __exit__(self, *error: object) -> None:
+        if self.watches:
+            self.driver.terminate()
+            percents = [float(line) for line in self.driver.communicate()[0].split()]
+            self.found.append(statistics.median(percents))
+
+
+def limits(setup: Setup, features: Features, ours: float, peer: float) -> dict[str, Any]:
+    """What the device can do at most, and the share of that which goes into the encoder's own products."""
+    model = make_model(setup, 0)
+    flops = model_cost(model, sample_window(model, features))["training_flops_per_window"]
+    a, b = (torch.randn(8192, 8192, device=setup.device, dtype=torch.bfloat16) for _ in range(2))
+    times = []
+    for _ in range(20):
+        setup.wait()
+        began = time.perf_counter()
+        a @ b
+        setup.wait()
+        times.append(time.perf_counter() - began)
+    limit = 2 * 8192**3 / statistics.median(times)
+    return {
+        "training_flops_per_window": flops,
+        "limit_tflops": limit / 1e12,
+        "share_of_limit": {"ours": ours * flops / limit, "peer": peer * flops / limit},
+    }
 
 
 class Quiet:
