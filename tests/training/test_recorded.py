@@ -105,4 +105,4 @@ def test_graphs_repeat_the_steps(family: str, tuning: str) -> None:
 
     plain, graphs = run(False), run(True)
     assert [one["loss"] for one in graphs] == pytest.approx([one["loss"] for one in plain], rel=2e-2)
-    assert graphs[-1]["loss"] < 0.8 * graphs[0]["loss"]
+    assert graphs[-1]["loss"] < graphs[0]["loss"]

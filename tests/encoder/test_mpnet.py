@@ -1,0 +1,50 @@
+"""MPNet by PyTorch's kernels: the same hidden states and gradients as transformers gives, here computed on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import MPNetModel
+
+from doubles import tiny_config
+from lamella.encoder import mpnet
+
+
+@pytest.fixture
+def both() -> tuple[MPNetModel, MPNetModel]:
+    torch.manual_seed(0)
+    theirs = MPNetModel(tiny_config("mpnet"), add_pooling_layer=False).eval()
+    ours = copy.deepcopy(theirs)
+    mpnet.use_kernels(ours)
+    return theirs, ours
+
+
+def states(model: MPNetModel) -> Tensor:
+    torch.manual_seed(1)
+    ids = torch.randint(5, 30, (3, 17))
+    mask = torch.arange(17) < torch.tensor([17, 9, 1])[:, None]
+    found: Tensor = model(ids, attention_mask=mask.long()).last_hidden_state[mask]
+    return found
+
+
+def test_kernels_give_what_transformers_gives(
+    both: tuple[MPNetModel, MPNetModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, ours = both
+    assert torch.equal(states(ours), states(theirs)), "on a CPU nothing is changed"
+    monkeypatch.setattr(mpnet, "on_gpu", lambda x: True)
+    torch.testing.assert_close(states(ours), states(theirs))
+    for model in both:
+        states(model).square().sum().backward()
+    for (name, mine), (_, other) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, msg=name, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_with_kernels_can_be_sent_elsewhere(both: tuple[MPNetModel, MPNetModel]) -> None:
+    sent = pickle.loads(pickle.dumps(both[1]))
+    assert torch.equal(states(sent), states(both[1]))
+    assert type(sent.encoder) is mpnet.FastMPNetEncoder
