@@ -97,6 +97,19 @@ def test_a_folder_comes_before_a_package_before_the_cache(
     assert find_encoder("tiny") == sources.Source("tiny", Path("tiny"), "folder")
 
 
+def test_a_folder_of_encoders_has_them_by_their_hub_names(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny, tmp_path / "encoders" / "org" / "tiny")
+    monkeypatch.setenv("LAMELLA_ENCODERS", str(tmp_path / "encoders"))
+    assert load_encoder("org/tiny").name == "org/tiny", "a name that holds elsewhere, and no path"
+    shutil.copytree(tmp_path / "encoders", tmp_path / "moved")
+    monkeypatch.setenv("LAMELLA_ENCODERS", str(tmp_path / "moved"))
+    assert find_encoder("org/tiny").folder == tmp_path / "moved" / "org" / "tiny"
+    with pytest.raises(EncoderError, match="is no folder, not in LAMELLA_ENCODERS"):
+        find_encoder("org/../org/tiny")
+
+
 def test_a_package_that_is_not_installed_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-package", "no_such_module", "files", "0" * 64, "bundled"))
     with pytest.raises(MissingExtraError, match=r"pip install 'lamella\[bundled\]'$"):
@@ -371,7 +384,8 @@ def test_a_saved_model_with_a_damaged_configuration_is_refused(copy: Path, tmp_p
 
 def test_with_the_hub_switched_off_it_is_one_line() -> None:
     assert refusal("org/absent") == (
-        "encoder 'org/absent': is no folder, no packaged encoder (all-MiniLM-L6-v2) and not in the local cache, "
+        "encoder 'org/absent': is no folder, not in LAMELLA_ENCODERS, no packaged encoder (all-MiniLM-L6-v2) and not "
+        "in the local cache, "
         "and the hub is switched off (HF_HUB_OFFLINE)."
     )
 

@@ -1,4 +1,7 @@
-"""Where encoders come from: a folder, a saved model, a Python package, the hub's cache, the hub; in this order.
+"""Where encoders come from: a folder, a folder of encoders, a Python package, the hub's cache, the hub; in this order.
+
+The first may be that of a saved model. A folder of encoders (`LAMELLA_ENCODERS`) has them under their names on the hub, so that a model trained with one of
+them knows its base by a name that holds on other machines too.
 
 Here they are only found, without torch; loading.py loads them. Only safetensors weights count: a pickle can run code.
 """
@@ -10,7 +13,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lamella.config import RunConfig
@@ -45,6 +48,7 @@ PACKAGED = {
 }
 
 
+ENCODERS = "LAMELLA_ENCODERS"  # the variable that names a folder of encoders
 HUB_OWNER = "sentence-transformers/"  # of the packaged encoders
 
 
@@ -54,7 +58,7 @@ class Source:
 
     name: str
     folder: Path
-    kind: str  # "folder", "package", "cache" or "hub"
+    kind: str  # "folder", "named", "package", "cache" or "hub"
     sha256: str | None = None  # what the weights must hash to, where that is known
 
     @property
@@ -71,11 +75,20 @@ def find_encoder(name: str) -> Source:
         return _in_folder(name, Path(folder))
     short = name.removeprefix(HUB_OWNER)
     try:
-        return packaged_encoder(short) or _in_cache(hub_id(name)) or _from_hub(hub_id(name))
+        return _named(name) or packaged_encoder(short) or _in_cache(hub_id(name)) or _from_hub(hub_id(name))
     except EncoderError:
         if short in PACKAGED:
             raise MissingExtraError(f"the encoder {name!r}, which comes as a package,", PACKAGED[short].extra) from None
         raise
+
+
+def _named(name: str) -> Source | None:
+    """The encoder of that name in the folder of encoders, where there is one."""
+    encoders = os.environ.get(ENCODERS)
+    inside = encoders and not os.path.isabs(name) and ".." not in Path(name).parts
+    if not encoders or not inside or not os.path.isdir(folder := os.path.join(os.path.expanduser(encoders), name)):
+        return None
+    return replace(_in_folder(name, Path(folder)), kind="named")
 
 
 def start_from(config: RunConfig, runs_folder: Path) -> RunConfig:
@@ -183,7 +196,8 @@ def _from_hub(name: str) -> Source:
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
-    nowhere = f"encoder {name!r}: is no folder, no packaged encoder ({', '.join(PACKAGED)}) and not in the local cache"
+    places = f"no folder, not in {ENCODERS}, no packaged encoder ({', '.join(PACKAGED)}) and not in the local cache"
+    nowhere = f"encoder {name!r}: is {places}"
     if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE") == "1":
         raise EncoderError(f"{nowhere}, and the hub is switched off (HF_HUB_OFFLINE).{_nearest(name)}")
     try:
