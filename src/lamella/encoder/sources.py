@@ -1,7 +1,7 @@
 """Where encoders come from: a folder, a folder of encoders, a Python package, the hub's cache, the hub; in this order.
 
-The first may be that of a saved model. A folder of encoders (`LAMELLA_ENCODERS`) has them under their names on the hub, so that a model trained with one of
-them knows its base by a name that holds on other machines too.
+The first may be that of a saved model. A folder of encoders (`LAMELLA_ENCODERS`) has them under their names on the hub,
+so that a model trained with one of them knows its base by a name that holds on other machines too.
 
 Here they are only found, without torch; loading.py loads them. Only safetensors weights count: a pickle can run code.
 """
