@@ -86,13 +86,27 @@ def compare(
     baseline: Annotated[
         str | None, typer.Option("--baseline", help="The run to compare the others with; default: the first.")
     ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", help="Keep each run as a small result file in this folder; a single run: FILE.json."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace other result files in --keep.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Lay runs side by side: quality, cost, and which differences are more than chance."""
     from lamella.study.compare import compare as compare_runs
+    from lamella.study.compare import keep_and_compare
 
-    found = compare_runs(folders, data=data, baseline=baseline)
-    _show(found, as_json)
+    if keep is None:
+        _show(compare_runs(folders, data=data, baseline=baseline), as_json)
+        return
+    found, files = keep_and_compare(folders, keep, data=data, baseline=baseline, overwrite=overwrite)
+    if as_json:
+        told = found.to_json() if found else {}
+        typer.echo(json.dumps({**told, "kept": [str(file) for file in files]}, indent=2, ensure_ascii=False))
+        return
+    lines = [f"{file}: kept, {file.stat().st_size / 1000:.0f} kB" for file in files]
+    typer.echo("\n".join([*(found.lines() if found else []), *lines]))
 
 
 @app.command()
