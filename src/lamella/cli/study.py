@@ -56,8 +56,10 @@ def analyse(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Run folders, or folders of run folders.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUNS...", help="Run folders, result files, or folders of them.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write; .md: a page of tables.")],
     data: Annotated[
         str | None,
         typer.Option("--data", help="The data file that the runs were scored on, where they do not say it themselves."),
@@ -73,8 +75,9 @@ def report(
     if as_json:
         typer.echo(json.dumps(written, ensure_ascii=False))
         return
-    count = written["runs"]
-    typer.echo(f"{out}: {count} run{'s' if count != 1 else ''}, {written['bytes'] / 1e6:.1f} MB")
+    count, size = written["runs"], written["bytes"]
+    told = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
+    typer.echo(f"{out}: {count} run{'s' if count != 1 else ''}, {told}")
     for note in written["notes"]:
         typer.echo(f"note: {note}")
 
@@ -94,9 +97,12 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Lay runs side by side: quality, cost, and which differences are more than chance."""
+    from lamella.errors import UsageError
     from lamella.study.compare import compare as compare_runs
     from lamella.study.compare import keep_and_compare
 
+    if overwrite and keep is None:
+        raise UsageError("compare --overwrite: goes with --keep.")
     if keep is None:
         _show(compare_runs(folders, data=data, baseline=baseline), as_json)
         return

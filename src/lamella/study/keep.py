@@ -14,7 +14,7 @@ import numpy as np
 
 from lamella import runs
 from lamella.encoder.sources import MODEL_CONFIG, is_saved_model, model_folder
-from lamella.errors import RunError, UsageError
+from lamella.errors import RunError, UnreadableError, UsageError
 from lamella.inference.members import read_answered
 from lamella.inference.metrics import QuestionScores, best_thresholds, summarise
 from lamella.inference.threshold import assign_folds, cross_fit
@@ -45,10 +45,7 @@ _LINKS = 20  # models that stand on one another, at most
 def with_results(found: Found, data: str | None = None) -> Found:
     """The same runs with what a result file would hold of each; those that come from one have it already."""
     scorers: dict[tuple[str, ...], Scorer] = {}
-    return replace(
-        found,
-        runs=tuple(run if run.kept else replace(run, kept=_result(run, data, scorers)) for run in found.runs),
-    )
+    return replace(found, runs=tuple(run if run.kept else _with_result(run, data, scorers) for run in found.runs))
 
 
 def write_results(found: Found, target: Path, *, overwrite: bool = False) -> list[Path]:
@@ -99,6 +96,14 @@ def same_questions(records: Sequence[RunRecord]) -> list[Result]:
                 f"{result.scored_at}; keep both anew, from the same data."
             )
     return results
+
+
+def _with_result(run: RunRecord, data: str | None, scorers: dict[tuple[str, ...], Scorer]) -> RunRecord:
+    try:
+        kept = _result(run, data, scorers)
+    except (AttributeError, KeyError, TypeError):
+        raise UnreadableError(f"{run.folder}: expected the files of a run; one of them is damaged.") from None
+    return replace(run, kept=kept, results=kept.results())
 
 
 def _result(run: RunRecord, data: str | None, scorers: dict[tuple[str, ...], Scorer]) -> Result:

@@ -36,6 +36,7 @@ FORMAT = "lamella-result"
 VERSION = 1
 SCALE = 10_000  # of F1 in the file
 SUFFIX = ".json"
+HEAD = 100  # bytes, in which a result file says what it is
 SUMMED = ("exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1")
 
 
@@ -110,7 +111,7 @@ def result_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir() or (path / runs.RUN).is_file():
         return []
-    return [file for file in json_files(path) if is_result(runs.read_json(file))]
+    return [file for file in json_files(path) if _begins_as_result(file)]
 
 
 def json_files(folder: Path) -> list[Path]:
@@ -158,6 +159,15 @@ def result_of(content: Mapping[str, Any]) -> Result:
         exact=exact.astype(np.float64),
         f1=f1 / SCALE,
     )
+
+
+def _begins_as_result(file: Path) -> bool:
+    """Without reading all of it: a folder may hold large files that are none."""
+    try:
+        with file.open("rb") as opened:
+            return FORMAT.encode() in opened.read(HEAD)
+    except OSError as error:
+        raise UnreadableError(f"{file}: cannot be read ({error.strerror}).") from None
 
 
 def _problem(found: Result) -> str | None:
