@@ -187,9 +187,10 @@ def keep_and_compare(
     baseline: str | None = None,
     overwrite: bool = False,
 ) -> tuple[Comparison | None, list[Path]]:
-    """Write the result files of some runs, and compare them as these files do; a single one is only kept."""
+    """Write the result files of some runs, and compare them as these files do; those of one reader are only kept."""
     found = with_results(read_with(folders, baseline), data)
-    comparison = compare_found(found, baseline=baseline) if len(found.runs) > 1 else None
+    _, readers = read_contenders(found)
+    comparison = compare_found(found, baseline=baseline) if len(readers) > 1 else None
     return comparison, write_results(found, keep, overwrite=overwrite)
 
 
