@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from doubles import save_tiny_encoder
 from lamella.errors import LamellaError, RunError, UnreadableError, UsageError
 from lamella.inference.calibrate import odds_of, scores_of_best, threshold_report
 from lamella.inference.evaluate import read_questions
@@ -202,6 +203,30 @@ def test_a_run_of_evaluate_tells_of_its_model(tmp_path: Path, data: Path) -> Non
     _, (file,) = keep_and_compare([run], tmp_path / "kept")
     content = content_of(file)
     assert (content["encoder"]["name"], content["tuning"], content["train"]["questions"]) == ("some/encoder", tuning, 7)
+
+
+def test_a_training_and_its_evaluation_are_kept_alike(tmp_path: Path, lamella: Lamella, one_thread: None) -> None:
+    encoder = save_tiny_encoder(tmp_path / "tiny")
+    (tmp_path / "run.toml").write_text(f"""
+        data = {{train = "demo:train", dev = "demo:dev", max_train_samples = 8}}
+        windows = {{max_seq_length = 128, doc_stride = 16}}
+        encoder = {{name = "{encoder}", tuning = "frozen"}}
+        training = {{max_steps = 1}}
+    """)
+    assert lamella("train", tmp_path / "run.toml", "--out", tmp_path / "trained")[0] == 0
+    asked = ("demo:dev", "--model", tmp_path / "trained", "--out", tmp_path / "asked")
+    assert lamella("evaluate", *asked, "--precision", "fp32")[0] == 0
+    code, _, err = lamella("compare", tmp_path / "trained", tmp_path / "asked", "--keep", tmp_path / "kept")
+    assert (code, err) == (0, "")
+    trained, evaluated = (content_of(tmp_path / "kept" / f"{name}.json") for name in ("trained", "asked"))
+    assert (trained["command"], evaluated["command"]) == ("train", "evaluate")
+    assert trained["encoder"]["name"] == "tiny"
+    for key in ("encoder", "tuning", "train", "dev"):
+        assert trained[key] == evaluated[key]
+    assert trained["train"]["questions"] == 8
+    assert trained["scores"]["crossfit"]["f1"] == pytest.approx(
+        json.loads((tmp_path / "trained" / "eval_results.json").read_text())["crossfit_f1"], abs=1e-4
+    )
 
 
 def test_where_nothing_can_be_tuned_the_own_threshold_counts(tmp_path: Path, data: Path) -> None:
