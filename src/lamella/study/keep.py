@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 
 from lamella import runs
+from lamella.data.examples import Example
 from lamella.encoder.sources import MODEL_CONFIG, is_saved_model, model_folder
 from lamella.errors import RunError, UnreadableError, UsageError
+from lamella.inference.calibrate import scores_of_best
+from lamella.inference.evaluate import language_of
 from lamella.inference.members import read_answered
-from lamella.inference.metrics import QuestionScores, best_thresholds, summarise
+from lamella.inference.metrics import QuestionScores, best_thresholds, score_questions, summarise
 from lamella.inference.threshold import assign_folds, cross_fit
 from lamella.study.result_files import (
     FORMAT,
@@ -29,7 +32,7 @@ from lamella.study.result_files import (
     result_of,
     result_text,
 )
-from lamella.study.runs import Found, RunRecord, Scorer, questions_of, read_object
+from lamella.study.runs import Found, RunRecord, questions_of, read_object
 
 DIGITS = 4  # behind the point of what is in percent
 COSTS = (
@@ -39,13 +42,14 @@ COSTS = (
     "inference_batch_size", "flops_tokens", "inference_flops_per_window", "training_flops_per_window", "efficiency",
 )  # fmt: skip
 ENVIRONMENT = ("lamella", "python", "processor", "cores", "libraries")
+Known = dict[tuple[str, ...], list[Example]]  # questions that were read already, by files and ids
 _LINKS = 20  # models that stand on one another, at most
 
 
 def with_results(found: Found, data: str | None = None) -> Found:
     """The same runs with what a result file would hold of each; those that come from one have it already."""
-    scorers: dict[tuple[str, ...], Scorer] = {}
-    return replace(found, runs=tuple(run if run.kept else _with_result(run, data, scorers) for run in found.runs))
+    known: Known = {}
+    return replace(found, runs=tuple(run if run.kept else _with_result(run, data, known) for run in found.runs))
 
 
 def write_results(found: Found, target: Path, *, overwrite: bool = False) -> list[Path]:
@@ -98,33 +102,33 @@ def same_questions(records: Sequence[RunRecord]) -> list[Result]:
     return results
 
 
-def _with_result(run: RunRecord, data: str | None, scorers: dict[tuple[str, ...], Scorer]) -> RunRecord:
+def _with_result(run: RunRecord, data: str | None, known: Known) -> RunRecord:
     try:
-        kept = _result(run, data, scorers)
+        kept = _result(run, data, known)
     except (AttributeError, KeyError, TypeError):
         raise UnreadableError(f"{run.folder}: expected the files of a run; one of them is damaged.") from None
     return replace(run, kept=kept, results=kept.results())
 
 
-def _result(run: RunRecord, data: str | None, scorers: dict[tuple[str, ...], Scorer]) -> Result:
+def _result(run: RunRecord, data: str | None, known: Known) -> Result:
     """What is to be kept of a run folder, scored anew from its answers."""
     if not (run.folder / runs.NBEST).is_file():
         raise RunError(f"{run.folder}: expected {runs.NBEST}, to score it at other thresholds. It is not there.")
     answered = read_answered(run.folder)
     files = (data,) if data else run.data
     key = (*files, runs.data_record(files, answered.texts)["ids_sha256"])
-    if key not in scorers:
-        scorers[key] = Scorer(questions_of(run, answered.texts, data))
-    scorer = scorers[key]
-    examples, ids = scorer.examples, scorer.ids
-    best = scorer.score({id: one.best_span.text for id, one in answered.predictions.items()})
+    if key not in known:
+        known[key] = questions_of(run, answered.texts, data)
+    examples, ids = known[key], [example.id for example in known[key]]
+    language = language_of(examples)
+    best = scores_of_best(examples, answered.predictions, language=language)
     null_odds = read_object(run.folder / runs.NULL_ODDS) or {
         id: one.null_odds for id, one in answered.predictions.items()
     }
     if missing := [id for id in ids if not isinstance(null_odds.get(id), int | float)]:
         raise RunError(f"{run.folder / runs.NULL_ODDS}: expected a number for every question. {missing[0]} has none.")
     odds = np.array([null_odds[id] for id in ids], np.float64)
-    own = scorer.score(answered.texts)
+    own = score_questions(examples, answered.texts, language=language)
     folds = assign_folds(examples) if len(set(best.answerable.tolist())) == 2 else None
     crossfit = None if folds is None else cross_fit(best, odds, folds)
     scores: dict[str, Any] = {
