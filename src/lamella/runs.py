@@ -91,13 +91,14 @@ def new_run(
     needs: Iterable[Path] = (),
     within: Iterable[str] = (),
     data: Mapping[str, Any] | None = None,
+    model: Mapping[str, Any] | None = None,
 ) -> Iterator[Path]:
     """Open a run folder for writing; marks it finished, failed or interrupted when the block ends.
 
     A folder that holds anything is refused, unless it holds an earlier run and `overwrite` is given; then only the
     files of a run and its model folders are removed from it. With `resume` they stay. `needs` are folders that the run
     reads: it is refused if they lie where it writes. `within` names the folders of further runs inside this one, `data`
-    is the record of the questions that it answers.
+    is the record of the questions that it answers, `model` of what answers them.
     """
     whole = folder.resolve()
     for path in needs:
@@ -112,6 +113,8 @@ def new_run(
         record["runs"] = names
     if data is not None:
         record["data"] = dict(data)
+    if model is not None:
+        record["model"] = dict(model)
     with held(folder):
         write_json(folder / RUN, record)  # first: a kill while the earlier run is removed must not leave `finished`
         if resume:

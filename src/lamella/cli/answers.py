@@ -117,7 +117,7 @@ def evaluate(
 ) -> None:
     """Score predictions as the official SQuAD 2.0 script does, or those of a model."""
     from lamella.errors import UsageError
-    from lamella.inference.evaluate import evaluate_file, evaluate_model, read_questions
+    from lamella.inference.evaluate import evaluate_file, evaluate_model, model_record, read_questions
     from lamella.inference.loading import load_model
     from lamella.inference.logits import LogitsKeeper
     from lamella.runs import data_record, new_run
@@ -145,7 +145,10 @@ def evaluate(
         examples, reader = read_questions(data, labelled=True), load_model(model, precision=precision)
         keeper = LogitsKeeper(reader) if keep_logits else None
         answered = data_record([data], (one.id for one in examples))
-        with new_run(out, "evaluate", overwrite=overwrite, needs=reader.folders, data=answered) as folder:
+        answers = model_record(model, reader)
+        with new_run(
+            out, "evaluate", overwrite=overwrite, needs=reader.folders, data=answered, model=answers
+        ) as folder:
             results = evaluate_model(reader, examples, folder, batch_size=batch_size, language=language, keeper=keeper)
         if results.get("threshold_tuned_on_these"):
             typer.echo(

@@ -50,7 +50,7 @@ Language = Annotated[
     typer.Option("--language", help="Whose normalisation and F1; default: as the data says."),
 ]
 RunFolders = Annotated[
-    list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold several runs.")
+    list[str], typer.Argument(metavar="RUN...", help="Run folders, result files, or folders of them.")
 ]
 DataOfRuns = Annotated[
     str | None, typer.Option("--data", help="The data file that they answered; default: as the runs record.")

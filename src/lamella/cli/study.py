@@ -56,8 +56,10 @@ def analyse(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Run folders, or folders of run folders.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUNS...", help="Run folders, result files, or folders of them.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write; .md: a page of tables.")],
     data: Annotated[
         str | None,
         typer.Option("--data", help="The data file that the runs were scored on, where they do not say it themselves."),
@@ -73,8 +75,9 @@ def report(
     if as_json:
         typer.echo(json.dumps(written, ensure_ascii=False))
         return
-    count = written["runs"]
-    typer.echo(f"{out}: {count} run{'s' if count != 1 else ''}, {written['bytes'] / 1e6:.1f} MB")
+    count, size = written["runs"], written["bytes"]
+    told = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
+    typer.echo(f"{out}: {count} run{'s' if count != 1 else ''}, {told}")
     for note in written["notes"]:
         typer.echo(f"note: {note}")
 
@@ -86,13 +89,30 @@ def compare(
     baseline: Annotated[
         str | None, typer.Option("--baseline", help="The run to compare the others with; default: the first.")
     ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", help="Keep each run as a small result file in this folder; a single run: FILE.json."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace other result files in --keep.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Lay runs side by side: quality, cost, and which differences are more than chance."""
+    from lamella.errors import UsageError
     from lamella.study.compare import compare as compare_runs
+    from lamella.study.compare import keep_and_compare
 
-    found = compare_runs(folders, data=data, baseline=baseline)
-    _show(found, as_json)
+    if overwrite and keep is None:
+        raise UsageError("compare --overwrite: goes with --keep.")
+    if keep is None:
+        _show(compare_runs(folders, data=data, baseline=baseline), as_json)
+        return
+    found, files = keep_and_compare(folders, keep, data=data, baseline=baseline, overwrite=overwrite)
+    if as_json:
+        told = found.to_json() if found else {}
+        typer.echo(json.dumps({**told, "kept": [str(file) for file in files]}, indent=2, ensure_ascii=False))
+        return
+    lines = [f"{file}: kept, {file.stat().st_size / 1000:.0f} kB" for file in files]
+    typer.echo("\n".join([*(found.lines() if found else []), *lines]))
 
 
 @app.command()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lamella import runs
 from lamella.data.examples import Example
 from lamella.data.loading import Loaded, load_examples
+from lamella.encoder.sources import MODEL_CONFIG, is_saved_model
 from lamella.errors import DataError, UnreadableError
 from lamella.inference.metrics import score
 
@@ -65,6 +66,16 @@ def evaluate_model(
     runs.write_json(folder / runs.RESULTS, results)
     write_cost(folder, cost_of_answers(model, examples, clock.seconds, batch_size), f1=results.get("f1"))
     return results
+
+
+def model_record(name: str, model: Answering) -> dict[str, Any]:
+    """Which model answers: as it was named, and, where it is one of ours, what it stands on and learnt from."""
+    folder = next(iter(model.folders), None)
+    if folder is None or not is_saved_model(folder):
+        return {"name": name}
+    config = runs.read_json(folder / MODEL_CONFIG)
+    facts = {key: value for key, value in config.get("facts", {}).items() if key in ("train", "fraction")}
+    return {"name": name, "base": config["base"], "tuning": config["tuning"], "facts": facts}
 
 
 def calibrate_model(

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lamella.data.examples import Example
 from lamella.errors import UsageError
+from lamella.inference.metrics import QuestionScores
 from lamella.inference.paired import Difference
+from lamella.study.keep import same_questions, with_results, write_results
+from lamella.study.result_files import SUFFIX, Result
 from lamella.study.runs import Found, RunRecord, read_runs, read_scored
 from lamella.study.significance import bootstrap_differences, mcnemar
 
@@ -117,10 +119,12 @@ class Comparison:
     against: Mapping[str, Against]  # by name, the baseline left out
     fronts: Mapping[str, tuple[str, ...]]  # the names that nothing beats at that cost, cheapest first
     left_out: Mapping[str, str]
+    thresholds: str = "own"  # at which EM and F1 are: the models' own, or cross-fitted by article
 
     def to_json(self) -> dict[str, Any]:
         return {
             "questions": self.questions,
+            "thresholds": self.thresholds,
             "paragraphs": self.paragraphs,
             "baseline": self.baseline.name,
             "runs": [
@@ -137,7 +141,10 @@ class Comparison:
     def lines(self) -> list[str]:
         """What is printed: the table, best first, the verdicts, the fronts."""
         ranked = sorted(self.contenders, key=lambda one: -float(one.f1.mean()))
-        lines = [f"{self.questions} questions about {self.paragraphs} paragraphs; against {self.baseline.name}", ""]
+        lines = [f"{self.questions} questions about {self.paragraphs} paragraphs; against {self.baseline.name}"]
+        if self.thresholds == "crossfit":
+            lines.append("EM and F1 at thresholds that were tuned on the other articles")
+        lines.append("")
         lines += _table([self._row(one) for one in ranked])
         lines += ["", *(self.against[one.name].verdict for one in ranked if one.name in self.against)]
         if len(self.against) >= 20:
@@ -169,26 +176,62 @@ class Comparison:
 
 def compare(folders: Sequence[str | Path], *, data: str | None = None, baseline: str | None = None) -> Comparison:
     """Compare the runs of some folders with one of them, the first unless `baseline` names another."""
-    found = read_runs([*folders, *([baseline] if baseline and _is_folder(baseline) else [])])
-    examples, contenders = read_contenders(found, data)
+    return compare_found(read_with(folders, baseline), data=data, baseline=baseline)
+
+
+def keep_and_compare(
+    folders: Sequence[str | Path],
+    keep: Path,
+    *,
+    data: str | None = None,
+    baseline: str | None = None,
+    overwrite: bool = False,
+) -> tuple[Comparison | None, list[Path]]:
+    """Write the result files of some runs, and compare them as these files do; those of one reader are only kept."""
+    found = with_results(read_with(folders, baseline), data)
+    _, readers = read_contenders(found)
+    comparison = compare_found(found, baseline=baseline) if len(readers) > 1 else None
+    return comparison, write_results(found, keep, overwrite=overwrite)
+
+
+def read_with(folders: Sequence[str | Path], baseline: str | None) -> Found:
+    """The runs of some folders, and of the baseline where that is named by a folder or a file."""
+    named = baseline is not None and (_path(baseline).is_dir() or baseline.endswith(SUFFIX))
+    return read_runs([*folders, *([baseline] if baseline and named else [])])
+
+
+def compare_found(found: Found, *, data: str | None = None, baseline: str | None = None) -> Comparison:
+    """Compare runs that are read already with one of them."""
+    paragraphs, contenders = read_contenders(found, data)
     if len(contenders) < 2:
         raise UsageError(f"compare: expected two readers or more. Got {contenders[0].name} alone.")
     chosen = _find(contenders, baseline) if baseline else contenders[0]
     others = [one for one in contenders if one is not chosen]
     return Comparison(
-        questions=len(examples),
-        paragraphs=len({one.context.text for one in examples}),
+        questions=len(paragraphs),
+        paragraphs=len(set(paragraphs.tolist())),
         baseline=chosen,
         contenders=tuple(contenders),
-        against={one.ours.name: one for one in compare_with(chosen, others, examples)},
+        against={one.ours.name: one for one in compare_with(chosen, others, paragraphs)},
         fronts={key: tuple(one.name for one in pareto_front(contenders, key)) for key in COSTS},
         left_out=found.left_out,
+        thresholds=kept.scored_at if (kept := chosen.runs[0].kept) else "own",
     )
 
 
-def read_contenders(found: Found, data: str | None = None) -> tuple[list[Example], list[Contender]]:
-    """The readers among some runs: those that differ in seeds alone are one. With the questions that they answered."""
-    examples, scores = read_scored(found.runs, data)
+def read_contenders(found: Found, data: str | None = None) -> tuple[NDArray[np.int64], list[Contender]]:
+    """The readers among some runs: those that differ in seeds alone are one. With the paragraph of every question.
+
+    Where a result file is among them, all are compared as such files are: at thresholds cross-fitted by article.
+    """
+    scores: Sequence[QuestionScores | Result]
+    if any(run.kept for run in found.runs):
+        found = with_results(found, data)
+        scores = same_questions(found.runs)
+        paragraphs = scores[0].paragraphs
+    else:
+        examples, scores = read_scored(found.runs, data)
+        paragraphs = np.unique([one.context.text for one in examples], return_inverse=True)[1]
     groups: dict[str, list[int]] = {}
     taken: set[tuple[str, Any]] = set()
     for place, run in enumerate(found.runs):
@@ -213,15 +256,14 @@ def read_contenders(found: Found, data: str | None = None) -> tuple[list[Example
                 f1_of_runs=tuple(100 * float(scores[place].f1.mean()) for place in places),
             )
         )
-    return examples, contenders
+    return paragraphs, contenders
 
 
-def compare_with(theirs: Contender, others: Sequence[Contender], examples: Sequence[Example]) -> list[Against]:
+def compare_with(theirs: Contender, others: Sequence[Contender], paragraphs: NDArray[np.int64]) -> list[Against]:
     """Every one of `others` against one contender. Between single runs questions are drawn; where there are several
     seeds, paragraphs.
     """
     found: dict[str, Against] = {}
-    paragraphs = np.unique([one.context.text for one in examples], return_inverse=True)[1]
     for resampled, units in (("questions", None), ("paragraphs", paragraphs)):
         wanted = resampled == "paragraphs"
         group = [one for one in others if (max(len(one.runs), len(theirs.runs)) > 1) == wanted]
@@ -267,10 +309,6 @@ def _find(contenders: Sequence[Contender], name: str) -> Contender:
                 return one
     known = ", ".join(one.name for one in contenders[:10])
     raise UsageError(f"--baseline {name}: expected one of the runs or its folder. There are {known}.")
-
-
-def _is_folder(name: str) -> bool:
-    return _path(name).is_dir()
 
 
 def _path(name: str) -> Path:

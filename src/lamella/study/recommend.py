@@ -97,7 +97,7 @@ def recommend(
         if not value >= 0:
             raise UsageError(f"{limit.option}: expected 0 or more. Got {value}.")
     found = read_runs(folders)
-    examples, contenders = read_contenders(found, data)
+    paragraphs, contenders = read_contenders(found, data)
     unknown = [one for one in contenders if any(limit.paid(one) is None for limit in budget)]
     judged = [one for one in contenders if one not in unknown]
     if not judged:
@@ -115,7 +115,7 @@ def recommend(
             f"no run is within the budget; the nearest is {nearest.name}: {', '.join(breaks[nearest.name])}."
         )
     best = min(within, key=_rank)
-    others = compare_with(best, [one for one in judged if one is not best], examples)
+    others = compare_with(best, [one for one in judged if one is not best], paragraphs)
     cheaper = {
         against.ours.name: (against, saves)
         for against in sorted(others, key=lambda one: _rank(one.ours))

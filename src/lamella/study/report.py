@@ -23,7 +23,8 @@ def write_report(
 ) -> dict[str, Any]:
     """Write the report of some run folders, or folders of runs; gives what was written, for a person to be told.
 
-    `data` are the questions that the runs were scored on, where they do not say so themselves.
+    `data` are the questions that the runs were scored on, where they do not say so themselves. In a file that ends in
+    .md it is a page of words and tables, as `study/result_page.py` makes it.
     """
     from lamella.study.report_data import collect
 
@@ -31,6 +32,12 @@ def write_report(
         raise UsageError(f"{out}: expected the name of a file to write, as report.html; it is a folder.")
     if out.exists() and not overwrite:
         raise UsageError(f"{out}: exists already; choose another --out, or pass --overwrite.")
+    if out.suffix == ".md":
+        from lamella.study.result_page import result_page
+
+        page, count = result_page(folders, data=data, title=title)
+        runs.write_text(out, page)
+        return {"report": str(out), "runs": count, "bytes": len(page.encode()), "notes": []}
     content = collect(folders, data)
     page = render(content, title=title or _title(content["runs"]))
     runs.write_text(out, page)

@@ -22,7 +22,7 @@ def name_what_differs(records: Sequence[Record], configs: Sequence[Mapping[str, 
         key for key in keys if key != "training.strata" and len({json.dumps(options.get(key)) for options in told}) > 1
     ]
     for record, options in zip(records, flat, strict=True):
-        record["options"] = {key: _told(options[key]) for key in varied if key in options}
+        record["options"] = {key: told_option(options[key]) for key in varied if key in options}
         record["fraction"] = options.get("learner.fraction")
         others = {key: options.get(key) for key in varied if key not in NOT_A_KIND}
         record["alike"] = (
@@ -44,16 +44,16 @@ def _flat(config: Mapping[str, Any], front: str = "") -> dict[str, Any]:
 
 def _kind(key: str, value: Any) -> str:
     """`last` speaks for itself, `60` needs its name: `max train samples 60`."""
-    told = _told(value)
+    told = told_option(value)
     return told if isinstance(told, str) else f"{key.rpartition('.')[2].replace('_', ' ')} {told}"
 
 
-def _told(value: Any) -> str | float | int | None:
+def told_option(value: Any) -> str | float | int | None:
     """An option as a person would write it: `[{"name": "scalar_mix"}]` is `scalar_mix`."""
     if isinstance(value, list):
-        return " + ".join(str(_told(one)) for one in value) or "none"
+        return " + ".join(str(told_option(one)) for one in value) or "none"
     if isinstance(value, dict):
-        rest = ", ".join(f"{key}={_told(one)}" for key, one in value.items() if key != "name")
+        rest = ", ".join(f"{key}={told_option(one)}" for key, one in value.items() if key != "name")
         name = str(value.get("name", ""))
         return f"{name}({rest})" if rest else name
     if isinstance(value, str) and PurePath(value).is_absolute():

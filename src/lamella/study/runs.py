@@ -16,6 +16,7 @@ from lamella.data.examples import Example
 from lamella.errors import RunError, UnreadableError, UsageError
 from lamella.inference.evaluate import language_of, read_questions
 from lamella.inference.metrics import QuestionScores, score_questions
+from lamella.study.result_files import Result, read_result, result_files
 
 SEEDS = (("learner", "seed"), ("training", "order_seed"))  # runs that differ in nothing else are one reader's
 
@@ -31,6 +32,7 @@ class RunRecord:
     results: Mapping[str, Any]
     cost: Mapping[str, Any]
     data: tuple[str, ...]  # the files whose questions it was scored on, where that is recorded
+    kept: Result | None = None  # of a result file, which then is what `folder` names
 
     @property
     def seeds(self) -> tuple[Any, ...]:
@@ -63,12 +65,16 @@ class Found:
 def read_runs(folders: Sequence[str | Path], *, unfinished: bool = False) -> Found:
     """Read run folders; one that holds several runs stands for all that are finished in it.
 
-    With `unfinished`, those that have only begun are read as well.
+    Result files are runs, too, and a folder with such files stands for them. With `unfinished`, those that have only
+    begun are read as well.
     """
     found: dict[Path, Path] = {}
     left_out: dict[str, str] = {}
     for given in folders:
         folder = Path(os.path.expanduser(given))
+        if files := result_files(folder):
+            found |= {one.resolve(): one for one in files}
+            continue
         for one in _runs_within(folder):
             state = runs.run_state(one)
             if state == "finished" or (unfinished and state):
@@ -89,7 +95,7 @@ def read_scored(records: Sequence[RunRecord], data: str | None = None) -> tuple[
     Runs that answered other questions than the first one are refused: their scores cannot be laid side by side.
     """
     answers = records[0].predictions()
-    examples = _questions_of(records[0], answers, data)
+    examples = questions_of(records[0], answers, data)
     scorer = Scorer(examples)
     scores = []
     for record in records:
@@ -167,20 +173,24 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _read_run(folder: Path, name: str) -> RunRecord:
+    if folder.is_file():
+        kept = read_result(folder)
+        data = tuple(str(one["name"]) for one in kept.content["dev"]["files"])
+        return RunRecord(name, folder, "finished", kept.config(), kept.results(), kept.content["cost"], data, kept)
     config, results, cost = (read_object(folder / file) for file in (runs.CONFIG, runs.RESULTS, runs.COST))
     return RunRecord(name, folder, str(runs.run_state(folder)), config, results, cost, recorded_data(folder))
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The last names of the folders; with their parents' where two would be the same."""
-    parts = [Path(os.path.abspath(folder)).parts for folder in folders]
+    """The last names of the folders, of files without suffix; with their parents' where two would be the same."""
+    parts = [Path(os.path.abspath(one.with_suffix("") if one.is_file() else one)).parts for one in folders]
     length = 1
     while len({one[-length:] for one in parts}) < len(parts):
         length += 1
     return ["/".join(one[-length:]) for one in parts]
 
 
-def _questions_of(record: RunRecord, answers: Mapping[str, str], data: str | None) -> list[Example]:
+def questions_of(record: RunRecord, answers: Mapping[str, str], data: str | None) -> list[Example]:
     """Those of the data that the run answered: it may have been limited to the first of them."""
     files = (data,) if data else record.data
     if not files:

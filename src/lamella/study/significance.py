@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from lamella.inference.paired import DRAWS, Difference
 
 CHUNK = 250  # draws at a time: their counts and what comes of them are held in memory
+FEW = 200  # readers, times scores
 ROUNDING = 1e-6  # in the half as long numbers of the products, what cancels out may leave this much
 
 
@@ -49,13 +52,15 @@ def bootstrap_differences(
         sizes = np.bincount(units).astype(np.float64)
     count = len(sizes)
     rng = np.random.default_rng(seed)
-    table = np.column_stack([sums, sizes]).astype(np.float32)
-    means = np.empty((draws, differences.shape[1]), np.float32)
+    # In long numbers, where there are few readers, so that the ends of an interval are the same on every machine.
+    kind: Any = np.float64 if differences.shape[1] <= FEW else np.float32
+    table = np.column_stack([sums, sizes]).astype(kind)
+    means = np.empty((draws, differences.shape[1]), kind)
     for begin in range(0, draws, CHUNK):
         end = min(begin + CHUNK, draws)
         drawn = rng.integers(count, size=(end - begin, count)) + count * np.arange(end - begin)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=(end - begin) * count).reshape(end - begin, count)
-        totals = counts.astype(np.float32) @ table
+        totals = counts.astype(kind) @ table
         means[begin:end] = totals[:, :-1] / totals[:, -1:]
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
     low, high = (np.where(np.abs(end) < ROUNDING, 0.0, end) for end in (low, high))

@@ -1,0 +1,383 @@
+"""Result files: what is kept of a run, that it is enough to compare by, and that nothing wrong in one goes unseen."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from doubles import save_tiny_encoder
+from lamella.errors import LamellaError, RunError, UnreadableError, UsageError
+from lamella.inference.calibrate import odds_of, scores_of_best, threshold_report
+from lamella.inference.evaluate import read_questions
+from lamella.inference.members import read_answered
+from lamella.inference.metrics import QuestionScores
+from lamella.study.compare import compare, compare_found, keep_and_compare
+from lamella.study.keep import with_results
+from lamella.study.recommend import recommend
+from lamella.study.report_data import collect
+from lamella.study.result_files import SCALE, per_question, read_result, result_of
+from lamella.study.runs import read_runs
+from run_folders import write_files
+
+Lamella = Callable[..., tuple[int, str, str]]
+ARTICLES, PARAGRAPHS, QUESTIONS = 4, 3, 4
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Four articles of three paragraphs with four questions each; every other question has no answer."""
+    rng = random.Random(0)
+    articles = []
+    for article in range(ARTICLES):
+        paragraphs = []
+        for paragraph in range(PARAGRAPHS):
+            words = [f"w{article}{paragraph}{place}" for place in range(8)]
+            qas = []
+            for place in range(QUESTIONS):
+                answers = [{"text": " ".join(words[place : place + 2]), "answer_start": 5 * place}]
+                id = f"{rng.random():.12f}"  # in no order, as those of SQuAD
+                no_answer = place % 2 == 1
+                entry = {"id": id, "question": "Which?", "is_impossible": no_answer, "answers": answers}
+                qas.append({**entry, "answers": []} if no_answer else entry)
+            paragraphs.append({"context": " ".join(words), "qas": qas})
+        articles.append({"title": f"t{article}", "paragraphs": paragraphs})
+    path = tmp_path / "dev.json"
+    path.write_text(json.dumps({"version": "v2.0", "data": articles}))
+    return path
+
+
+def write_scored_run(folder: Path, data: Path, seed: int, *, skill: float = 0.8, **files: Any) -> Path:
+    """A run that answers rightly with a chance of `skill`, in part or not at all else, at a threshold of 0."""
+    rng = random.Random(seed)
+    nbest, odds, texts = {}, {}, {}
+    for example in read_questions(str(data), labelled=True):
+        words = example.context.text.split()
+        right = example.answers[0].text if example.answers else words[0]
+        text = right if rng.random() < skill else rng.choice([words[-1], right.split()[0]])
+        null = rng.gauss(0.5 if example.answers else 2.0, 1.0)
+        candidates = [(text, 0.0), ("", null)]
+        nbest[example.id] = [
+            {"text": one, "probability": 0.5, "score": score, "start": 0, "end": len(one)} for one, score in candidates
+        ]
+        odds[example.id], texts[example.id] = null, "" if null > 0 else text
+    config = {
+        "data": {"train": ["/somewhere/private/train.json.gz"], "dev": [str(data)]},
+        "encoder": {"name": "/somewhere/private/tiny", "tuning": {"name": "adapter", "size": 8}},
+        "learner": {"seed": seed, "learning_rate": skill, "distil": {"name": "teacher", "models": ["/p/first/model"]}},
+        "training": {"order_seed": 0},
+    }
+    write_files(
+        folder,
+        {
+            "run.json": {"state": "finished", "command": "train", "ended": "2026-01-01T10:00:00+00:00"},
+            "config.json": config,
+            "environment.json": {"lamella": "0.1.0", "libraries": {"torch": "2"}, "arguments": ["/somewhere/private"]},
+            "cost.json": {"trainable_parameters": 100 + seed, "train_seconds": 7.5, "device": "cpu, 1 thread"},
+            "nbest_predictions.json": nbest,
+            "null_odds.json": odds,
+            "predictions.json": texts,
+            **files,
+        },
+    )
+    return folder
+
+
+def content_of(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def test_the_scores_kept_are_those_that_evaluate_writes(tmp_path: Path, data: Path, lamella: Lamella) -> None:
+    run = write_scored_run(tmp_path / "run", data, 0)
+    assert lamella("compare", run, "--keep", tmp_path / "kept")[0] == 0
+    kept = read_result(tmp_path / "kept" / "run.json")
+    examples, answered = read_questions(str(data), labelled=True), read_answered(run)
+    best = scores_of_best(examples, answered.predictions)
+    from lamella.config import DecodingOptions
+
+    wanted = threshold_report(
+        DecodingOptions(), examples, best, odds_of(examples, answered.predictions), gives_text=True
+    )
+    scores = kept.results()
+    for key in ("exact_at_0", "f1_at_0", "crossfit_exact", "crossfit_f1"):
+        assert scores[key] == pytest.approx(wanted[key], abs=1e-4)
+    assert scores["f1"] == scores["f1_at_0"] != scores["crossfit_f1"]
+    assert scores["best_f1"] >= scores["crossfit_f1"]
+    assert 100 * kept.f1.mean() == pytest.approx(wanted["crossfit_f1"], abs=0.01)
+    assert 100 * kept.exact.mean() == pytest.approx(wanted["crossfit_exact"])
+
+
+def test_the_questions_stand_in_the_order_of_their_ids(tmp_path: Path, data: Path) -> None:
+    _, files = keep_and_compare([write_scored_run(tmp_path / "run", data, 0)], tmp_path / "kept")
+    kept = read_result(files[0])
+    examples = sorted(read_questions(str(data), labelled=True), key=lambda one: one.id)
+    assert kept.answerable.tolist() == [one.answerable for one in examples]
+    texts = [one.context.text for one in examples]
+    numbers = kept.paragraphs.tolist()
+    assert [texts.index(text) for text in texts] == [numbers.index(number) for number in numbers]
+    assert len(set(numbers)) == ARTICLES * PARAGRAPHS == kept.content["dev"]["paragraphs"]
+
+
+def test_files_compare_as_the_runs_do_that_they_were_kept_of(tmp_path: Path, data: Path) -> None:
+    folders = [write_scored_run(tmp_path / f"r{skill}", data, 1, skill=skill / 10) for skill in (9, 3)]
+    folders.append(write_scored_run(tmp_path / "r9-seed2", data, 2, skill=0.9))
+    from_runs = compare_found(with_results(read_runs(folders)), baseline="r3")
+    first, files = keep_and_compare(folders, tmp_path / "kept", baseline=str(folders[1]))
+    data.unlink()
+    again = compare(files, baseline="r3")
+    for one in (first, again):
+        assert one is not None
+        assert one.thresholds == "crossfit"
+        assert [row.split()[1:] for row in one.lines()[3:]] == [row.split()[1:] for row in from_runs.lines()[3:]]
+    assert compare([tmp_path / "kept"], baseline=str(files[1])).baseline.name == again.baseline.name
+
+
+def test_a_run_folder_beside_a_file_is_scored_as_the_file_was(tmp_path: Path, data: Path) -> None:
+    one, other = (write_scored_run(tmp_path / name, data, seed, skill=0.9 - seed / 4) for seed, name in enumerate("ab"))
+    _, (kept,) = keep_and_compare([one], tmp_path / "a.json")
+    mixed = compare([kept, other])
+    both, _ = keep_and_compare([one, other], tmp_path / "kept")
+    assert both is not None
+    assert mixed.to_json()["runs"][1]["f1"] == both.to_json()["runs"][1]["f1"]
+    assert mixed.thresholds == "crossfit"
+    assert compare([one, other]).thresholds == "own"
+
+
+def test_recommend_and_report_take_files(tmp_path: Path, data: Path, lamella: Lamella) -> None:
+    folders = [write_scored_run(tmp_path / f"r{skill}", data, 1, skill=skill / 10) for skill in (9, 3)]
+    _, files = keep_and_compare(folders, tmp_path / "kept")
+    (tmp_path / "kept" / "speed.json").write_text('{"format": "lamella-speed"}')
+    assert recommend([tmp_path / "kept"], max_params=101).best.name == "r9"
+    shown = collect([tmp_path / "kept"])
+    assert [one["name"] for one in shown["runs"]] == ["r3", "r9"]
+    kept = content_of(files[0])["scores"]["own"]
+    assert shown["runs"][1]["scores"]["f1"] == pytest.approx(kept["f1"], abs=1e-3)
+    assert shown["runs"][1]["cost"]["train_seconds"] == 7.5
+    assert shown["samples"] == []
+    assert shown["notes"] == []
+    code, _, err = lamella("report", tmp_path / "kept", "--out", tmp_path / "report.html")
+    assert (code, err) == (0, "")
+
+
+def test_no_folder_of_the_machine_is_kept(tmp_path: Path, data: Path) -> None:
+    _, (file,) = keep_and_compare([write_scored_run(tmp_path / "run", data, 0)], tmp_path / "kept")
+    text, content = file.read_text(), content_of(file)
+    assert "private" not in text
+    assert str(tmp_path) not in text
+    assert content["encoder"]["name"] == content["options"]["encoder.name"] == "tiny"
+    assert content["options"]["learner.distil"]["models"] == ["first"]
+    assert content["train"]["files"] == [{"name": "train.json.gz"}]
+    assert set(content["dev"]["files"][0]) == {"name", "sha256"}
+    assert (content["seed"], content["tuning"]) == ({"learner": 0, "order": 0}, {"name": "adapter", "size": 8})
+
+
+def test_the_encoder_is_the_one_at_the_end_of_a_chain_of_models(tmp_path: Path, data: Path) -> None:
+    first, second = tmp_path / "first" / "models" / "0.3", tmp_path / "second" / "model"
+    last = {"name": "some/encoder", "sha256": "abc"}
+    train = {"files": ["a.json"], "questions": 7, "unanswerable": 2}
+    write_files(first, {"config.json": {"lamella": 1, "base": last, "tuning": {"name": "full"}}})
+    facts = {"train": train, "fraction": 0.5}
+    config = {"lamella": 1, "base": {"name": str(first), "sha256": "x"}, "tuning": {"name": "frozen"}, "facts": facts}
+    write_files(second, {"config.json": config})
+    run = write_scored_run(tmp_path / "second", data, 0, **{"config.json": {"data": {"dev": [str(data)]}}})
+    _, (file,) = keep_and_compare([run], tmp_path / "kept")
+    content = content_of(file)
+    assert content["encoder"] == {**last, "parameters": None, "by_way_of": ["first@0.3"]}
+    assert content["train"] == {"files": [{"name": "a.json"}], "questions": 7, "unanswerable": 2, "fraction": 0.5}
+
+
+def test_a_run_of_evaluate_tells_of_its_model(tmp_path: Path, data: Path) -> None:
+    facts = {"train": {"files": ["a.json"], "questions": 7, "unanswerable": 2}}
+    base, tuning = {"name": "some/encoder", "sha256": "abc"}, {"name": "full"}
+    record = {"state": "finished", "command": "evaluate", "data": {"files": [str(data)]},
+              "model": {"name": "m", "base": base, "tuning": tuning, "facts": facts}}  # fmt: skip
+    run = write_scored_run(tmp_path / "run", data, 0, **{"run.json": record, "config.json": {}})
+    _, (file,) = keep_and_compare([run], tmp_path / "kept")
+    content = content_of(file)
+    assert (content["encoder"]["name"], content["tuning"], content["train"]["questions"]) == ("some/encoder", tuning, 7)
+
+
+def test_a_training_and_its_evaluation_are_kept_alike(tmp_path: Path, lamella: Lamella, one_thread: None) -> None:
+    encoder = save_tiny_encoder(tmp_path / "tiny")
+    (tmp_path / "run.toml").write_text(f"""
+        data = {{train = "demo:train", dev = "demo:dev", max_train_samples = 8}}
+        windows = {{max_seq_length = 128, doc_stride = 16}}
+        encoder = {{name = "{encoder}", tuning = "frozen"}}
+        training = {{max_steps = 1}}
+    """)
+    assert lamella("train", tmp_path / "run.toml", "--out", tmp_path / "trained")[0] == 0
+    asked = ("demo:dev", "--model", tmp_path / "trained", "--out", tmp_path / "asked")
+    assert lamella("evaluate", *asked, "--precision", "fp32")[0] == 0
+    code, _, err = lamella("compare", tmp_path / "trained", tmp_path / "asked", "--keep", tmp_path / "kept")
+    assert (code, err) == (0, "")
+    trained, evaluated = (content_of(tmp_path / "kept" / f"{name}.json") for name in ("trained", "asked"))
+    assert (trained["command"], evaluated["command"]) == ("train", "evaluate")
+    assert trained["encoder"]["name"] == "tiny"
+    for key in ("encoder", "tuning", "train", "dev"):
+        assert trained[key] == evaluated[key]
+    assert trained["train"]["questions"] == 8
+    assert trained["scores"]["crossfit"]["f1"] == pytest.approx(
+        json.loads((tmp_path / "trained" / "eval_results.json").read_text())["crossfit_f1"], abs=1e-4
+    )
+
+
+def test_where_nothing_can_be_tuned_the_own_threshold_counts(tmp_path: Path, data: Path) -> None:
+    content = json.loads(data.read_text())
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            paragraph["qas"] = [one for one in paragraph["qas"] if not one["is_impossible"]]
+    data.write_text(json.dumps(content))
+    _, (file,) = keep_and_compare([write_scored_run(tmp_path / "run", data, 0)], tmp_path / "kept")
+    kept = read_result(file)
+    assert kept.scored_at == "own"
+    assert "crossfit" not in kept.content["scores"]
+    assert 100 * kept.f1.mean() == pytest.approx(kept.results()["f1"], abs=0.01)
+
+
+def test_a_file_of_another_run_is_not_replaced(tmp_path: Path, data: Path, lamella: Lamella) -> None:
+    one, other = (write_scored_run(tmp_path / place / "run", data, seed) for seed, place in enumerate("ab"))
+    kept = tmp_path / "kept"
+    for _ in range(2):  # the same content is as good as written
+        assert lamella("compare", one, "--keep", kept)[0] == 0
+    before = (kept / "run.json").read_bytes()
+    code, _, err = lamella("compare", other, "--keep", kept)
+    assert code == 1
+    assert err.count("\n") == 1
+    assert "holds another run" in err
+    assert (kept / "run.json").read_bytes() == before
+    assert lamella("compare", other, "--keep", kept, "--overwrite")[0] == 0
+    assert (kept / "run.json").read_bytes() != before
+    code, out, _ = lamella("compare", one, other, "--keep", kept, "--json")  # two seeds of a reader
+    assert code == 0
+    assert json.loads(out)["kept"] == [str(kept / "a-run.json"), str(kept / "b-run.json")]
+    assert sorted(path.name for path in kept.iterdir()) == ["a-run.json", "b-run.json", "run.json"]
+
+
+def test_nothing_is_written_when_one_of_the_files_cannot_be(tmp_path: Path, data: Path) -> None:
+    runs = [write_scored_run(tmp_path / name, data, seed) for seed, name in enumerate("ab")]
+    write_files(tmp_path / "kept", {"b.json": {"mine": True}})
+    with pytest.raises(RunError, match=r"b\.json: holds something else"):
+        keep_and_compare(runs, tmp_path / "kept")
+    assert not (tmp_path / "kept" / "a.json").exists()
+
+
+def test_wrong_calls(tmp_path: Path, data: Path, lamella: Lamella) -> None:
+    runs = [write_scored_run(tmp_path / name, data, seed) for seed, name in enumerate("ab")]
+    with pytest.raises(UsageError, match="expected a folder, for 2 runs"):
+        keep_and_compare(runs, tmp_path / "one.json")
+    _, (kept,) = keep_and_compare(runs[:1], tmp_path / "a.json")
+    with pytest.raises(UsageError, match="result files already"):
+        keep_and_compare([kept], tmp_path / "again")
+    with pytest.raises(UsageError, match="two readers or more"):
+        compare([kept])
+    assert lamella("compare", *runs, "--overwrite")[0] == 2
+    (runs[0] / "nbest_predictions.json").unlink()
+    with pytest.raises(RunError, match=r"expected nbest_predictions\.json"):
+        keep_and_compare(runs, tmp_path / "kept")
+    write_files(runs[1], {"eval_results.json": {"f1": 99.0}})
+    with pytest.raises(RunError, match=r"recorded F1 99\.00\. Its answers score"):
+        keep_and_compare(runs[1:], tmp_path / "kept")
+    write_files(runs[1], {"eval_results.json": {}, "config.json": {"data": []}})
+    with pytest.raises(LamellaError, match=r"damaged|--data"):
+        keep_and_compare(runs[1:], tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_other_questions_are_refused(tmp_path: Path, data: Path) -> None:
+    _, (whole,) = keep_and_compare([write_scored_run(tmp_path / "a", data, 0)], tmp_path / "kept")
+    content = json.loads(data.read_text())
+    content["data"].pop()
+    fewer = tmp_path / "fewer.json"
+    fewer.write_text(json.dumps(content))
+    with pytest.raises(RunError, match=r"48 questions of dev\.json. Found 36 questions of fewer\.json, with other ids"):
+        compare([whole, write_scored_run(tmp_path / "b", fewer, 0)])
+
+
+def _edit(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def edit(content: dict[str, Any]) -> None:
+        *keys, last = path.split(".")
+        for key in keys:
+            content = content[key]
+        if value is None:
+            del content[last]
+        else:
+            content[last] = value
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (_edit("version", 2), "expected version 1"),
+        (_edit("scores.crossfit.f1", 99.0), "scores.crossfit.f1 is 99.0, and its questions give"),
+        (_edit("scores.crossfit.NoAns_exact", 99.0), "NoAns_exact"),
+        (_edit("per_question.answerable", "01"), "differ in length"),
+        (_edit("per_question.exact", "0x"), "something is missing"),
+        (_edit("per_question.partial_f1", [[1000, 5]]), "something is missing"),
+        (_edit("per_question.paragraph", [10**6] * 48), "impossible number"),
+        (_edit("per_question", None), "something is missing"),
+        (_edit("dev.questions", 47), "dev.questions is 47"),
+        (_edit("cost", []), "cost is no object"),
+        (_edit("encoder", None), "something is missing"),
+    ],
+)
+def test_a_file_that_was_changed_is_found_out(
+    tmp_path: Path, data: Path, edit: Callable[[dict[str, Any]], None], said: str
+) -> None:
+    _, (file,) = keep_and_compare([write_scored_run(tmp_path / "run", data, 0)], tmp_path / "kept")
+    content = content_of(file)
+    edit(content)
+    file.write_text(json.dumps(content))
+    with pytest.raises(UnreadableError, match=said) as raised:
+        read_runs([file])
+    assert "\n" not in str(raised.value)
+
+
+def test_any_other_file_is_refused(tmp_path: Path, lamella: Lamella) -> None:
+    write_files(tmp_path, {"other.json": {"format": "lamella-speed"}, "list.json": []})
+    for name in ("other.json", "list.json"):
+        code, _, err = lamella("compare", tmp_path / name)
+        assert code == 2
+        assert "result file" in err
+        assert err.count("\n") == 1
+    assert lamella("compare", tmp_path)[0] == 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.sampled_from([0.0, 1.0]), st.floats(0, 1), st.integers(0, 5)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_the_lists_give_back_what_was_put_in(rows: list[tuple[bool, float, float, int]]) -> None:
+    ids = tuple(f"q{(7 * place) % 31}" for place in range(len(rows)))
+    answerable, exact, partial, paragraphs = (np.array(column) for column in zip(*rows, strict=True))
+    f1 = np.maximum(exact, partial)
+    scores = QuestionScores(ids, answerable, answerable, exact=exact, f1=f1)
+    told: Mapping[str, Any] = per_question(
+        scores, {id: str(one) for id, one in zip(ids, paragraphs, strict=True)}, "own"
+    )
+    back = result_of({"per_question": json.loads(json.dumps(told))})
+    order = np.argsort(np.array(ids))
+    np.testing.assert_array_equal(back.exact, exact[order])
+    np.testing.assert_array_equal(back.answerable, answerable[order])
+    np.testing.assert_allclose(back.f1, f1[order], atol=0.5 / SCALE + 1e-12)
+    same = paragraphs[order][:, None] == paragraphs[order][None]
+    np.testing.assert_array_equal(back.paragraphs[:, None] == back.paragraphs[None], same)
+
+
+def test_a_real_dev_set_makes_a_small_file(real_data: Path, tmp_path: Path) -> None:
+    run = write_scored_run(tmp_path / "run", real_data / "cs224n-dev.json.gz", 0, skill=0.7)
+    _, (file,) = keep_and_compare([run], tmp_path / "kept")
+    assert len(read_result(file).f1) == 6078
+    assert file.stat().st_size < 60_000

@@ -1,0 +1,129 @@
+"""The page of results: made of every file there, the same bytes each time, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lamella.errors import LamellaError
+from lamella.study.result_files import is_result, json_files, read_result
+from lamella.study.result_page import result_page
+
+Lamella = Callable[..., tuple[int, str, str]]
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = Path(__file__).with_name("kept")
+PAGES = {"example": (KEPT, KEPT / "page.md"), "results": (ROOT / "results", ROOT / "docs" / "results" / "readers.md")}
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(KEPT, tmp_path / "kept"))
+
+
+@pytest.mark.parametrize(("folder", "page"), PAGES.values(), ids=PAGES)
+def test_the_page_is_what_the_results_say(folder: Path, page: Path) -> None:
+    files = json_files(folder)
+    if not files:
+        pytest.skip("no results are there yet")
+    results = [file for file in files if is_result(json.loads(file.read_text(encoding="utf-8")))]
+    assert all(read_result(file).content["name"] == file.stem for file in results)
+    made, count = result_page([folder])
+    assert count == len(results)
+    assert page.read_bytes() == made.encode(), f"make it anew: lamella report {folder} --out {page} --overwrite"
+
+
+def test_the_command_writes_the_same_bytes_each_time(kept: Path, tmp_path: Path, lamella: Lamella) -> None:
+    out = tmp_path / "page.md"
+    for _ in range(2):
+        assert lamella("report", kept, "--out", out, "--overwrite")[0] == 0
+        assert out.read_bytes() == (KEPT / "page.md").read_bytes()
+    code, out_json, _ = lamella("report", kept, "--out", out, "--overwrite", "--json", "--title", "Other")
+    assert code == 0
+    assert json.loads(out_json)["runs"] == 5
+    assert "# Other\n" in out.read_text()
+    assert lamella("report", kept, "--out", out)[0] == 2
+
+
+def test_a_result_that_no_section_shows_is_refused(kept: Path) -> None:
+    shutil.copy(kept / "dot-seed0.json", kept / "new.json")
+    with pytest.raises(LamellaError, match=r"page\.toml: expected a section for every result\. None shows new\.json"):
+        result_page([kept])
+
+
+def test_another_file_that_no_section_shows_is_refused(kept: Path) -> None:
+    (kept / "more.json").write_text("{}")
+    with pytest.raises(LamellaError, match=r"None shows more\.json"):
+        result_page([kept])
+
+
+def test_a_number_that_changes_changes_the_page(kept: Path) -> None:
+    before, _ = result_page([kept])
+    path = kept / "dot-seed0.json"
+    content = json.loads(path.read_text())
+    content["cost"]["trainable_parameters"] += 2_000
+    path.write_text(json.dumps(content))
+    after, _ = result_page([kept])
+    assert "1,770 (" in after
+    assert "2,770 (" in after
+    assert before != after
+
+
+def test_encoder_and_train_data_stand_beside_every_number(kept: Path) -> None:
+    page, _ = result_page([kept])
+    tables = [line for line in page.splitlines() if line.startswith("| run |")]
+    assert len(tables) == 2
+    assert all(line.startswith("| run | encoder | train data |") for line in tables)
+
+
+def test_without_words_all_runs_are_in_one_section(kept: Path) -> None:
+    (kept / "page.toml").unlink()
+    page, _ = result_page([kept])
+    assert page.count("\n## ") == 2  # the runs, and what they stand on
+    assert "| compress-seed0 |" in page
+    assert "| dot | all-MiniLM-L6-v2 | demo:train, the first 60 | 2 |" in page
+    assert "against" not in page
+    assert "beats" in page
+
+
+def test_one_run_is_a_page_too(kept: Path) -> None:
+    page, count = result_page([kept / "dot-seed0.json"])
+    assert count == 1
+    assert "| dot-seed0 |" in page
+    assert "beats" not in page
+
+
+def test_a_bar_in_a_name_breaks_no_table(kept: Path) -> None:
+    words = kept / "page.toml"
+    words.write_text(words.read_text().replace('"MiniLM-L6"', '"Mini|LM"'))
+    assert r"| Mini\|LM | bundled train" in result_page([kept])[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"last-*"', '"lost-*"', "'Which layers' shows 'lost-*'. No result has that name"),
+        ('baseline = "last"', 'baseline = "lats"', "compares with 'lats', which it does not show. Did you mean 'last'"),
+        ('"delta"', '"delto"', "has a column 'delto'"),
+        ('file = "speed.json"', 'file = "speedy.json"', "no such file|None shows speed.json"),
+        ('file = "speed.json"', 'file = "speed.json"\nruns = ["*"]', "either runs or a file"),
+        ('rows = "rows"', 'rows = "lines"', "expected objects to show as rows at lines"),
+        ('"ratio"', '"rate"', "expected rate in its rows"),
+        ("[names]", "[name]", "did you mean|Did you mean|unknown|not"),
+        ("[names]", "[names", "broken TOML"),
+    ],
+)
+def test_wrong_words_are_told(kept: Path, tmp_path: Path, lamella: Lamella, old: str, new: str, said: str) -> None:
+    import re
+
+    words = kept / "page.toml"
+    assert old in words.read_text()
+    words.write_text(words.read_text().replace(old, new, 1))
+    code, _, err = lamella("report", kept, "--out", tmp_path / "page.md")
+    assert code == 2
+    assert re.search(said if "|" in said else re.escape(said), err), err
+    assert "Traceback" not in err
+    assert not (tmp_path / "page.md").exists()
