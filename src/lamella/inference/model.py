@@ -56,7 +56,7 @@ class ReaderModel(nn.Module):
         """A new reader; `tuned_before` are the tunings that a flattened chain of models went through before its own."""
         super().__init__()
         self.base_name, self.base_sha256 = base.name, base.sha256
-        self.folders = base.folders  # what it was loaded from
+        self.folders = self.bases = base.folders  # what it was loaded from, and what of that it stands on
         self.tokenizer: PreTrainedTokenizerFast = base.tokenizer
         self.tuning: dict[str, Any] = config.encoder.tuning
         self.tuned_before = [dict(tuning) for tuning in tuned_before]
@@ -123,6 +123,8 @@ class ReaderModel(nn.Module):
             trained = round_to_half(trained)
         if folder.exists() and not is_saved_model(folder) and not is_empty(folder):
             raise UsageError(f"{folder}: holds something else than a model; choose another folder to save into.")
+        if folder.resolve() in [base.resolve() for base in self.bases]:
+            raise UsageError(f"{folder}: holds what this model stands on; choose another folder to save into.")
         facts = self.facts if results is None else self.facts.model_copy(update={"results": dict(results)})
         # One key of metadata at most: safetensors writes them in random order, and equal models should hash equal.
         weights = save(trained, {"format": "pt"})
