@@ -63,7 +63,7 @@ class StockModel:
         return cls(model, load_tokenizer(source), source.folder)
 
     @property
-    def _reads_token_types(self) -> bool:
+    def reads_token_types(self) -> bool:
         """Whether question and context are told apart by token type; the tokenizer of ALBERT says no, and is wrong."""
         family = FAMILIES.get(self.model.config.model_type)
         return family.token_types if family else "token_type_ids" in self.tokenizer.model_input_names
@@ -82,7 +82,7 @@ class StockModel:
         """Start and end logits of some windows."""
         batch = Batch.of(padded).to(self.device)
         inputs = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
-        if self._reads_token_types:
+        if self.reads_token_types:
             inputs["token_type_ids"] = batch.token_types
         with autocast(self.device, self.precision):
             output = self.model(**inputs)
