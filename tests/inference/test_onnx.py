@@ -404,11 +404,11 @@ def test_without_onnxruntime_the_extra_is_named(
     assert "lamella[onnx]" in refusal(MissingExtraError, lambda: export_onnx(made["model"], tmp_path / "onnx"))
 
 
-def test_a_folder_of_something_else_is_never_replaced(made: dict[str, Path], tmp_path: Path) -> None:
+def test_nothing_is_ever_replaced(made: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    for folder in (tmp_path, made["model"]):
+    for folder in (tmp_path, made["model"], made["onnx"]):
         said = refusal(UsageError, lambda folder=folder: export_onnx(made["model"], folder))
-        assert said == f"{folder}: holds something else than an exported model; choose another folder."
+        assert said == f"{folder}: is there already, and not empty; choose another folder to export to."
     assert "expected both" in refusal(UsageError, lambda: export_onnx(made["model"], tmp_path / "x", data="demo:dev"))
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
@@ -424,6 +424,16 @@ def test_a_graph_that_differs_from_the_model_is_not_written(
     said = refusal(ModelError, lambda: export_onnx(made["model"], exported.parent / "other"))
     assert "the ONNX graph does not do what the model does" in said
     assert os.listdir(exported.parent) == ["onnx"]
+
+
+def test_windows_longer_than_the_graph_can_take_are_one_line(exported: Path) -> None:
+    path = exported / "config.json"
+    config = json.loads(path.read_text())
+    config["windows"].update(max_seq_length=2000)
+    path.write_text(json.dumps(config))
+    model = load_model(exported)
+    said = refusal(ModelError, lambda: predict(model, examples_about([" ".join(corpus())])))
+    assert said.startswith("the exported graph cannot be run on 2000 tokens: ")
 
 
 def test_too_large_a_batch_is_told_apart_from_a_broken_graph(

@@ -223,6 +223,12 @@ def replacing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+def refuse_occupied(folder: Path) -> None:
+    """Before the work, and whatever lies there: an export replaces nothing."""
+    if folder.exists() and not is_empty(folder):
+        raise UsageError(f"{folder}: is there already, and not empty; choose another folder to export to.")
+
+
 def is_empty(folder: Path) -> bool:
     """Whether it is a folder in which nothing lies."""
     return folder.is_dir() and not any(folder.iterdir())

@@ -29,7 +29,7 @@ from lamella.encoder.tuning import merge
 from lamella.errors import MissingExtraError, ModelError, UsageError, one_line
 from lamella.inference.evaluate import language_of, read_questions
 from lamella.inference.loading import load_model
-from lamella.inference.model import ReaderModel, is_empty, replacing
+from lamella.inference.model import ReaderModel, refuse_occupied, replacing
 from lamella.inference.onnx_model import (
     INPUTS,
     ONNX_GRAPH,
@@ -38,7 +38,6 @@ from lamella.inference.onnx_model import (
     Identity,
     Measured,
     OnnxModel,
-    is_exported,
 )
 from lamella.inference.predict import Answering, predict, score_predictions
 from lamella.inference.stock import StockModel
@@ -246,8 +245,7 @@ def _check_call(folder: Path, int8: bool, data: str | None) -> None:
         raise MissingExtraError("export --onnx", "onnx")
     if data and not int8:
         raise UsageError("export: --data is there to measure what --int8 costs; expected both.")
-    if folder.exists() and not is_exported(folder) and not is_empty(folder):
-        raise UsageError(f"{folder}: holds something else than an exported model; choose another folder.")
+    refuse_occupied(folder)
 
 
 def _attend(
