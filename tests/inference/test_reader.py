@@ -341,6 +341,16 @@ class TestPipelineFace:
         with pytest.raises(UsageError, match="Got 3 and 2"):
             reader(question=QUESTIONS, context=["a", "b"])
 
+    @pytest.mark.parametrize("family", ["bert", "roberta"])
+    def test_windows_longer_than_the_encoder_has_positions(self, family: str, tmp_path: Path) -> None:
+        most = tiny_config(family).max_position_embeddings - (2 if family == "roberta" else 0)
+        model, stock = tiny_model(family), Reader.load(stock_folder(tmp_path, family), precision="fp32", device="cpu")
+        for reader in (Reader(model), stock):
+            asked = {"question": "q", "context": " ".join(corpus())}
+            assert reader(**asked, max_seq_len=most)["answer"]
+            with pytest.raises(UsageError, match=f"expected at most {most}, all the positions"):
+                reader(**asked, max_seq_len=most + 1)
+
     def test_options_of_the_pipeline_that_change_no_answer(self, reader: Reader) -> None:
         asked = {"question": QUESTIONS[0], "context": corpus()[0]}
         assert reader(**asked, batch_size=1, padding="longest", max_question_len=64, num_workers=0) == reader(**asked)

@@ -29,7 +29,7 @@ from lamella import registry
 from lamella.config import DecodingOptions, RunConfig, WindowOptions
 from lamella.data.batches import Batch
 from lamella.data.padding import Padded
-from lamella.encoder.encoder import Encoder, HiddenStates
+from lamella.encoder.encoder import Encoder, HiddenStates, refuse_longer_windows
 from lamella.encoder.loading import FORMAT_VERSION, LoadedEncoder, fitting, load_base, quiet, read_saved
 from lamella.encoder.precision import autocast
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_FORMAT, MODEL_WEIGHTS, is_saved_model, model_folder
@@ -110,6 +110,7 @@ class ReaderModel(nn.Module):
     @torch.inference_mode()
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """The logits of windows as they come from the data, back as an array; the model must be in eval mode."""
+        refuse_longer_windows(padded.mask.shape[1], self.encoder.model.config)
         found: NDArray[np.float32] = self(Batch.of(padded).to(self.device)).float().cpu().numpy()
         return found
 

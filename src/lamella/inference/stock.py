@@ -13,7 +13,7 @@ from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.batches import Batch
 from lamella.data.padding import Padded
 from lamella.encoder.attention import use_fast_attention
-from lamella.encoder.encoder import FAMILIES
+from lamella.encoder.encoder import FAMILIES, refuse_longer_windows
 from lamella.encoder.loading import load_tokenizer, quiet
 from lamella.encoder.precision import autocast
 from lamella.encoder.sources import MODEL_CONFIG, Source
@@ -80,6 +80,7 @@ class StockModel:
     @torch.inference_mode()
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """Start and end logits of some windows."""
+        refuse_longer_windows(padded.mask.shape[1], self.model.config)
         batch = Batch.of(padded).to(self.device)
         inputs = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
         if self.reads_token_types:
