@@ -97,13 +97,16 @@ def new_run(
 
     A folder that holds anything is refused, unless it holds an earlier run and `overwrite` is given; then only the
     files of a run and its model folders are removed from it. With `resume` they stay. `needs` are folders that the run
-    reads: it is refused if they lie where it writes. `within` names the folders of further runs inside this one, `data`
-    is the record of the questions that it answers, `model` of what answers them.
+    reads: it is refused if they lie where it writes, or it in one of them that is no run. `within` names the folders of
+    further runs inside this one, `data` is the record of the questions that it answers, `model` of what answers them.
     """
     whole = folder.resolve()
     for path in needs:
-        if whole == path.resolve() or whole in path.resolve().parents:
+        needed = path.resolve()
+        if needed == whole or whole in needed.parents:
             raise RunError(f"{folder}: holds {path}, which this run needs; choose another --out.")
+        if needed in whole.parents and not (needed / RUN).is_file():  # a run may hold others, a model may not
+            raise RunError(f"{folder}: lies in {path}, which this run needs; choose another --out.")
     _check_room(folder, overwrite or resume)
     earlier = _record(folder) if folder.exists() else None
     record: dict[str, Any] = {"state": "unfinished", "command": command, "lamella": __version__, "started": _now()}

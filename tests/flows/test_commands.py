@@ -357,6 +357,40 @@ def test_a_mistake_costs_no_earlier_run(mistake: str, run_folder: Path, lamella:
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+@pytest.mark.parametrize(("rows", "said"), [(2, "its id is given to several"), (0, "expected questions. Found none.")])
+def test_nor_does_a_faulty_data_file(
+    command: str, rows: int, said: str, run_folder: Path, lamella: Any, tmp_path: Path
+) -> None:
+    qa = {"id": "twice", "question": "Who?", "answers": [], "is_impossible": True}
+    paragraph = {"context": "Huygens found it.", "qas": [{**qa, "question": f"Who {n}?"} for n in range(rows)]}
+    document = {"version": "v2.0", "data": [{"title": "t", "paragraphs": [paragraph]}] if rows else []}
+    (tmp_path / "data.json").write_text(json.dumps(document))
+    assert lamella(command, "demo:dev", "-m", run_folder, "-o", tmp_path / "run")[0] == 0
+    call = (command, tmp_path / "data.json", "-m", run_folder, "-o", tmp_path / "run", "--keep-logits", "--overwrite")
+    code, _, err = lamella(*call)
+    assert (code, said in err, err.count("\n")) == (1, True, 1)
+    assert read_json(tmp_path / "run" / "run.json")["state"] == "finished"
+    assert len(read_json(tmp_path / "run" / "predictions.json")) == 135
+
+
+def test_a_submission_that_cannot_be_written_is_told_at_once(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+    data = Path(shutil.copy(data_path("demo:dev"), tmp_path / "dev.json"))
+    before = data.read_bytes()
+    call = ("predict", data, "-m", run_folder, "-o", tmp_path / "p", "--submission")
+    for place, said in (
+        (tmp_path, "a folder"),
+        (tmp_path / "." / "dev.json", "is the data file"),
+        (tmp_path / "p" / "predictions.json", "is a file of the run itself"),
+    ):
+        code, _, err = lamella(*call, place)
+        assert (code, said in err, err.count("\n")) == (2, True, 1)
+    assert not (tmp_path / "p").exists()
+    assert data.read_bytes() == before
+    assert lamella(*call, tmp_path / "p" / "answers.csv")[0] == 0
+    assert (tmp_path / "p" / "answers.csv").read_text().startswith("Id,Predicted")
+
+
 def test_a_run_in_progress_cannot_be_overwritten(
     lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path
 ) -> None:
@@ -481,11 +515,13 @@ def test_no_run_overwrites_what_it_reads(run_folder: Path, lamella: Any, tmp_pat
         ("train", config, "--out", first, "--overwrite", "--set", f"encoder.name={second}"),
         ("predict", "demo:dev", "--model", first, "--out", first, "--overwrite"),
         ("evaluate", "demo:dev", "--model", first / "model", "--out", first, "--overwrite"),
+        ("predict", "demo:dev", "--model", first, "--out", first / "model" / "inside"),
     ):
         code, _, err = lamella(*call)
         assert (code, "choose another --out" in err) == (1, True), call
     assert (first / "model" / "model.safetensors").is_file()
     assert lamella("predict", "demo:dev", "--model", second, "--out", tmp_path / "p")[0] == 0
+    assert lamella("predict", "demo:dev", "--model", first, "--out", first / "dev")[0] == 0  # a run may hold others
 
 
 def test_a_model_on_a_relative_path_loads_from_elsewhere(

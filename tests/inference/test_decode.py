@@ -20,7 +20,15 @@ from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import Features, featurise
 from lamella.data.padding import Padded, longest_first, pad
 from lamella.errors import ModelError
-from lamella.inference.decode import NO_SPAN, Candidate, Merger, Prediction, decode, rank_together
+from lamella.inference.decode import (
+    NO_SPAN,
+    Candidate,
+    Merger,
+    Prediction,
+    decode,
+    decode_answerability,
+    rank_together,
+)
 from lamella.inference.metrics import score
 
 # One token a letter; beside the question "q r", windows of 16 hold 11 of them and begin at 0, 7 and 14.
@@ -130,6 +138,11 @@ class TestJoint:
         logits[0, 0, place] = value
         with pytest.raises(ModelError, match="expected finite numbers"):
             decode(logits, hand_made(np.arange(8)[None] > 1), DecodingOptions())
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    def test_so_is_one_that_tells_only_whether_there_is_an_answer(self, value: float) -> None:
+        with pytest.raises(ModelError, match="expected finite numbers"):
+            decode_answerability(np.array([[[value]], [[0.0]]]), hand_made(np.arange(8)[None] > 1))
 
 
 class TestIndependent:
@@ -305,7 +318,6 @@ class TestMerger:
             assert prediction.null_odds > 1000
         for one in predictions.values():
             json.dumps([candidate.to_json() for candidate in one.candidates], allow_nan=False)
-            assert 0 <= one.na_prob <= 1
 
     def test_an_answer_never_begins_with_a_blank(self) -> None:
         """RoBERTa makes tokens of blanks; a span from one of them to a word is the word."""
@@ -324,12 +336,6 @@ class TestPrediction:
     )
     def test_no_answer_wins_above_the_threshold(self, threshold: float, text: str) -> None:
         assert self.PREDICTION.text(threshold) == text
-
-    @pytest.mark.parametrize(
-        ("odds", "probability"), [(0.0, 0.5), (1e9, 1.0), (-1e9, 0.0), (1.0, 1 / (1 + math.exp(-1)))]
-    )
-    def test_na_prob(self, odds: float, probability: float) -> None:
-        assert Prediction((), odds).na_prob == pytest.approx(probability)
 
     def test_words_of_the_n_best_file(self) -> None:
         assert self.PREDICTION.candidates[0].to_json() == {

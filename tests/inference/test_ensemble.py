@@ -27,6 +27,7 @@ from lamella.data.readers import read
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.loading import load_encoder
 from lamella.errors import DataError, LamellaError, ModelError, RunError, UnreadableError, UsageError
+from lamella.inference.calibrate import fingerprint
 from lamella.inference.decode import Prediction, choosable, decode, rank
 from lamella.inference.ensemble import Ensemble, Together, combine_logits, combine_spans, write_together
 from lamella.inference.logits import KeptLogits, LogitsKeeper, same_windows
@@ -543,6 +544,25 @@ def test_the_threshold_is_the_ensemble_s_own(bert: Path, questions: list[Example
     assert found.decoding.null_score_diff_threshold == 0.0
     assert all(all(one.texts.values()) for one in found.members.values())  # a member keeps its own
     assert found.predictions == together(folders, questions, threshold=2.0).predictions
+
+
+def test_a_calibration_was_fitted_to_the_odds_of_its_member(
+    bert: Path, questions: list[Example], tmp_path: Path
+) -> None:
+    """Nor is the ensemble's threshold one that was tuned on anything."""
+    tuned_on = {"data": "dev.json", "questions": len(questions), "sha256": fingerprint(questions)}
+    calibrated = {"calibration": {"method": "temperature", "temperature": 100.0, "bias": 3.0}, "tuned_on": tuned_on}
+    folders = [save_reader(tmp_path / f"c{seed}", bert, seed=seed, decoding=calibrated) for seed in (0, 1)]
+    results = write_together(tmp_path / "run", together(folders, questions), questions)
+    assert "threshold_tuned_on_these" not in results
+    odds, na_prob = (runs.read_json(tmp_path / "run" / name) for name in (runs.NULL_ODDS, runs.NA_PROB))
+    assert na_prob == pytest.approx({id: 1 / (1 + math.exp(-value)) for id, value in odds.items()})
+
+
+@pytest.mark.parametrize("threshold", [math.nan, math.inf])
+def test_a_threshold_that_is_no_number(readers: list[Path], questions: list[Example], threshold: float) -> None:
+    said = refused(lambda: together(readers, questions, threshold=threshold), UsageError)
+    assert said == f"--threshold: expected a finite number. Got {threshold}."
 
 
 # --- what is refused

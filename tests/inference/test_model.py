@@ -156,6 +156,16 @@ def test_a_folder_of_something_else_is_never_replaced(model: ReaderModel, base: 
     assert torch.equal(ReaderModel.load(tmp_path / "empty").head.task.q, model.head.task.q)
 
 
+def test_what_a_model_stands_on_is_never_replaced(chain: Path) -> None:
+    """Both would be lost: the one below, and the one that needs it."""
+    model = ReaderModel.load(chain / "third")
+    for base in ("first", "second"):
+        with pytest.raises(UsageError, match="holds what this model stands on; choose another folder to save into"):
+            model.save_pretrained(chain / "x" / ".." / base)
+    model.save_pretrained(chain / "third")
+    assert torch.equal(ReaderModel.load(chain / "third")(tiny_batch()), model(tiny_batch()))
+
+
 def test_a_model_folder_can_be_read_by_whom_the_mask_allows(model: ReaderModel, tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:

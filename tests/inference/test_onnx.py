@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -31,10 +32,12 @@ from doubles import (
 from lamella import Reader, registry
 from lamella.data.features import featurise
 from lamella.data.padding import Padded, pad
+from lamella.data.writers import write
 from lamella.encoder.loading import load_encoder
 from lamella.encoder.sources import Source, verified_hash
 from lamella.errors import EncoderError, LamellaError, MissingExtraError, ModelError, RunError, UsageError
 from lamella.inference import onnx_export
+from lamella.inference.decode import Prediction
 from lamella.inference.evaluate import read_questions
 from lamella.inference.loading import load_model
 from lamella.inference.model import ReaderModel
@@ -283,6 +286,39 @@ def test_a_checkpoint_of_transformers_can_be_exported(tmp_path: Path) -> None:
     assert_same_logits(stock, load_model(tmp_path / "onnx"), within=0.05)
 
 
+def test_a_checkpoint_whose_tokenizer_says_nothing_of_token_types(tmp_path: Path) -> None:
+    """ALBERT reads them all the same, and the graph does as the model does."""
+    torch.manual_seed(0)
+    transformers.AlbertForQuestionAnswering(tiny_config("albert")).save_pretrained(tmp_path / "stock")
+    tokenizer = tiny_tokenizer("albert")
+    assert "token_type_ids" not in tokenizer.model_input_names
+    tokenizer.model_max_length = 128
+    tokenizer.save_pretrained(tmp_path / "stock")
+    export_onnx(tmp_path / "stock", tmp_path / "onnx")
+    exported = load_model(tmp_path / "onnx")
+    assert "token_type_ids" in exported.inputs  # type: ignore[union-attr]
+    assert_same_logits(load_model(tmp_path / "stock", device="cpu", precision="fp32"), exported)
+
+
+def test_what_int8_costs_a_model_without_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answers are whether there is one: here all turn to their opposite. A file of one kind has no F1 of it."""
+    model = trained("model", tmp_path, learner={"task": "answerability"})
+    write([one for one in read_questions("demo:dev") if one.answers][:20], tmp_path / "answerable.json")
+    sign = itertools.cycle([1, -1])  # before rounding, and after
+
+    def turned(model: OnnxModel, examples: Any) -> dict[str, Prediction]:
+        now = next(sign)
+        return {id: Prediction(one.rows, now * one.null_odds) for id, one in predict(model, examples).items()}
+
+    monkeypatch.setattr(onnx_export, "predict", turned)
+    for data, metric in (("demo:dev", "answerability_f1"), (tmp_path / "answerable.json", "answerability_accuracy")):
+        said = export_onnx(model, tmp_path / metric, int8=True, data=str(data))
+        assert said[-1].startswith("int8: 0.0% of ")
+        measured = read_export(tmp_path / metric).int8
+        assert measured is not None
+        assert (measured.equal, measured.metric) == (0.0, metric)
+
+
 # --- what is refused
 
 
@@ -368,11 +404,11 @@ def test_without_onnxruntime_the_extra_is_named(
     assert "lamella[onnx]" in refusal(MissingExtraError, lambda: export_onnx(made["model"], tmp_path / "onnx"))
 
 
-def test_a_folder_of_something_else_is_never_replaced(made: dict[str, Path], tmp_path: Path) -> None:
+def test_nothing_is_ever_replaced(made: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    for folder in (tmp_path, made["model"]):
+    for folder in (tmp_path, made["model"], made["onnx"]):
         said = refusal(UsageError, lambda folder=folder: export_onnx(made["model"], folder))
-        assert said == f"{folder}: holds something else than an exported model; choose another folder."
+        assert said == f"{folder}: is there already, and not empty; choose another folder to export to."
     assert "expected both" in refusal(UsageError, lambda: export_onnx(made["model"], tmp_path / "x", data="demo:dev"))
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
@@ -388,6 +424,16 @@ def test_a_graph_that_differs_from_the_model_is_not_written(
     said = refusal(ModelError, lambda: export_onnx(made["model"], exported.parent / "other"))
     assert "the ONNX graph does not do what the model does" in said
     assert os.listdir(exported.parent) == ["onnx"]
+
+
+def test_windows_longer_than_the_graph_can_take_are_one_line(exported: Path) -> None:
+    path = exported / "config.json"
+    config = json.loads(path.read_text())
+    config["windows"].update(max_seq_length=2000)
+    path.write_text(json.dumps(config))
+    model = load_model(exported)
+    said = refusal(ModelError, lambda: predict(model, examples_about([" ".join(corpus())])))
+    assert said.startswith("the exported graph cannot be run on 2000 tokens: ")
 
 
 def test_too_large_a_batch_is_told_apart_from_a_broken_graph(

@@ -27,6 +27,7 @@ from doubles import (
     tiny_model,
     tiny_tokenizer,
 )
+from lamella import runs
 from lamella.config import WindowOptions
 from lamella.data.features import featurise, featurise_in_slices
 from lamella.data.padding import Padded, pad
@@ -116,11 +117,32 @@ class TestAsk:
             (("q", "text", 0), "top_k"),
             ((["q", "r"], ["text"], 1), "2 questions and 1 contexts"),
             (("q", [], 1), "at least one context"),
+            (("q", "text", 2.5), r"top_k: expected a whole number of at least 1. Got 2\.5"),
+            (("q", "text", None), "top_k: expected a whole number"),
+            ((None, "text", 1), "question: expected a text or a list of them. Got nothing"),
+            ((["q", None], "text", 1), "question: expected a text. Got nothing"),
+            ((b"q", "text", 1), "question: .* Got bytes"),
+            (("q", None, 1), "context: expected a text or a list of them. Got nothing"),
+            (("q", ["text", 5], 1), "context: expected a text. Got int"),
+            (("q", b"text", 1), "context: .* Got bytes"),
+            (("q", {"a": "text"}, 1), "context: .* Got a mapping with a"),
         ],
     )
     def test_what_cannot_be_asked(self, reader: Reader, arguments: tuple[Any, Any, int], message: str) -> None:
         with pytest.raises(UsageError, match=message):
             reader.ask(arguments[0], arguments[1], top_k=arguments[2])
+
+    def test_lists_may_come_in_any_form(self, reader: Reader) -> None:
+        contexts = corpus()[:3]
+        expected = reader.ask(QUESTIONS, contexts)
+        assert reader.ask(iter(QUESTIONS), tuple(contexts)) == expected
+        assert reader.ask(np.array(QUESTIONS), (one for one in contexts)) == expected
+        assert reader.ask(QUESTIONS[:1], [iter(contexts)]) == reader.ask(QUESTIONS[:1], [contexts])
+
+    @pytest.mark.parametrize("size", [0, -3, 2.5])
+    def test_a_batch_holds_a_window_at_least(self, reader: Reader, size: Any) -> None:
+        with pytest.raises(UsageError, match="batch_size: expected a whole number of at least 1"):
+            Reader(reader.model, batch_size=size)
 
     def test_a_model_without_texts_cannot_be_asked(self) -> None:
         with pytest.raises(UsageError, match="not where"):
@@ -212,6 +234,31 @@ print(peak(200_000), peak(2_000_000))
         assert large - small < 40, (small, large)
 
 
+class TestLoad:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"backend": "onnxx"}, "backend 'onnxx' does not exist. Did you mean 'onnx'?"),
+            ({"precision": "int4"}, "precision 'int4' does not exist"),
+            ({"threads": 0}, "threads: expected at least 1. Got 0"),
+            ({"device": "nowhere"}, "device: 'nowhere' cannot be used here"),
+            ({"device": "xpu"}, "device: 'xpu' cannot be used here"),
+        ],
+    )
+    def test_an_option_that_cannot_be(self, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+        tiny_model().save(tmp_path / "model")
+        with pytest.raises(UsageError) as caught:
+            Reader.load(tmp_path / "model", **options)
+        assert str(caught.value).startswith(message)
+        assert "\n" not in str(caught.value)
+
+    def test_of_several_runs_one_is_to_be_named(self, tmp_path: Path) -> None:
+        with runs.new_run(tmp_path / "both", "train", within=["first", "second"]):
+            pass
+        with pytest.raises(UsageError, match=r"Found several runs; name one of them: first, second\.$"):
+            Reader.load(tmp_path / "both")
+
+
 class TestStock:
     @pytest.mark.parametrize("family", FAMILIES)
     def test_logits_are_those_of_transformers(self, family: str, tmp_path: Path) -> None:
@@ -293,6 +340,52 @@ class TestPipelineFace:
         assert len(reader(question=QUESTIONS[0], context=text, top_k=3)) == 3
         with pytest.raises(UsageError, match="Got 3 and 2"):
             reader(question=QUESTIONS, context=["a", "b"])
+
+    @pytest.mark.parametrize("family", ["bert", "roberta"])
+    def test_windows_longer_than_the_encoder_has_positions(self, family: str, tmp_path: Path) -> None:
+        most = tiny_config(family).max_position_embeddings - (2 if family == "roberta" else 0)
+        model, stock = tiny_model(family), Reader.load(stock_folder(tmp_path, family), precision="fp32", device="cpu")
+        for reader in (Reader(model), stock):
+            asked = {"question": "q", "context": " ".join(corpus())}
+            assert reader(**asked, max_seq_len=most)["answer"]
+            with pytest.raises(UsageError, match=f"expected at most {most}, all the positions"):
+                reader(**asked, max_seq_len=most + 1)
+
+    def test_options_of_the_pipeline_that_change_no_answer(self, reader: Reader) -> None:
+        asked = {"question": QUESTIONS[0], "context": corpus()[0]}
+        assert reader(**asked, batch_size=1, padding="longest", max_question_len=64, num_workers=0) == reader(**asked)
+
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            ({}, "question: expected a text or a list of them. Got nothing"),
+            ({"question": "q"}, "context: expected a text or a list of them. Got nothing"),
+            ({"question": "q", "context": ""}, "context: expected a text. Got an empty one"),
+            ({"question": "", "context": "text"}, "question: expected a text. Got an empty one"),
+            ({"question": ["q", None], "context": "text"}, "question: expected a text. Got nothing"),
+            (
+                {"inputs": {"question": "q"}},
+                "with question and context, or a list of them. Got a mapping with question",
+            ),
+            ({"inputs": ["q"]}, "with question and context, or a list of them. Got str"),
+            ({"inputs": 5}, "inputs: .* Got int"),
+            ({"question": "q", "context": "text", "top_k": 0}, "top_k: expected a whole number of at least 1"),
+            (
+                {"question": "q", "context": "text", "batch_size": 0},
+                "batch_size: expected a whole number of at least 1",
+            ),
+            ({"question": "q", "context": "text", "max_answer_len": 0}, "max_answer_len: expected at least 1"),
+            ({"question": "q", "context": "text", "max_seq_len": 4}, "max_seq_len: expected at least 16"),
+            ({"question": "q", "context": "text", "doc_stride": 128}, "doc_stride below it. Got 128 and 128"),
+            (
+                {"question": "q", "context": "text", "doc_strid": 12},
+                "'doc_strid' does not exist. Did you mean 'doc_str",
+            ),
+        ],
+    )
+    def test_what_it_cannot_be_called_with(self, reader: Reader, call: dict[str, Any], message: str) -> None:
+        with pytest.raises(UsageError, match=message):
+            reader(**call)
 
     def test_no_answer_only_where_it_may_be(self) -> None:
         model = tiny_model(seed=1)

@@ -39,7 +39,7 @@ def predict(
     address: Address = None,
 ) -> None:
     """Answer the questions of a data file; writes predictions.json and what belongs to it."""
-    from lamella.data.writers import write_submission
+    from lamella.data.writers import check_submission, write_submission
     from lamella.errors import UsageError
     from lamella.inference.evaluate import read_questions
     from lamella.inference.loading import load_model
@@ -55,6 +55,8 @@ def predict(
     examples, reader = read_questions(data), load_model(model, precision=precision)
     if submission is not None and not reader.gives_text:
         raise UsageError("predict --submission: this model tells whether there is an answer, and gives none to submit.")
+    if submission is not None:
+        check_submission(submission, data, out)
     keeper = LogitsKeeper(reader) if keep_logits else None
     answered = data_record([data], (one.id for one in examples))
     with ExitStack() as stack:

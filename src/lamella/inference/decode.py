@@ -82,11 +82,6 @@ class Prediction:
         return next((one for one in self.candidates if one.text), EMPTY)
 
     @property
-    def na_prob(self) -> float:
-        """The (uncalibrated) probability that there is no answer: the logistic function of the null odds."""
-        return _logistic(self.null_odds)
-
-    @property
     def null(self) -> Candidate:
         """ "No answer" among the candidates."""
         return next((one for one in self.candidates if not one.text), EMPTY)
@@ -128,11 +123,8 @@ def decode(
 def choosable(logits: NDArray[Any], padded: Padded) -> NDArray[np.float64]:
     """The logits [2, B, T] of the tokens that may be chosen, the context's and [CLS]; -inf at all others."""
     logits = np.asarray(logits, np.float64)
-    if not (np.isfinite(logits[:, :, padded.cls]).all() and (logits[:, padded.is_context] < math.inf).all()):
-        raise ModelError(  # not a number is not below infinity
-            "the model's logits: expected finite numbers. Got infinite ones or nan; its training diverged (lower the "
-            "learning rate), or its precision is too narrow (use fp32)."
-        )
+    in_context = (logits[:, padded.is_context] < math.inf).all()  # which not a number is not
+    _refuse_unless_finite(np.isfinite(logits[:, :, padded.cls]).all() and in_context)
     allowed = padded.is_context.copy()
     allowed[:, padded.cls] = True
     return np.where(allowed, logits, -np.inf)
@@ -148,6 +140,7 @@ def log_of_sum(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 def decode_answerability(logits: NDArray[Any], padded: Padded) -> WindowSpans:
     """The odds of "not here", from each window's logits [2, B, 1] of "here" and "not here"."""
     logits = np.asarray(logits, np.float64)
+    _refuse_unless_finite(np.isfinite(logits).all())
     spans, scores = np.empty((len(padded.windows), 0), np.int64), np.empty((len(padded.windows), 0))
     return WindowSpans(padded.windows, spans, spans, scores, (logits[1] - logits[0])[:, 0])
 
@@ -219,6 +212,14 @@ def rank_together(predictions: Sequence[Prediction], n_best: int) -> Prediction:
     ]
     answers.sort(key=lambda one: -one[3])  # stable: of equals, the earlier context leads
     return rank(answers[:n_best], min(prediction.null.score for prediction in predictions))
+
+
+def _refuse_unless_finite(are_finite: bool | np.bool_) -> None:
+    if not are_finite:
+        raise ModelError(
+            "the model's logits: expected finite numbers. Got infinite ones or nan; its training diverged (lower the "
+            "learning rate), or its precision is too narrow (use fp32)."
+        )
 
 
 def _joint(

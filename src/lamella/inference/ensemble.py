@@ -64,7 +64,7 @@ class Ensemble:
     """Members that answer together. All that can be wrong with them is found before any of them is run.
 
     `examples` are the questions, and needed where a member is a model; without, they are those of the members' runs.
-    Decoding is the first member's, but for the threshold: that of a member was chosen for its own odds.
+    Decoding is the first member's, but for threshold and calibration: those of a member were chosen for its own odds.
     """
 
     def __init__(
@@ -78,8 +78,11 @@ class Ensemble:
     ) -> None:
         if examples is not None:
             refuse_repeated_ids(examples)
+        if not math.isfinite(threshold):
+            raise UsageError(f"--threshold: expected a finite number. Got {threshold}.")
         self.members, self.how = members, how
-        self.decoding = members[0].decoding.model_copy(update={"null_score_diff_threshold": threshold})
+        own = {"null_score_diff_threshold": threshold, "calibration": None, "tuned_on": None}
+        self.decoding = members[0].decoding.model_copy(update=own)
         self.windows = _Windows(examples)
         self.questions = _questions_of_all(members, examples)
         self.why_not_by_token = _why_not_by_token(members, how, self.windows, self.questions)

@@ -125,9 +125,14 @@ def language_of(examples: Sequence[Example]) -> Language:
 
 
 def _load(data: str, labelled: bool) -> Loaded:
+    from lamella.inference.predict import refuse_repeated_ids
+
     loaded = load_examples([data], on_bad_answer="ignore", labelled=labelled)
     if loaded.skipped:
         raise DataError(f"{data}: {loaded.skipped} questions cannot be read; see them with: lamella check {data}")
+    if not loaded.examples:
+        raise DataError(f"{data}: expected questions. Found none.")
+    refuse_repeated_ids(loaded.examples)
     return loaded
 
 

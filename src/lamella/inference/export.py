@@ -13,8 +13,8 @@ import torch
 from lamella.encoder.adapters import Adapter
 from lamella.encoder.loading import load_encoder, quiet, read_chain
 from lamella.encoder.tuning import merge
-from lamella.errors import ModelError, UsageError
-from lamella.inference.model import ReaderModel, is_empty, replacing
+from lamella.errors import ModelError
+from lamella.inference.model import ReaderModel, refuse_occupied, replacing
 
 
 def flatten(name: str | os.PathLike[str], folder: Path) -> ReaderModel:
@@ -22,7 +22,7 @@ def flatten(name: str | os.PathLike[str], folder: Path) -> ReaderModel:
 
     It lists the tunings of the whole chain, and holds all tensors that any of them changed.
     """
-    _refuse_occupied(folder)
+    refuse_occupied(folder)
     model = ReaderModel.from_pretrained(name)
     chain = read_chain(model.folders[0])
     *before, last = [tuning for link in reversed(chain) for tuning in link.tunings]
@@ -41,7 +41,7 @@ def flatten(name: str | os.PathLike[str], folder: Path) -> ReaderModel:
 
 def halve(name: str | os.PathLike[str], folder: Path) -> ReaderModel:
     """Write a model with its trained tensors rounded to fp16."""
-    _refuse_occupied(folder)
+    refuse_occupied(folder)
     model = ReaderModel.from_pretrained(name)
     model.save(folder, half=True)
     return model
@@ -51,7 +51,7 @@ def as_transformers(name: str | os.PathLike[str], folder: Path) -> None:
     """Write a model as a checkpoint for `AutoModelForQuestionAnswering`; one that has no such form is refused."""
     from transformers import AutoModelForQuestionAnswering
 
-    _refuse_occupied(folder)
+    refuse_occupied(folder)
     model = ReaderModel.from_pretrained(name)
     if reason := _why_not(model):
         raise ModelError(f"{name}: cannot be a checkpoint of transformers: {reason}")
@@ -86,9 +86,3 @@ def _why_not(model: ReaderModel) -> str | None:
     if any(isinstance(module, Adapter) for module in model.encoder.modules()):
         return "its encoder carries adapters, which no weights of the encoder itself can stand for."
     return None
-
-
-def _refuse_occupied(folder: Path) -> None:
-    """Before the work, and whatever lies there: an export replaces nothing."""
-    if folder.exists() and not is_empty(folder):
-        raise UsageError(f"{folder}: is there already, and not empty; choose another folder to export to.")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from lamella.encoder.sources import find_encoder, is_saved_model, model_folder
-from lamella.errors import EncoderError, UsageError
+from lamella.errors import EncoderError, UnknownNameError, UsageError, one_line
 from lamella.inference.onnx_model import OnnxModel, is_exported
-from lamella.runs import run_state
+from lamella.runs import kind_of_run, run_state
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +38,11 @@ def load_model(
     An exported folder is run by onnxruntime and needs no torch. `threads` are those of its own; of torch, which has one
     number for the whole process, those of everything.
     """
+    for what, value, known in (("backend", backend, Backend), ("precision", precision, Precision)):
+        if value not in get_args(known):
+            raise UnknownNameError(what, value, get_args(known))
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads: expected at least 1. Got {threads}.")
     folder = Path(os.path.expanduser(os.fspath(name)))
     if os.path.isdir(folder) and is_exported(folder):
         return _load_exported(folder, device, precision, backend, threads)
@@ -53,7 +58,10 @@ def load_model(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    place = choose_device() if device is None else torch.device(device)
+    try:
+        place = choose_device() if device is None else torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError) as error:  # no such device, or none that this torch was built for
+        raise UsageError(f"device: {str(device)!r} cannot be used here: {one_line(error)}.") from None
     model = _load(os.fspath(name)).to(place)
     model.precision = choose_precision(precision, place)
     if lean and model.precision in HALVES:
@@ -82,7 +90,9 @@ def _load(name: str) -> ReaderModel | StockModel:
         return ReaderModel.load(folder)
     state = run_state(folder) if os.path.isdir(folder) else None
     if state:
-        raise UsageError(f"{name}: expected a model folder, or a run folder with one. Found a run that is {state}.")
+        _, within = kind_of_run(folder) or ("", [])
+        found = f"several runs; name one of them: {', '.join(within)}" if within else f"a run that is {state}"
+        raise UsageError(f"{name}: expected a model folder, or a run folder with one. Found {found}.")
     try:
         source = find_encoder(name)
     except EncoderError as error:

@@ -303,7 +303,9 @@ def _predicted_texts(ids: Sequence[str], predictions: Mapping[str, str], missing
     texts = [predictions.get(id_, "") for id_ in ids]
     for id_, text in zip(ids, texts, strict=True):
         if not isinstance(text, str):
-            raise DataError(f'The prediction of question {id_} must be a text, "" for no answer. Got {text!r}.')
+            got = " ".join(repr(text).split())
+            got = got if len(got) <= 80 else f"{got[:80]}…"
+            raise DataError(f'The prediction of question {id_} must be a text, "" for no answer. Got {got}.')
     return texts
 
 

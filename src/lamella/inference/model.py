@@ -29,7 +29,7 @@ from lamella import registry
 from lamella.config import DecodingOptions, RunConfig, WindowOptions
 from lamella.data.batches import Batch
 from lamella.data.padding import Padded
-from lamella.encoder.encoder import Encoder, HiddenStates
+from lamella.encoder.encoder import Encoder, HiddenStates, refuse_longer_windows
 from lamella.encoder.loading import FORMAT_VERSION, LoadedEncoder, fitting, load_base, quiet, read_saved
 from lamella.encoder.precision import autocast
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_FORMAT, MODEL_WEIGHTS, is_saved_model, model_folder
@@ -56,7 +56,7 @@ class ReaderModel(nn.Module):
         """A new reader; `tuned_before` are the tunings that a flattened chain of models went through before its own."""
         super().__init__()
         self.base_name, self.base_sha256 = base.name, base.sha256
-        self.folders = base.folders  # what it was loaded from
+        self.folders = self.bases = base.folders  # what it was loaded from, and what of that it stands on
         self.tokenizer: PreTrainedTokenizerFast = base.tokenizer
         self.tuning: dict[str, Any] = config.encoder.tuning
         self.tuned_before = [dict(tuning) for tuning in tuned_before]
@@ -110,6 +110,7 @@ class ReaderModel(nn.Module):
     @torch.inference_mode()
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """The logits of windows as they come from the data, back as an array; the model must be in eval mode."""
+        refuse_longer_windows(padded.mask.shape[1], self.encoder.model.config)
         found: NDArray[np.float32] = self(Batch.of(padded).to(self.device)).float().cpu().numpy()
         return found
 
@@ -123,6 +124,8 @@ class ReaderModel(nn.Module):
             trained = round_to_half(trained)
         if folder.exists() and not is_saved_model(folder) and not is_empty(folder):
             raise UsageError(f"{folder}: holds something else than a model; choose another folder to save into.")
+        if folder.resolve() in [base.resolve() for base in self.bases]:
+            raise UsageError(f"{folder}: holds what this model stands on; choose another folder to save into.")
         facts = self.facts if results is None else self.facts.model_copy(update={"results": dict(results)})
         # One key of metadata at most: safetensors writes them in random order, and equal models should hash equal.
         weights = save(trained, {"format": "pt"})
@@ -219,6 +222,12 @@ def replacing(folder: Path) -> Iterator[Path]:
         raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def refuse_occupied(folder: Path) -> None:
+    """Before the work, and whatever lies there: an export replaces nothing."""
+    if folder.exists() and not is_empty(folder):
+        raise UsageError(f"{folder}: is there already, and not empty; choose another folder to export to.")
 
 
 def is_empty(folder: Path) -> bool:

@@ -29,7 +29,7 @@ from lamella.encoder.tuning import merge
 from lamella.errors import MissingExtraError, ModelError, UsageError, one_line
 from lamella.inference.evaluate import language_of, read_questions
 from lamella.inference.loading import load_model
-from lamella.inference.model import ReaderModel, is_empty, replacing
+from lamella.inference.model import ReaderModel, refuse_occupied, replacing
 from lamella.inference.onnx_model import (
     INPUTS,
     ONNX_GRAPH,
@@ -38,7 +38,6 @@ from lamella.inference.onnx_model import (
     Identity,
     Measured,
     OnnxModel,
-    is_exported,
 )
 from lamella.inference.predict import Answering, predict, score_predictions
 from lamella.inference.stock import StockModel
@@ -88,7 +87,7 @@ class _Graph(nn.Module):
     def __init__(self, model: ReaderModel | StockModel) -> None:
         super().__init__()
         self.net: nn.Module = copy.deepcopy(model if isinstance(model, ReaderModel) else model.model).eval()
-        self.token_types = "token_type_ids" in model.tokenizer.model_input_names
+        self.token_types = isinstance(model, StockModel) and model.reads_token_types
         inner = self.net.encoder.model if isinstance(self.net, ReaderModel) else self.net
         if isinstance(self.net, ReaderModel):
             merge(self.net.encoder)
@@ -208,18 +207,22 @@ def _round(
 
 def _measure(before: OnnxModel, after: OnnxModel, data: str, examples: Sequence[Example]) -> Measured:
     found = [predict(model, examples) for model in (before, after)]
-    threshold = before.decoding.null_score_diff_threshold
-    answers = [{id: one.text(threshold) for id, one in predictions.items()} for predictions in found]
-    metric = "f1" if before.gives_text else "answerability_f1"
-    language = language_of(examples)
-    scores = [score_predictions(before, examples, predictions, language=language)[metric] for predictions in found]
+    threshold, language = before.decoding.null_score_diff_threshold, language_of(examples)
+    # Without texts, an answer is whether there is one.
+    answers = [
+        {id: (one.null_odds > threshold, one.text(threshold)) for id, one in predictions.items()}
+        for predictions in found
+    ]
+    scores = [score_predictions(before, examples, predictions, language=language) for predictions in found]
+    metrics = ("f1", "answerability_f1", "answerability_accuracy")  # the last, where no question is without an answer
+    metric = next(one for one in metrics if one in scores[0])
     return Measured(
         data=Path(data).name,
         questions=len(examples),
-        equal=sum(answers[0][id] == answers[1][id] for id in answers[0]) / max(1, len(examples)),
+        equal=sum(answers[0][id] == answers[1][id] for id in answers[0]) / len(examples),
         metric=metric,
-        before=scores[0],
-        after=scores[1],
+        before=scores[0][metric],
+        after=scores[1][metric],
     )
 
 
@@ -242,8 +245,7 @@ def _check_call(folder: Path, int8: bool, data: str | None) -> None:
         raise MissingExtraError("export --onnx", "onnx")
     if data and not int8:
         raise UsageError("export: --data is there to measure what --int8 costs; expected both.")
-    if folder.exists() and not is_exported(folder) and not is_empty(folder):
-        raise UsageError(f"{folder}: holds something else than an exported model; choose another folder.")
+    refuse_occupied(folder)
 
 
 def _attend(

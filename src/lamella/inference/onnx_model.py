@@ -139,7 +139,8 @@ class OnnxModel:
         except Exception as error:  # onnxruntime has a class for every kind of failure, none of them a MemoryError
             if "allocate memory" in str(error):
                 raise MemoryError(one_line(error)) from None
-            raise
+            tokens = feed["input_ids"].shape[1]
+            raise ModelError(f"the exported graph cannot be run on {tokens} tokens: {one_line(error)}.") from None
         logits: NDArray[np.float32] = found
         return logits
 
@@ -180,7 +181,7 @@ def _open(graph: Path) -> Any:
         raise ModelError(f"{graph}: no such file; the exported folder is incomplete.")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # of a single run; several go on at once
-    options.log_severity_level = 3  # errors; what is worth a warning was seen at export
+    options.log_severity_level = 4  # what is worth a warning was seen at export, and an error is raised
     try:
         return onnxruntime.InferenceSession(
             str(graph), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(SLOW_FUSIONS)

@@ -7,8 +7,9 @@ words; what then reads the same, but for upper and lower case, is one answer, it
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,12 @@ from lamella.config import WindowOptions
 from lamella.data.examples import Context, Example
 from lamella.data.features import Features, featurise_in_slices
 from lamella.data.tokens import without_truncation
+from lamella.errors import UnknownNameError, UsageError
 from lamella.inference.decode import WindowSpans, decode
 from lamella.inference.predict import Answering, each_batch
+
+SHORTEST = 16  # tokens of a window, as for every other
+WITHOUT_EFFECT = ("padding", "max_question_len", "num_workers")  # on answers: with a fast tokenizer, there neither
 
 
 def answer_as_pipeline(
@@ -38,6 +43,12 @@ def answer_as_pipeline(
     """The best answers of every question in its context, under the pipeline's options and with its defaults."""
     longest = max_seq_len or model.windows.max_seq_length
     stride = min(longest // 2, 128) if doc_stride is None else doc_stride
+    if max_answer_len < 1:
+        raise UsageError(f"max_answer_len: expected at least 1. Got {max_answer_len}.")
+    if longest < SHORTEST or not 0 <= stride < longest:
+        raise UsageError(
+            f"max_seq_len: expected at least {SHORTEST}, and a doc_stride below it. Got {longest} and {stride}."
+        )
     windows = WindowOptions(max_seq_length=longest, doc_stride=stride, max_query_length=longest)
     options = model.decoding.model_copy(
         update={
@@ -59,6 +70,16 @@ def answer_as_pipeline(
             spans, row = found[window]
             answers[int(features.examples[features.example[window]].id)].add(features, window, spans, row)
     return [one.best(top_k, handle_impossible_answer) for one in answers]
+
+
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that a caller gives, without the ones that change no answer; one that the pipeline never had is refused."""
+    parameters = inspect.signature(answer_as_pipeline).parameters.values()
+    known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    for name in options:
+        if name not in (*known, *WITHOUT_EFFECT):
+            raise UnknownNameError("option", name, known)
+    return {name: value for name, value in options.items() if name in known}
 
 
 class _Found:

@@ -87,7 +87,10 @@ def refuse_repeated_ids(examples: Sequence[Example]) -> None:
     """Answers go by the id of their question."""
     twice = [id for id, times in Counter(one.id for one in examples).items() if times > 1]
     if twice:
-        raise DataError(f"question {twice[0]}: its id is given to several questions, so that answers would be lost.")
+        raise DataError(
+            f"question {twice[0]}: its id is given to several questions, so that answers would be lost; lamella check "
+            "DATA --fix OUT gives each its own."
+        )
 
 
 def each_batch(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from lamella.data.examples import Context, Example
 from lamella.errors import UsageError
 from lamella.inference.decode import Prediction, rank_together
 from lamella.inference.loading import Backend, Precision, load_model
-from lamella.inference.pipeline import answer_as_pipeline
+from lamella.inference.pipeline import answer_as_pipeline, checked_options
 from lamella.inference.predict import Answering, predict
 from lamella.inference.threshold import na_probability
 
@@ -55,7 +56,7 @@ class Reader:
     def __init__(self, model: Answering, *, batch_size: int = 16) -> None:
         if not model.gives_text:
             raise UsageError("this model tells whether a text has the answer, not where: it cannot be asked for it.")
-        self.model, self.batch_size = model, batch_size
+        self.model, self.batch_size = model, _at_least_one("batch_size", batch_size)
 
     @classmethod
     def load(
@@ -76,31 +77,31 @@ class Reader:
         model = load_model(name, device=device, precision=precision, backend=backend, threads=threads, lean=True)
         return cls(model, batch_size=batch_size)
 
-    def ask(self, question: str | Sequence[str], context: str | Sequence[Any], *, top_k: int = 1) -> Any:
+    def ask(self, question: str | Iterable[str], context: str | Iterable[Any], *, top_k: int = 1) -> Any:
         """The `top_k` best answers of a question in a text of any length.
 
         A question may have several contexts, which are ranked together: `context` in an answer is the number of its
         own. A list of questions gives a list of results; it goes with one context for all, or with a list of as many,
         each a text or a list of texts.
         """
-        if top_k < 1:
-            raise UsageError(f"top_k: expected at least 1. Got {top_k}.")
+        _at_least_one("top_k", top_k)
         if isinstance(question, str):
             return self._ask([(question, context)], top_k)[0]
-        contexts = [context] * len(question) if isinstance(context, str) else list(context)
-        if len(contexts) != len(question):
+        questions = _several("question", question)
+        contexts = [context] * len(questions) if isinstance(context, str) else _several("context", context)
+        if len(contexts) != len(questions):
             raise UsageError(
-                f"ask: expected one context for all questions or one each. Got {len(question)} questions and "
+                f"ask: expected one context for all questions or one each. Got {len(questions)} questions and "
                 f"{len(contexts)} contexts."
             )
-        return self._ask(list(zip(question, contexts, strict=True)), top_k)
+        return self._ask(list(zip(questions, contexts, strict=True)), top_k)
 
     def __call__(
         self,
-        inputs: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
+        inputs: Mapping[str, str] | Iterable[Mapping[str, str]] | None = None,
         *,
-        question: str | Sequence[str] = (),
-        context: str | Sequence[str] = (),
+        question: str | Iterable[str] | None = None,
+        context: str | Iterable[str] | None = None,
         top_k: int = 1,
         **options: Any,
     ) -> Any:
@@ -111,27 +112,39 @@ class Reader:
         """
         if inputs is not None:
             many = not isinstance(inputs, Mapping)
-            rows = inputs if many else [inputs]
-            pairs = [(row["question"], row["context"]) for row in cast("Sequence[Mapping[str, str]]", rows)]
+            pairs = [_pair(row) for row in (_several("inputs", inputs) if many else [inputs])]
         else:
             many = not (isinstance(question, str) and isinstance(context, str))
-            asked, texts = ([one] if isinstance(one, str) else list(one) for one in (question, context))
+            asked, texts = (
+                [one] if isinstance(one, str) else _several(what, one)
+                for what, one in (("question", question), ("context", context))
+            )
             longest = max(len(asked), len(texts))
             asked, texts = (one * longest if len(one) == 1 else one for one in (asked, texts))
             if len(asked) != len(texts):
                 raise UsageError(f"expected as many questions as contexts. Got {len(asked)} and {len(texts)}.")
             pairs = list(zip(asked, texts, strict=True))
-        found = answer_as_pipeline(self.model, pairs, top_k=top_k, batch_size=self.batch_size, **options)
+        for pair in pairs:
+            for what, text in zip(("question", "context"), pair, strict=True):
+                if not _text(what, text):
+                    raise UsageError(f"{what}: expected a text. Got an empty one.")
+        options = checked_options({"batch_size": self.batch_size, **options, "top_k": top_k})
+        for name in ("top_k", "batch_size"):
+            _at_least_one(name, options[name])
+        found = answer_as_pipeline(self.model, pairs, **options)
         answers = [one[0] if len(one) == 1 else one for one in found]
         return answers if many else answers[0]
 
-    def _ask(self, pairs: Sequence[tuple[str, str | Sequence[str]]], top_k: int) -> list[Answers]:
+    def _ask(self, pairs: Sequence[tuple[str, str | Iterable[str]]], top_k: int) -> list[Answers]:
         examples, owners = [], []
         for number, (question, context) in enumerate(pairs):
-            texts = [context] if isinstance(context, str) else list(context)
+            texts = [context] if isinstance(context, str) else _several("context", context)
             if not texts:
                 raise UsageError("ask: expected at least one context for every question. Got an empty list.")
-            examples += [Example(f"{number}/{at}", question, Context(text)) for at, text in enumerate(texts)]
+            asked = _text("question", question)
+            examples += [
+                Example(f"{number}/{at}", asked, Context(_text("context", one))) for at, one in enumerate(texts)
+            ]
             owners.append([f"{number}/{at}" for at in range(len(texts))])
         predictions = predict(self.model, examples, batch_size=self.batch_size)
         return [
@@ -154,3 +167,34 @@ class Reader:
         ]
         na_prob = float(na_probability(np.array([odds]), decoding.calibration)[0])
         return Answers(answers, null_score=odds, na_prob=na_prob, no_answer=not chosen.text)
+
+
+def _several(what: str, given: Any) -> list[Any]:
+    """A list of what comes in any form that can be gone through. A mapping would give its keys, bytes numbers."""
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+        raise UsageError(f"{what}: expected a text or a list of them. Got {_told(given)}.")
+    return list(given)
+
+
+def _text(what: str, given: Any) -> str:
+    if not isinstance(given, str):
+        raise UsageError(f"{what}: expected a text. Got {_told(given)}.")
+    return given
+
+
+def _pair(row: Any) -> tuple[Any, Any]:
+    if not (isinstance(row, Mapping) and {"question", "context"} <= row.keys()):
+        raise UsageError(f"inputs: expected a mapping with question and context, or a list of them. Got {_told(row)}.")
+    return row["question"], row["context"]
+
+
+def _at_least_one(what: str, given: Any) -> int:
+    if not isinstance(given, Integral) or given < 1:
+        raise UsageError(f"{what}: expected a whole number of at least 1. Got {given!r}.")
+    return int(given)
+
+
+def _told(given: Any) -> str:
+    if isinstance(given, Mapping):
+        return f"a mapping with {', '.join(map(str, given)) or 'nothing'}"
+    return "nothing" if given is None else f"{type(given).__name__}"

@@ -13,7 +13,7 @@ from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.batches import Batch
 from lamella.data.padding import Padded
 from lamella.encoder.attention import use_fast_attention
-from lamella.encoder.encoder import FAMILIES
+from lamella.encoder.encoder import FAMILIES, refuse_longer_windows
 from lamella.encoder.loading import load_tokenizer, quiet
 from lamella.encoder.precision import autocast
 from lamella.encoder.sources import MODEL_CONFIG, Source
@@ -63,7 +63,7 @@ class StockModel:
         return cls(model, load_tokenizer(source), source.folder)
 
     @property
-    def _reads_token_types(self) -> bool:
+    def reads_token_types(self) -> bool:
         """Whether question and context are told apart by token type; the tokenizer of ALBERT says no, and is wrong."""
         family = FAMILIES.get(self.model.config.model_type)
         return family.token_types if family else "token_type_ids" in self.tokenizer.model_input_names
@@ -80,9 +80,10 @@ class StockModel:
     @torch.inference_mode()
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """Start and end logits of some windows."""
+        refuse_longer_windows(padded.mask.shape[1], self.model.config)
         batch = Batch.of(padded).to(self.device)
         inputs = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
-        if self._reads_token_types:
+        if self.reads_token_types:
             inputs["token_type_ids"] = batch.token_types
         with autocast(self.device, self.precision):
             output = self.model(**inputs)
