@@ -33,7 +33,7 @@ from lamella.inference.logits import HALF_RANGE, KeptLogits
 from lamella.progress import progress
 
 OUTPUTS = 2  # starts and ends
-CHUNK = 2048  # windows at a time
+CHUNK = 1024  # windows at a time
 APART = 2**32  # more characters than any context has
 
 Floats = NDArray[np.float64]
@@ -70,25 +70,28 @@ def align(folders: Sequence[Path], train: Features, *, temperature: float | None
     With a temperature T: the logarithm of the mean of their probabilities, each the softmax of z / T over its own
     window. Without: the mean of their logits z, of those that have one; what lies outside of a window is then left out.
     """
-    total = np.full((OUTPUTS, len(train.input_ids)), -np.inf, np.float32)
-    counts = np.zeros(total.shape, np.uint8) if temperature is None else None
-    teachers = np.zeros(len(train), np.int64)
+    tokens, windows = len(train.input_ids), len(train)
+    values = np.full((OUTPUTS, tokens), -np.inf, np.float16)
+    tops = np.zeros((OUTPUTS, windows), np.float32)
+    teachers = np.zeros(windows, np.int64)
+    counts = np.zeros(values.shape, np.int16) if temperature is None else None  # of teachers that have a logit
     with progress("matching the teachers' tokens", None):
         for folder in folders:
             kept = KeptLogits(folder)
             ours, theirs, contexts = _pair(folder, kept.features, train)
             teachers[ours] += 1
             for begin in range(0, len(ours), CHUNK):
-                some = slice(begin, begin + CHUNK)
-                tokens, said = _carry_over(kept, train, ours[some], theirs[some], contexts, temperature)
+                some, lengths = ours[begin : begin + CHUNK], train.lengths[ours[begin : begin + CHUNK]]
+                said = _carry_over(kept, train, some, theirs[begin : begin + CHUNK], contexts, temperature)
+                at = _ranges(train.rows[some], lengths)
+                earlier = values[:, at] + np.repeat(tops[:, some], lengths, axis=1)
                 if counts is None:
-                    total[:, tokens] = np.logaddexp(total[:, tokens], said)
+                    said = np.logaddexp(earlier, said)
                 else:
-                    total[:, tokens] = _sum_of_known(total[:, tokens], said)
-                    counts[:, tokens] += ~np.isneginf(said)
-    if counts is not None:
-        total /= np.maximum(counts, 1)
-    values, tops = _in_halves(total, train.rows)
+                    counts[:, at] += ~np.isneginf(said)
+                    said = _mean(earlier, said, counts[:, at])
+                values[:, at], tops[:, some] = _in_halves(said, lengths)
+            del kept  # before the next is read
     if counts is None:
         tops -= np.log(np.maximum(teachers, 1)).astype(np.float32)  # from the sum of probabilities to their mean
     return Aligned(train.rows, values, tops, teachers > 0)
@@ -158,8 +161,8 @@ def _carry_over(
     theirs: Indices,
     contexts: NDArray[np.int64],
     temperature: float | None,
-) -> tuple[Indices, Floats]:
-    """What one teacher says of some windows: the places of their tokens in `train`, and its values there, [O, n]."""
+) -> Floats:
+    """What one teacher says of the tokens of some windows, one after the other, [O, n]."""
     features = kept.features
     lengths, their_lengths = train.lengths[ours], features.lengths[theirs]
     begins = np.cumsum(lengths) - lengths  # where each window of ours begins in what is returned
@@ -202,7 +205,7 @@ def _carry_over(
             found[output] += np.repeat(tops + kept.tops[theirs, output], lengths)
         else:
             found[output] -= np.repeat(np.log(np.add.reduceat(mass, change)), lengths)
-    return _ranges(train.rows[ours], lengths), found
+    return found
 
 
 def _same(
@@ -237,23 +240,19 @@ def _places(theirs: Sequence[NDArray[Any]], ours: Sequence[NDArray[Any]]) -> Ite
     yield np.searchsorted(own[:, 0], spans[:, 1], side="left") - 1 - before
 
 
-def _sum_of_known(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
-    """The sum, in which -inf is nothing."""
-    return np.where(np.isneginf(one), other, np.where(np.isneginf(other), one, one + other))
+def _mean(earlier: NDArray[Any], said: Floats, counts: NDArray[np.int16]) -> Floats:
+    """The mean of `counts` logits, from that of all but the last and the last; -inf is none."""
+    so_far = np.where(np.isneginf(earlier), 0, earlier)
+    last = np.where(np.isneginf(said), so_far, said)
+    return np.where(counts > 0, so_far + (last - so_far) / np.maximum(counts, 1), -np.inf)
 
 
-def _in_halves(total: NDArray[np.float32], rows: Indices) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
+def _in_halves(said: Floats, lengths: Indices) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
     """Values in half precision less the largest of each window, and these."""
-    tops = np.maximum.reduceat(total, rows[:-1], axis=1)  # [O, windows]
+    tops = np.maximum.reduceat(said, np.cumsum(lengths) - lengths, axis=1).astype(np.float32)  # [O, windows]
     tops[np.isneginf(tops)] = 0
-    halves = np.empty(total.shape, np.float16)
-    lengths = np.diff(rows)
-    for begin in range(0, len(lengths), CHUNK):
-        some = slice(begin, begin + CHUNK)
-        tokens = slice(rows[begin], rows[min(begin + CHUNK, len(lengths))])
-        less = total[:, tokens] - np.repeat(tops[:, some], lengths[some], axis=1)
-        halves[:, tokens] = np.where(np.isneginf(less), less, np.maximum(less, -HALF_RANGE))
-    return halves, tops
+    less = said - np.repeat(tops, lengths, axis=1)
+    return np.where(np.isneginf(less), less, np.maximum(less, -HALF_RANGE)).astype(np.float16), tops
 
 
 def _ranges(begins: Numbers, lengths: Numbers) -> Indices:
