@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from doubles import corpus, example, save_tiny_encoder, tiny_model, tiny_run_config, tiny_tokenizer
 from lamella import runs
@@ -211,19 +212,20 @@ def made_features(
     """Windows over contexts that are cut as told; token ids are made of their places."""
     prefix, middle, suffix = specials
     cls = prefix - 1
+    heading = [*[5] * cls, 7, *[9] * question, *[2] * middle]
     columns: list[tuple[int, ...]] = []
     ids: list[int] = []
     rows = [0]
     for number, offsets in enumerate(spans):
         for first, last in window_spans(len(offsets), room, room // 2):
-            head = prefix + question + middle
-            ids += [*range(head), *(100 + 50 * int(b) + int(e) for b, e in offsets[first:last]), *range(suffix)]
+            head = len(heading)
+            ids += [*heading, *(100 + 50 * int(b) + int(e) for b, e in offsets[first:last]), *[3] * suffix]
             rows.append(len(ids))
             columns.append((number, head, head + last - first, first, cls, cls))
     table = np.array(columns, np.int32).reshape(-1, 6).T
     return Features(
         examples=[Example(f"q{n}", "?", Context(text)) for n, text in enumerate(texts)],
-        template=PairTemplate((1,) * prefix, (2,) * middle, (3,) * suffix, cls, 0, 1),
+        template=PairTemplate((*[5] * cls, 7), (2,) * middle, (3,) * suffix, cls, 0, 1),
         input_ids=np.array(ids, np.int32),
         rows=np.array(rows, np.int64),
         example=table[0],
@@ -432,6 +434,39 @@ def test_before_it_begins_the_labels_teach_alone(tmp_path: Path) -> None:
         assert terms["loss"] == pytest.approx((terms["start"] + terms["end"]) / 2)
         late.stepped()
     assert terms_of(late, student, batch)[0] == terms_of(at_once, student, batch)[0]
+
+
+@pytest.mark.parametrize("measure", ["kl", "mse"])
+def test_what_it_does_with_a_batch_can_be_recorded(measure: str, tmp_path: Path) -> None:
+    """No branch on a value and no look at one: what is recorded of one batch holds for all others of its shape."""
+    examples = some_examples()
+    folder = kept_by(loud(tiny_model(seed=1)), examples[:3], tmp_path / "run")
+    student = tiny_model(seed=3, dropout=False)
+    train = windows_of(student, examples)
+    objective = taught_by(student, train, folder, measure=measure, labels=0.5)
+    taught, other = collate(train, np.array([1, 2])), collate(train, np.array([4, 1]))
+    width = min(batch.mask.shape[1] for batch in (taught, other))
+    totals = Totals(1.0, 1.0, 30.0)
+
+    def loss(logits: torch.Tensor, beside: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        class Given:
+            def __call__(self) -> torch.Tensor:
+                return logits
+
+        forward: Any = Given()
+        forward.beside = beside
+        batch = replace(taught, mask=mask, is_context=taught.is_context[:, :width])
+        result: torch.Tensor = objective(forward, batch, totals)["loss"]
+        return result
+
+    given = [
+        (torch.randn(2, 2, width), objective.gather(batch)[:, :, :width], batch.mask[:, :width])
+        for batch in (taught, other)
+    ]
+    assert torch.isneginf(given[1][1][:, 0]).all()
+    recorded = make_fx(loss)(*given[0])
+    for one in given:
+        torch.testing.assert_close(recorded(*one), loss(*one))
 
 
 class Planted:
