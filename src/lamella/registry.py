@@ -118,7 +118,11 @@ FAMILIES: dict[str, Family] = {
         Family("task", "what is asked of the reader", ("lamella.heads.tasks",)),
         Family("loss", "what training makes small", ("lamella.heads.losses",)),
         Family("schedule", "the learning rate over the steps", ("lamella.training.schedule",)),
-        Family("distiller", "adds what a teacher says to the loss", ("lamella.training.distill",)),
+        Family(
+            "distiller",
+            "adds what a teacher says to the loss",
+            ("lamella.training.distill", "lamella.training.stored"),
+        ),
     )
 }
 

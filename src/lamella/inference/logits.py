@@ -101,10 +101,10 @@ class KeptLogits:
                     f"{folder / LOGITS_INDEX}: expected format {FORMAT}. Got {index['format']!r}, of another lamella."
                 )
             self._file = cast(Any, safe_open(path, framework="numpy"))
-            self._logits, self._tops = self._file.get_slice("logits"), self._file.get_tensor("tops")
+            self._logits, self.tops = self._file.get_slice("logits"), self._file.get_tensor("tops")
             self.decoding = DecodingOptions(**index["decoding"])
             self.features = self._windows(index)
-            shapes = (self._logits.get_shape(), list(self._tops.shape))
+            shapes = (self._logits.get_shape(), list(self.tops.shape))
             if shapes != ([len(self.features.input_ids), 2], [len(self.features), 2]):
                 raise ValueError("the logits are not those of the windows")
         except FileNotFoundError:
@@ -117,7 +117,12 @@ class KeptLogits:
         found = np.zeros((2, *padded.mask.shape), np.float32)
         for row, window in enumerate(padded.windows):
             begin, end = int(self.features.rows[window]), int(self.features.rows[window + 1])
-            found[:, row, : end - begin] = self._logits[begin:end].T + self._tops[window][:, None]
+            found[:, row, : end - begin] = self._logits[begin:end].T + self.tops[window][:, None]
+        return found
+
+    def of_tokens(self, begin: int, end: int) -> NDArray[np.float16]:
+        """Those of some tokens of all windows, [tokens, 2], as they are kept: less the `tops` of their windows."""
+        found: NDArray[np.float16] = self._logits[begin:end]
         return found
 
     def _windows(self, index: dict[str, Any]) -> Features:

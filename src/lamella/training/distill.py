@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import torch
@@ -31,7 +32,7 @@ from lamella.heads.losses import Weight
 from lamella.heads.tasks import Choice
 from lamella.inference.model import ReaderModel
 from lamella.registry import register
-from lamella.training.objective import Forward, TaskLoss, Terms
+from lamella.training.objective import Forward, PassFacts, TaskLoss, Terms
 
 Count = Annotated[int, Field(ge=1)]
 Measure = Literal["mse", "kl"]
@@ -46,13 +47,17 @@ class Distilled:
     `measure = "mse"` is the mean squared difference of the logits over real tokens and outputs; `"kl"` is the
     divergence KL(teacher ‖ student) of the softmaxes over real tokens, a mean over windows and outputs. With
     `over = "start"` the end logits are left alone, as the code of the Korean paper does. In the first `warmup` share of
-    the steps there is no teacher.
+    the steps there is no teacher. Where a teacher says -inf it says nothing: no probability, no square; a window of
+    which it says nothing at all is not taught.
     """
 
     layers: tuple[int, ...] = ()
     folders: tuple[Path, ...] = ()
     more_forwards = 0
     steady = False
+    remark = ""
+    made_from: Mapping[str, str] = MappingProxyType({})
+    labels = 1.0  # the weight of the loss of the task, once there is a teacher
 
     def __init__(
         self, inner: TaskLoss, total_steps: int, *, weight: float, measure: Measure, over: Over, warmup: float
@@ -77,7 +82,8 @@ class Distilled:
         if taught is None:
             return {**terms, "distillation": torch.zeros((), device=logits.device)}
         term = self._distance(logits, taught, batch, totals)
-        return {**terms, "loss": terms["loss"] + self.weight * term, "distillation": term.detach()}
+        loss = self.labels * terms["loss"] + self.weight * term
+        return {**terms, "loss": loss, "distillation": term.detach()}
 
     def stepped(self) -> None:
         self.steps += 1
@@ -116,8 +122,7 @@ class OwnPast(Distilled):
         self,
         inner: TaskLoss,
         model: ReaderModel,
-        total_steps: int,
-        pass_models: Sequence[ReaderModel],
+        facts: PassFacts,
         *,
         k: Count = 5,
         every: Count = 1,
@@ -126,7 +131,7 @@ class OwnPast(Distilled):
         over: Over = "all",
         warmup: Share = 0.0,
     ) -> None:
-        super().__init__(inner, total_steps, weight=weight, measure=measure, over=over, warmup=warmup)
+        super().__init__(inner, facts.total_steps, weight=weight, measure=measure, over=over, warmup=warmup)
         self.model, self.k, self.every = model, k, every
         self.ring: list[State] = []  # the oldest first
         self.teachers: list[State] = []
@@ -191,8 +196,7 @@ class Teacher(Distilled):
         self,
         inner: TaskLoss,
         model: ReaderModel,
-        total_steps: int,
-        pass_models: Sequence[ReaderModel],
+        facts: PassFacts,
         *,
         models: Annotated[Sequence[str], Field(min_length=1)],
         weight: Weight = 1.0,
@@ -200,7 +204,7 @@ class Teacher(Distilled):
         over: Over = "all",
         warmup: Share = 0.0,
     ) -> None:
-        super().__init__(inner, total_steps, weight=weight, measure=measure, over=over, warmup=warmup)
+        super().__init__(inner, facts.total_steps, weight=weight, measure=measure, over=over, warmup=warmup)
         self.models: list[ReaderModel] = []
         problems = []
         for path in models:
@@ -236,17 +240,16 @@ class Peers(Distilled):
         self,
         inner: TaskLoss,
         model: ReaderModel,
-        total_steps: int,
-        pass_models: Sequence[ReaderModel],
+        facts: PassFacts,
         *,
         weight: Weight = 1.0,
         measure: Measure = "mse",
         over: Over = "all",
         warmup: Share = 0.0,
     ) -> None:
-        super().__init__(inner, total_steps, weight=weight, measure=measure, over=over, warmup=warmup)
+        super().__init__(inner, facts.total_steps, weight=weight, measure=measure, over=over, warmup=warmup)
         task = type(model.head.task)
-        self.models = [other for other in pass_models if other is not model and type(other.head.task) is task]
+        self.models = [other for other in facts.models if other is not model and type(other.head.task) is task]
         if not self.models:
             raise ConfigError(
                 "learner.distil",
@@ -300,9 +303,19 @@ def _same_layers(one: ReaderModel, teacher: ReaderModel) -> bool:
 
 
 def _squares(mine: Choice, other: Choice) -> Tensor:
-    return (mine.scores.float() - other.scores.float()).masked_fill(~mine.real, 0).square().sum()
+    return (mine.scores.float() - other.scores.float()).masked_fill(~_known(mine, other), 0).square().sum()
 
 
 def _divergence(mine: Choice, other: Choice) -> Tensor:
-    log_q, log_p = (one.scores.float().masked_fill(~mine.real, float("-inf")).log_softmax(1) for one in (mine, other))
-    return (log_p.exp() * (log_p - log_q).masked_fill(~mine.real, 0)).sum()
+    known = _known(mine, other)
+    log_q, log_p = (
+        one.scores.float().masked_fill(~there, float("-inf")).log_softmax(1)
+        for one, there in ((mine, mine.real), (other, known))
+    )
+    # Masked on both sides: a window that is not taught has no log_p, and would still give the gradient 0 · nan.
+    return (log_p.exp().masked_fill(~known, 0) * (log_p - log_q).masked_fill(~known, 0)).sum()
+
+
+def _known(mine: Choice, other: Choice) -> Tensor:
+    """The candidates of which the teacher says something."""
+    return mine.real & ~other.scores.isneginf()

@@ -18,10 +18,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from lamella import registry
 from lamella.config import LearnerOptions
 from lamella.data.batches import Batch, Totals
+from lamella.data.features import Features
 from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.tensors import trained_tensors
 from lamella.inference.model import ReaderModel
-from lamella.training.objective import Forward, Objective, TaskLoss
+from lamella.training.objective import Forward, Objective, PassFacts, TaskLoss
 from lamella.training.recorded import Recorded
 from lamella.training.steps import Step
 
@@ -204,8 +205,11 @@ def make_learner(
     stratum: int = 0,
     randomness: Randomness | None = None,
     pass_models: Sequence[ReaderModel] = (),
+    train: Features | None = None,
 ) -> Learner:
-    """Put together what the options describe."""
+    """Put together what the options describe. Teachers may need the `pass_models` of all learners and the windows to
+    `train` on, which they are given where these are the same in every epoch.
+    """
     head_rate = options.head_learning_rate or options.learning_rate
     groups = [
         *parameter_groups(model.encoder, options.learning_rate, options.weight_decay),
@@ -215,7 +219,8 @@ def make_learner(
     schedule = registry.build("schedule", options.schedule, total_steps)
     objective: Objective = TaskLoss(model.head.task, registry.build("loss", options.loss))
     if options.distil is not None:
-        objective = registry.build("distiller", options.distil, objective, model, total_steps, pass_models)
+        facts = PassFacts(total_steps, pass_models, train)
+        objective = registry.build("distiller", options.distil, objective, model, facts)
     # Half precision with few exponent bits needs its loss scaled; only a trained encoder computes gradients in it.
     scales = model.precision == "fp16" and model.encoder.trainable
     learner = Learner(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from lamella.data.batches import Batch, Totals
+from lamella.data.features import Features
 from lamella.encoder.encoder import HiddenStates
 from lamella.heads.tasks import Choice, Task
 from lamella.inference.model import ReaderModel
@@ -27,6 +30,8 @@ class Objective(Protocol):
     folders: tuple[Path, ...]  # of the models it reads
     more_forwards: int  # of an encoder on every batch, besides the learner's own
     steady: bool  # whether it does the same with every batch, so that a device can record it once and replay it
+    remark: str  # what is told of it before training
+    made_from: Mapping[str, str]  # hashes of what it learns from besides the training data
 
     def gather(self, batch: Batch) -> Tensor | None:
         """What it reads of a batch besides the batch itself, on the batch's device: `forward.beside` when called."""
@@ -40,6 +45,15 @@ class Objective(Protocol):
         """What a checkpoint keeps of it."""
 
     def put_state(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class PassFacts:
+    """What a teacher may know of the pass that its student is trained in."""
+
+    total_steps: int  # that the student takes
+    models: Sequence[ReaderModel] = ()  # of all learners
+    train: Features | None = None  # the windows to learn from, where they are the same in every epoch
 
 
 class Forward:
@@ -78,6 +92,8 @@ class TaskLoss:
     folders: tuple[Path, ...] = ()
     more_forwards = 0
     steady = True
+    remark = ""
+    made_from: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,

@@ -124,6 +124,7 @@ def prepare(
             stratum=steps.stratum(one.learner.fraction),
             randomness=randomness[name],
             pass_models=list(models.values()),
+            train=None if feed.changes else train,
         )
         for name, one in configs.items()
     ]
@@ -143,6 +144,11 @@ def prepare(
         "dev data": _hash(dev),
         "encoder weights": base.sha256,
         "hidden states": storage,
+        **{
+            f"{what}{f' of {one.name}' if len(learners) > 1 else ''}": value
+            for one in learners
+            for what, value in one.objective.made_from.items()
+        },
     }
     return Prepared(configs, learners, steps, dev, threshold, feed, targets, made_from, encode, encode_dev)
 
@@ -157,7 +163,8 @@ def named_folders(configs: Pass) -> list[Path]:
     named = [
         name
         for config in configs.values()
-        for name in (config.encoder.name, *(config.learner.distil or {}).get("models", []))
+        for distil in [config.learner.distil or {}]
+        for name in (config.encoder.name, *distil.get("models", []), *distil.get("runs", []))
     ]
     return [Path(os.path.expanduser(name)) for name in named if os.path.isdir(os.path.expanduser(name))]
 

@@ -167,6 +167,8 @@ def train_pass(
         if learner.objective.more_forwards:
             times = learner.objective.more_forwards
             say(f"{learner.name}: its teacher runs an encoder {times} times more on every batch")
+        if learner.objective.remark:
+            say(f"{learner.name}: {learner.objective.remark}")
     with Stopwatch() as training:
         fit(learners, steps, options, processes, watcher, encode=run.encode, start=start, split=splitter)
     say(f"trained in {training.seconds:.0f} s")
