@@ -26,6 +26,7 @@ from lamella.data.tokens import PIECE, Integers, Tokenizing, tokenise_contexts, 
 from lamella.errors import EncoderError
 from lamella.progress import progress
 
+FORMAT = 1  # to be raised when the same examples would be cut into other windows: kept ones are then not used again
 SLICE = 1024  # windows that are held at once where all are looked at one after the other
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from lamella import registry
 from lamella.config import RunConfig
 from lamella.data.examples import Example
+from lamella.data.feature_cache import Say, cached_features
 from lamella.data.features import Features, featurise, join_features
 
 if TYPE_CHECKING:
@@ -29,25 +30,28 @@ class Recipe:
     tokenizer: PreTrainedTokenizerFast
     config: RunConfig
 
-    def features(self, examples: Sequence[Example], epoch: int | None = None, epochs: int = 1) -> Features:
-        """Cut windows; of an epoch of an augmentation, from changed texts.
+    def features(
+        self, examples: Sequence[Example], epoch: int | None = None, epochs: int = 1, *, say: Say = lambda line: None
+    ) -> Features:
+        """Cut windows, or take those that an earlier run cut; of an epoch of an augmentation, from changed texts.
 
         What happens to an example depends on the seed, the epoch and its id alone, not on who follows the recipe.
         """
-        data, seed = self.config.data, self.config.training.order_seed
+        data, seed, windows = self.config.data, self.config.training.order_seed, self.config.windows
         if epoch is not None and data.augment is not None:
             augment = registry.build("augmentation", data.augment)
             examples = augment(examples, epoch=epoch, epochs=epochs, seed=seed)
-        return featurise(
-            examples, self.tokenizer, self.config.windows, negative_windows=data.negative_windows, seed=seed
+            return featurise(examples, self.tokenizer, windows, negative_windows=data.negative_windows, seed=seed)
+        return cached_features(
+            examples, self.tokenizer, windows, negative_windows=data.negative_windows, seed=seed, say=say
         )
 
 
 class Feed:
     """Gives the windows of an epoch; while one is learnt from, workers prepare the next."""
 
-    def __init__(self, recipe: Recipe, examples: Sequence[Example]) -> None:
-        self.recipe, self.examples = recipe, examples
+    def __init__(self, recipe: Recipe, examples: Sequence[Example], *, say: Say = lambda line: None) -> None:
+        self.recipe, self.examples, self.say = recipe, examples, say
         self.workers = recipe.config.data.workers
         self.changes = recipe.config.data.augment is not None
         self.epochs = self._count_epochs() if self.changes else 1
@@ -60,7 +64,7 @@ class Feed:
         if self.current is not None and (not self.changes or epoch == self.epoch):
             return self.current
         if not self.changes or not self.workers:
-            self.current = self.recipe.features(self.examples, epoch, self.epochs)
+            self.current = self.recipe.features(self.examples, epoch, self.epochs, say=self.say)
         else:
             if self.next is None or self.next[0] != epoch:
                 self.next = (epoch, self._submit(epoch))
@@ -80,7 +84,7 @@ class Feed:
         training = self.recipe.config.training
         if training.max_steps is None:
             return max(1, math.ceil(training.epochs))
-        windows = len(self.recipe.features(self.examples))
+        windows = len(self.recipe.features(self.examples, say=self.say))
         return max(1, math.ceil(training.max_steps * training.batch_size * training.accumulate / max(1, windows)))
 
     def _submit(self, epoch: int) -> list[Future[Features]]:

@@ -24,6 +24,7 @@ from safetensors.numpy import save
 
 from lamella.config import DecodingOptions
 from lamella.data.examples import Context, Example
+from lamella.data.feature_arrays import NAMES, from_arrays, text_places, to_arrays
 from lamella.data.features import Features, PairTemplate, join_features
 from lamella.data.padding import Padded
 from lamella.errors import UnreadableError, UsageError
@@ -33,7 +34,6 @@ from lamella.runs import LOGITS, LOGITS_INDEX, read_json, write_bytes, write_jso
 
 FORMAT = 1
 HALF_RANGE = float(np.finfo(np.float16).max)
-COLUMNS = ("input_ids", "rows", "example", "context_begin", "context_end", "first_token", "start", "end", "max_context")
 
 
 class LogitsKeeper:
@@ -64,16 +64,11 @@ class LogitsKeeper:
         """Write both files into a run folder."""
         features = _join([part.features for part in self._parts])
         texts = {example.context.text: example.context.title for example in features.examples}
-        place = {text: number for number, text in enumerate(texts)}
-        offsets = {place[one.context.text]: own for one, own in zip(features.examples, features.offsets, strict=True)}
-        tokens = [offsets[number] for number in range(len(texts))]
-        arrays = {name: getattr(features, name) for name in COLUMNS} | {
+        arrays = to_arrays(features) | {
             "logits": np.concatenate([part.logits for part in self._parts]),
             "tops": np.concatenate([part.tops for part in self._parts]),
-            "offsets": np.concatenate([np.empty((0, 2), np.int32), *tokens]),
-            "offset_rows": np.cumsum([0, *map(len, tokens)], dtype=np.int64),
         }
-        write_bytes(folder / LOGITS, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
+        write_bytes(folder / LOGITS, save(arrays))
         index = {
             "format": FORMAT,
             "decoding": self._decoding.model_dump(),
@@ -81,8 +76,8 @@ class LogitsKeeper:
             "template": asdict(features.template),
             "contexts": [{"text": text, "title": title} for text, title in texts.items()],
             "questions": [
-                {"id": one.id, "question": one.question, "context": place[one.context.text]}
-                for one in features.examples
+                {"id": one.id, "question": one.question, "context": place}
+                for one, place in zip(features.examples, text_places(features.examples), strict=True)
             ],
         }
         write_json(folder / LOGITS_INDEX, index)
@@ -127,20 +122,16 @@ class KeptLogits:
 
     def _windows(self, index: dict[str, Any]) -> Features:
         contexts = [Context(one["text"], one["title"]) for one in index["contexts"]]
-        rows, offsets = self._file.get_tensor("offset_rows"), self._file.get_tensor("offsets")
-        columns: dict[str, Any] = {name: self._file.get_tensor(name) for name in COLUMNS}
         template: dict[str, Any] = {
             field.name: tuple(value) if isinstance(value := index["template"][field.name], list) else value
             for field in fields(PairTemplate)
         }
-        places = [one["context"] for one in index["questions"]]
-        return Features(
-            examples=[Example(one["id"], one["question"], contexts[one["context"]]) for one in index["questions"]],
+        return from_arrays(
+            {name: self._file.get_tensor(name) for name in NAMES},
+            [Example(one["id"], one["question"], contexts[one["context"]]) for one in index["questions"]],
             template=PairTemplate(**template),
-            offsets=[offsets[rows[place] : rows[place + 1]] for place in places],
             max_seq_length=index["max_seq_length"],
             lost_answers=0,
-            **columns,
         )
 
 

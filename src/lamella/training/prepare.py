@@ -12,7 +12,8 @@ import torch
 from accelerate.utils import set_seed
 
 from lamella.config import TUNING_ELSEWHERE, RunConfig
-from lamella.data.features import Features, featurise
+from lamella.data.feature_cache import cached_features
+from lamella.data.features import Features
 from lamella.data.feed import Feed, Recipe
 from lamella.data.loading import Loaded, load_examples
 from lamella.encoder.cache import open_cache
@@ -106,14 +107,14 @@ def prepare(
         say(f"{name + ': ' if len(configs) > 1 else ''}{trainable_line(model)}")
 
     recipe = Recipe(base.tokenizer, config)
-    feed = Feed(recipe, train_data.examples)
+    feed = Feed(recipe, train_data.examples, say=say)
     train = feed(0)
     if not len(train):
         raise DataError(f"{', '.join(config.data.train)}: no window is left to train on; see data.negative_windows.")
     if train.lost_answers:
         say(f"{train.lost_answers} answers lie on no token and are taught as no answer")
-    dev = featurise(dev_data.examples, base.tokenizer, config.windows)
-    threshold = featurise(threshold_data.examples, base.tokenizer, config.windows)
+    dev = cached_features(dev_data.examples, base.tokenizer, config.windows, say=say)
+    threshold = cached_features(threshold_data.examples, base.tokenizer, config.windows, say=say)
     steps = Steps(feed, config.training, [one.learner.fraction for one in configs.values()])
     learners = [
         make_learner(

@@ -1,0 +1,398 @@
+"""Windows kept for the next run: the same ones or none, whatever lies in the folder, and never too many."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from doubles import AWKWARD, FAMILIES, tiny_run_config, tiny_tokenizer
+from lamella.config import WindowOptions
+from lamella.data import feature_cache
+from lamella.data.examples import Answer, Context, Example
+from lamella.data.feature_arrays import to_arrays
+from lamella.data.feature_cache import cache_folder, cached_features
+from lamella.data.features import Features, featurise
+from lamella.data.feed import Feed, Recipe
+from lamella.data.readers import read
+
+DEMO = read("demo:train").examples
+LONG = WindowOptions(max_seq_length=64, doc_stride=24, max_query_length=12)  # several windows a context
+ODD = (
+    Example("lost", "Where?", Context("a\u200b\u200b b"), (Answer("\u200b\u200b", 1),)),  # an answer on no token
+    Example("empty", "", Context("")),
+    Example("odd", "Qui \ud800?", Context(AWKWARD, "Titre"), (Answer("Zoë", AWKWARD.index("Zoë")),)),
+)
+SOME = (*DEMO[:60:2], *ODD)
+PINNED = "b2c02102916a735c"  # of the windows of SOME
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, that keeps small sets too."""
+    monkeypatch.setenv("LAMELLA_CACHE", str(tmp_path))
+    monkeypatch.setattr(feature_cache, "FEWEST", 1)
+    return tmp_path / "features"
+
+
+@pytest.fixture
+def forbidden(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Call it, and no window may be cut from then on."""
+
+    def cut(*_: Any, **__: Any) -> Features:
+        raise AssertionError("windows were cut")
+
+    return lambda: monkeypatch.setattr(feature_cache, "featurise", cut)
+
+
+def assert_equal(found: Features, fresh: Features) -> None:
+    for field in fields(Features):
+        one, two = getattr(found, field.name), getattr(fresh, field.name)
+        if isinstance(two, np.ndarray):
+            assert one.dtype == two.dtype, field.name
+            np.testing.assert_array_equal(one, two, err_msg=field.name)
+        elif field.name != "offsets":
+            assert one == two, field.name
+            assert type(one) is type(two), field.name
+    assert type(found.offsets) is type(fresh.offsets)
+    assert [id(one) for one in found.offsets] != [id(one) for one in fresh.offsets]
+    first = {id(one): place for place, one in reversed(list(enumerate(fresh.offsets)))}
+    for one, two in zip(found.offsets, fresh.offsets, strict=True):
+        assert one.dtype == two.dtype
+        assert one.shape == two.shape
+        np.testing.assert_array_equal(one, two)
+        assert one is found.offsets[first[id(two)]]  # one array for all questions of a text
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+class TestWhatComesBack:
+    @settings(max_examples=25)
+    @given(
+        family=st.sampled_from(FAMILIES),
+        options=st.builds(
+            WindowOptions,
+            max_seq_length=st.integers(16, 200),
+            doc_stride=st.integers(0, 150),
+            stride_is=st.sampled_from(["overlap", "step"]),
+            max_query_length=st.integers(1, 64),
+        ),
+        negatives=st.sampled_from(["keep", "drop", "subsample"]),
+        seed=st.integers(0, 5),
+        some=st.lists(st.sampled_from([*DEMO[::9], *ODD]), min_size=1, max_size=25),
+    )
+    def test_is_what_would_be_cut(
+        self,
+        tmp_path_factory: pytest.TempPathFactory,
+        family: str,
+        options: WindowOptions,
+        negatives: Any,
+        seed: int,
+        some: list[Example],
+    ) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("LAMELLA_CACHE", str(tmp_path_factory.mktemp("cache")))
+            patch.setattr(feature_cache, "FEWEST", 1)
+            tokenizer = tiny_tokenizer(family)
+            how: Any = {"negative_windows": negatives, "seed": seed}
+            fresh = featurise(some, tokenizer, options, **how)
+            cached_features(some, tokenizer, options, **how)
+            patch.setattr(feature_cache, "featurise", None)
+            assert_equal(cached_features(some, tokenizer, options, **how), fresh)
+
+    @pytest.mark.usefixtures("folder")
+    def test_the_whole_demo(self, forbidden: Callable[[], None]) -> None:
+        tokenizer = tiny_tokenizer("bert")
+        assert_equal(cached_features(DEMO, tokenizer, LONG), featurise(DEMO, tokenizer, LONG))
+        forbidden()
+        assert_equal(cached_features(list(DEMO), tokenizer, LONG), featurise(DEMO, tokenizer, LONG))
+
+    def test_a_line_says_where_windows_are_kept_and_where_they_come_from(self, folder: Path) -> None:
+        lines: list[str] = []
+        for _ in range(2):
+            features = cached_features(SOME, tiny_tokenizer("bert"), LONG, say=lines.append)
+        (path,) = files(folder)
+        kept, taken = lines
+        assert kept == f"{len(features)} windows of {len(SOME)} questions are kept for other runs in {path}"
+        assert taken == f"{len(features)} windows of {len(SOME)} questions were cut before: read from {path}"
+
+    def test_windows_are_cut_as_ever(self) -> None:
+        """Should this fail, kept windows are not those that are cut now: raise FORMAT of features.py, pin anew."""
+        digest = hashlib.sha256()
+        for negatives in ("keep", "subsample"):
+            features = featurise(SOME, tiny_tokenizer("bert"), LONG, negative_windows=negatives)  # type: ignore[arg-type]
+            for name, array in sorted(to_arrays(features).items()):
+                digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+        assert digest.hexdigest()[:16] == PINNED
+
+
+class TestWhatCounts:
+    def changed(self) -> dict[str, Any]:
+        example = SOME[0]
+        answer = example.answers[0]
+        elsewhere = replace(answer, begin_char=answer.begin_char + 1)
+        return {
+            "a question": (replace(example, question=example.question + "?"), *SOME[1:]),
+            "a text": (replace(example, context=Context(example.context.text + " ")), *SOME[1:]),
+            "a place": (replace(example, answers=(elsewhere, *example.answers[1:])), *SOME[1:]),
+            "an answer": (replace(example, answers=(replace(answer, text=answer.text[:-1]),)), *SOME[1:]),
+            "no answer": (replace(example, answers=()), *SOME[1:]),
+            "an id": (replace(example, id="another"), *SOME[1:]),
+            "the order": SOME[::-1],
+            "one less": SOME[:-1],
+            "one twice": (*SOME, SOME[-1]),
+        }
+
+    def test_every_change_of_the_examples_is_seen(self, folder: Path) -> None:
+        tokenizer = tiny_tokenizer("bert")
+        cached_features(SOME, tokenizer, LONG)
+        for number, (what, examples) in enumerate(self.changed().items(), start=2):
+            assert_equal(cached_features(examples, tokenizer, LONG), featurise(examples, tokenizer, LONG))
+            assert len(files(folder)) == number, what
+
+    def test_texts_that_run_into_one_another_are_told_apart(self, folder: Path) -> None:
+        context, tokenizer = Context("the tower"), tiny_tokenizer("bert")
+        for first, second in (("ab", "c"), ("a", "bc"), ('a", "b', "c"), ("", "abc")):
+            cached_features([Example("1", first, context), Example("2", second, context)], tokenizer, LONG)
+        assert len(files(folder)) == 4
+
+    def test_every_option_is_seen(self, folder: Path) -> None:
+        tokenizer = tiny_tokenizer("bert")
+        others = {"max_seq_length": 65, "doc_stride": 23, "stride_is": "step", "max_query_length": 11}
+        assert set(others) == set(WindowOptions.model_fields)
+        for name, value in others.items():
+            cached_features(SOME, tokenizer, LONG.model_copy(update={name: value}))
+        for negatives in ("keep", "drop", "subsample"):
+            cached_features(SOME, tokenizer, LONG, negative_windows=negatives)  # type: ignore[arg-type]
+        assert len(files(folder)) == len(others) + 3
+
+    def test_a_seed_counts_only_where_something_is_drawn(self, folder: Path) -> None:
+        for seed in range(3):
+            cached_features(SOME, tiny_tokenizer("bert"), LONG, seed=seed)
+        assert len(files(folder)) == 1
+        for seed in range(3):
+            cached_features(SOME, tiny_tokenizer("bert"), LONG, negative_windows="subsample", seed=seed)
+        assert len(files(folder)) == 4
+
+    def test_the_tokenizer_is_known_by_what_it_does(self, folder: Path) -> None:
+        tokenizer = tiny_tokenizer("bert")
+        again = tiny_tokenizer.__wrapped__("bert")  # another object, made in the same way
+        cached_features(SOME, tokenizer, LONG)
+        cached_features(SOME, again, LONG)
+        assert len(files(folder)) == 1
+        again.backend_tokenizer.enable_truncation(7)  # which cutting windows does without
+        cached_features(SOME, again, LONG)
+        assert len(files(folder)) == 1
+        again.add_tokens(["zzzz"])
+        cached_features(SOME, again, LONG)
+        assert len(files(folder)) == 2
+        for number, family in enumerate(sorted(set(FAMILIES) - {"bert", "electra", "distilbert"}), start=3):
+            cached_features(SOME, tiny_tokenizer(family), LONG)
+            assert len(files(folder)) == number
+
+    @pytest.mark.parametrize("of", [feature_cache, feature_cache.windows_module])
+    def test_a_new_format_is_another_file(self, folder: Path, monkeypatch: pytest.MonkeyPatch, of: Any) -> None:
+        cached_features(SOME, tiny_tokenizer("bert"), LONG)
+        monkeypatch.setattr(of, "FORMAT", of.FORMAT + 1)
+        cached_features(SOME, tiny_tokenizer("bert"), LONG)
+        assert len(files(folder)) == 2
+
+
+def cut_off(share: float) -> Callable[[Path], None]:
+    return lambda path: os.truncate(path, int(share * path.stat().st_size))
+
+
+def flip(share: float) -> Callable[[Path], None]:
+    def harm(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[int(share * (len(data) - 1))] ^= 1
+        path.write_bytes(data)
+
+    return harm
+
+
+def without_an_array(path: Path) -> None:
+    arrays = load_file(path)
+    del arrays["rows"]
+    save_file(arrays, path)
+
+
+def of_other_questions(path: Path) -> None:
+    cached_features(SOME[1:], tiny_tokenizer("bert"), LONG)
+    (other,) = set(path.parent.iterdir()) - {path}
+    other.replace(path)
+
+
+HARMS = {
+    "empty": cut_off(0),
+    "a few bytes": lambda path: os.truncate(path, 5),
+    "cut in the middle": cut_off(0.5),
+    "cut near the end": cut_off(0.99),
+    "a text": lambda path: path.write_text("not a safetensors file, but longer than its header"),
+    "a changed header": flip(0.001),
+    "a changed byte": flip(0.5),
+    "a changed last byte": flip(1),
+    "without an array": without_an_array,
+    "of other questions": of_other_questions,
+}
+
+
+class TestWhatMayHappen:
+    @pytest.mark.parametrize("harm", HARMS)
+    def test_a_file_that_is_not_as_it_was_written_is_written_anew(
+        self, folder: Path, harm: str, forbidden: Callable[[], None]
+    ) -> None:
+        tokenizer, lines = tiny_tokenizer("bert"), list[str]()
+        fresh = cached_features(SOME, tokenizer, LONG)
+        (path,) = files(folder)
+        sound = path.read_bytes()
+        HARMS[harm](path)
+        assert path.read_bytes() != sound
+        assert_equal(cached_features(SOME, tokenizer, LONG, say=lines.append), fresh)
+        assert "are kept" in lines[0]
+        assert path.read_bytes() == sound
+        forbidden()
+        assert_equal(cached_features(SOME, tokenizer, LONG), fresh)
+
+    def test_a_folder_in_the_place_of_a_file(self, folder: Path) -> None:
+        fresh = cached_features(SOME, tiny_tokenizer("bert"), LONG)
+        (path,) = files(folder)
+        path.unlink()
+        (path / "something").mkdir(parents=True)
+        assert_equal(cached_features(SOME, tiny_tokenizer("bert"), LONG), fresh)
+
+    def test_no_folder_can_be_made(self, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("LAMELLA_CACHE", str(tmp_path / "file"))
+        lines: list[str] = []
+        cached_features(SOME, tiny_tokenizer("bert"), LONG, say=lines.append)
+        assert not lines
+        assert not files(folder)
+
+    def test_a_full_disk(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(_: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        lines: list[str] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            cached_features(SOME, tiny_tokenizer("bert"), LONG, say=lines.append)
+        assert not lines
+        assert not files(folder)
+
+    def test_a_folder_that_may_only_be_read_still_gives(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, forbidden: Callable[[], None]
+    ) -> None:
+        def refuse(*_: Any, **__: Any) -> None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+        fresh = cached_features(SOME, tiny_tokenizer("bert"), LONG)
+        assert files(folder)
+        monkeypatch.setattr(os, "utime", refuse)
+        forbidden()
+        assert_equal(cached_features(SOME, tiny_tokenizer("bert"), LONG), fresh)
+
+    def test_many_at_once(self, folder: Path) -> None:
+        tokenizer = tiny_tokenizer("bert")
+        with ThreadPoolExecutor(6) as threads:
+            found = list(threads.map(lambda _: cached_features(SOME, tokenizer, LONG), range(12)))
+        fresh = featurise(SOME, tokenizer, LONG)
+        for features in found:
+            assert_equal(features, fresh)
+        assert len(files(folder)) == 1  # and nothing half-written
+
+
+class TestBounds:
+    def test_the_least_recently_used_go_first(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        tokenizer = tiny_tokenizer("bert")
+
+        def use(count: int, age: int) -> Path:
+            before = set(files(folder))
+            cached_features(SOME[:count], tokenizer, LONG)
+            (path,) = set(files(folder)) - before
+            os.utime(path, (time.time() - age, time.time() - age))
+            return path
+
+        oldest, middle, newest = use(20, 300), use(21, 200), use(22, 100)
+        cached_features(SOME[:20], tokenizer, LONG)  # used again
+        monkeypatch.setattr(feature_cache, "LARGEST", 4 * oldest.stat().st_size)
+        last = use(23, 0)
+        assert set(files(folder)) == {oldest, middle, newest, last} - {middle}
+
+    def test_what_is_larger_than_all_room_is_not_written(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        cached_features(SOME[:5], tiny_tokenizer("bert"), LONG)
+        before, lines = files(folder), list[str]()
+        monkeypatch.setattr(feature_cache, "LARGEST", before[0].stat().st_size + 10)
+        cached_features(SOME, tiny_tokenizer("bert"), LONG, say=lines.append)
+        assert files(folder) == before
+        assert not lines
+
+    def test_half_written_files_go_once_nobody_writes_them(self, folder: Path) -> None:
+        folder.mkdir()
+        young, old, foreign = (folder / name for name in (".a.lamella-part", ".b.lamella-part", "notes.txt"))
+        for path in (young, old, foreign):
+            path.touch()
+        for path in (old, foreign):
+            os.utime(path, (time.time() - 2 * feature_cache.ABANDONED,) * 2)
+        cached_features(SOME, tiny_tokenizer("bert"), LONG)
+        assert {young, foreign} < set(files(folder))
+        assert old not in files(folder)
+
+    def test_small_sets_leave_nothing_behind(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LAMELLA_CACHE", str(tmp_path))
+        assert len(DEMO) < feature_cache.FEWEST
+        cached_features(DEMO, tiny_tokenizer("bert"), LONG)
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"LAMELLA_CACHE": "/fast/disk", "XDG_CACHE_HOME": "/cache"}, "/fast/disk/features"),
+        ({"LAMELLA_CACHE": "~/kept"}, "/home/ada/kept/features"),
+        ({"LAMELLA_CACHE": "", "XDG_CACHE_HOME": "/cache"}, None),
+        ({"XDG_CACHE_HOME": "/cache"}, "/cache/lamella/features"),
+        ({"XDG_CACHE_HOME": "not/absolute"}, "/home/ada/.cache/lamella/features"),
+        ({"XDG_CACHE_HOME": ""}, "/home/ada/.cache/lamella/features"),
+        ({}, "/home/ada/.cache/lamella/features"),
+    ],
+)
+@pytest.mark.skipif(os.name == "nt", reason="paths are written as elsewhere")
+def test_where_windows_are_kept(
+    variables: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LAMELLA_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/ada", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert cache_folder() == (expected if expected is None else Path(expected))
+
+
+def test_training_keeps_plain_windows_and_no_augmented_ones(folder: Path, forbidden: Callable[[], None]) -> None:
+    tokenizer, lines = tiny_tokenizer("bert"), list[str]()
+    changing = Recipe(tokenizer, tiny_run_config(data={"augment": "eda", "workers": 0}))
+    Feed(changing, DEMO[:8], say=lines.append)(0)
+    assert not files(folder)
+    assert not lines
+    plain = Recipe(tokenizer, tiny_run_config(data={"negative_windows": "subsample"}, training={"order_seed": 3}))
+    windows = plain.config.windows
+    fresh = featurise(DEMO, tokenizer, windows, negative_windows="subsample", seed=3)
+    assert_equal(Feed(plain, DEMO, say=lines.append)(0), fresh)
+    forbidden()
+    assert_equal(Feed(plain, DEMO, say=lines.append)(0), fresh)
+    assert len(files(folder)) == 1
+    assert len(lines) == 2

@@ -1,0 +1,53 @@
+"""A run on windows that an earlier one kept is the run that it would have been."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from doubles import save_tiny_encoder
+from lamella import runs
+from lamella.data import feature_cache
+from lamella.plan import make_plan
+from lamella.training.run import train_plan
+
+pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
+
+
+def outcome(out: Path) -> dict[str, bytes]:
+    """Everything that a run leaves behind, but for the clock."""
+    clocks = (runs.RUN, runs.ENVIRONMENT, runs.COST)
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*.*") if path.name not in clocks}
+
+
+def test_kept_windows_train_and_score_as_fresh_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(
+        {
+            "data": {
+                "train": "demo:train",
+                "dev": "demo:dev",
+                "max_train_samples": 20,
+                "max_eval_samples": 6,
+                "negative_windows": "subsample",
+            },
+            "windows": {"max_seq_length": 64, "doc_stride": 16, "max_query_length": 24},
+            "encoder": {"name": str(save_tiny_encoder(tmp_path / "tiny")), "tuning": "full"},
+            "training": {"epochs": 2, "batch_size": 4, "precision": "fp32"},
+        },
+        where="test",
+    )
+    monkeypatch.setenv("LAMELLA_CACHE", str(tmp_path / "cache"))
+    train_plan(plan, tmp_path / "fresh", say=lambda line: None)
+    assert not (tmp_path / "cache").exists()
+    said: dict[str, list[str]] = {"kept": [], "taken": []}
+    monkeypatch.setattr(feature_cache, "FEWEST", 1)
+    for name, lines in said.items():
+        train_plan(plan, tmp_path / name, say=lines.append)
+    assert len([line for line in said["kept"] if "are kept for other runs" in line]) == 2  # train and dev
+    assert len([line for line in said["taken"] if "were cut before" in line]) == 2
+    assert not [line for line in said["taken"] if "are kept for other runs" in line]
+    fresh = outcome(tmp_path / "fresh")
+    assert runs.HISTORY in fresh
+    assert outcome(tmp_path / "kept") == fresh
+    assert outcome(tmp_path / "taken") == fresh
