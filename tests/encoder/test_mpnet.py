@@ -44,6 +44,20 @@ def test_kernels_give_what_transformers_gives(
         torch.testing.assert_close(mine.grad, other.grad, msg=name, rtol=1e-4, atol=1e-4)
 
 
+def test_a_mask_can_be_given_as_the_bias_that_it_becomes(
+    both: tuple[MPNetModel, MPNetModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the encoder gives to MPNet on a GPU."""
+    monkeypatch.setattr(mpnet, "on_gpu", lambda x: True)
+    ids, real = torch.arange(5, 22)[None].repeat(2, 1), torch.arange(17) < torch.tensor([17, 9])[:, None]
+    bias = torch.zeros(real.shape).masked_fill(~real, torch.finfo(torch.float32).min)[:, None, None]
+    found, expected = (
+        model(ids, attention_mask=mask).last_hidden_state[real]
+        for model, mask in zip(reversed(both), (bias, real.long()), strict=True)
+    )
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_model_with_kernels_can_be_sent_elsewhere(both: tuple[MPNetModel, MPNetModel]) -> None:
     sent = pickle.loads(pickle.dumps(both[1]))
     assert torch.equal(states(sent), states(both[1]))

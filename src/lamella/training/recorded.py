@@ -9,7 +9,9 @@ without it, and so does the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -79,12 +81,17 @@ def _tensors(batch: Batch) -> dict[str, Tensor]:
 
 
 def _cuda_graphs() -> Record:
-    """Graphs in one pool of memory: no two run at once, and what one gives is read before the next one runs."""
+    """Graphs in one pool of memory: no two run at once, and what one gives is read before the next one runs.
+
+    A graph of an earlier learner must not be found to be garbage while another is recorded: to let it go is a command
+    to the GPU, and would be recorded too.
+    """
     pool = torch.cuda.graph_pool_handle()
+    gc.collect()
 
     def record(body: Callable[[], Terms]) -> Callable[[], Terms]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with _no_garbage_collection(), torch.cuda.graph(graph, pool=pool):
             terms = body()
 
         def replay() -> Terms:
@@ -94,3 +101,14 @@ def _cuda_graphs() -> Record:
         return replay
 
     return record
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

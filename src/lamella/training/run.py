@@ -175,6 +175,7 @@ def train_pass(
     for learner in learners:
         if learner.recorded is not None and (problem := learner.recorded.problem):
             say(f"{learner.name}: its steps could not be recorded for the GPU, and took longer: {problem}")
+        learner.recorded = None  # it holds memory that what follows may need
     if len(run.threshold):
         watcher.tune_thresholds(run.threshold, run.any_config.data.threshold)
     if processes.is_main:
