@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from lamella.errors import RunError, UnreadableError, UsageError
-from lamella.inference.evaluate import read_questions
-from lamella.inference.metrics import score_questions
-from lamella.study.runs import Scorer, read_runs, read_scored
+from lamella.study.runs import read_runs, read_scored
 from run_folders import write_data, write_run, write_several
 
 
@@ -58,18 +55,6 @@ def test_what_is_no_finished_run_is_refused(tmp_path: Path, data: Path) -> None:
     (folder / "predictions.json").unlink()
     with pytest.raises(RunError, match=r"predictions\.json: expected the answers of a run"):
         read_scored(read_runs([folder]).runs)
-
-
-def test_the_scores_are_those_of_the_metric(tmp_path: Path, data: Path) -> None:
-    rng = np.random.default_rng(0)
-    examples = read_questions(str(data), labelled=True)
-    scorer = Scorer(examples)
-    for _ in range(20):
-        answers = {one.id: str(rng.choice(["", "a1 a2", f"a{n}", f"the a{n} x"])) for n, one in enumerate(examples)}
-        ours, metric = scorer.score(answers), score_questions(examples, answers)
-        assert ours.ids == metric.ids
-        for name in ("answerable", "answered", "exact", "f1"):
-            np.testing.assert_array_equal(getattr(ours, name), getattr(metric, name))
 
 
 def test_a_run_may_have_answered_the_first_questions_only(tmp_path: Path, data: Path) -> None:

@@ -17,8 +17,8 @@ from lamella.inference.metrics import QuestionScores, score_questions, summarise
 from lamella.inference.threshold import expected_calibration_error
 from lamella.study.answered import confusion
 from lamella.study.groups import Grouping, grouped_scores, groupings
-from lamella.study.report_values import SHOWN_SCORES, Record, is_number, rounded, without_folders
-from lamella.study.runs import RunRecord, read_object
+from lamella.study.report_values import SHOWN_SCORES, Record, rounded, without_folders
+from lamella.study.runs import RunRecord, is_number, read_object
 
 PR_POINTS = 60
 RELIABILITY_GROUPS = 10

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from lamella import runs
 from lamella.data.examples import Example
 from lamella.errors import RunError, UnreadableError, UsageError
 from lamella.inference.evaluate import language_of, read_questions
-from lamella.inference.metrics import QuestionScores, score_questions
+from lamella.inference.metrics import QuestionScores, score_readers
 
 SEEDS = (("learner", "seed"), ("training", "order_seed"))  # runs that differ in nothing else are one reader's
 
@@ -88,37 +87,16 @@ def read_scored(records: Sequence[RunRecord], data: str | None = None) -> tuple[
 
     Runs that answered other questions than the first one are refused: their scores cannot be laid side by side.
     """
-    answers = records[0].predictions()
-    examples = _questions_of(records[0], answers, data)
-    scorer = Scorer(examples)
-    scores = []
-    for record in records:
-        given = record.predictions()
-        _refuse_other_questions(records[0], answers, record, given)
-        scores.append(scorer.score(given))
-    return examples, scores
+    first, answers = records[0], records[0].predictions()
+    examples = _questions_of(first, answers, data)
 
+    def each() -> Iterator[Mapping[str, str]]:
+        for record in records:
+            given = record.predictions()
+            _refuse_other_questions(first, answers, record, given)
+            yield given
 
-class Scorer:
-    """Scores the answers of many runs to the same questions; a text that several runs give is scored once."""
-
-    def __init__(self, examples: Sequence[Example]) -> None:
-        self.examples = examples
-        self.ids = tuple(example.id for example in examples)
-        self.answerable = np.array([example.answerable for example in examples])
-        self.language = language_of(examples)
-        self._known: dict[tuple[str, str], tuple[float, float]] = {}
-
-    def score(self, predictions: Mapping[str, str]) -> QuestionScores:
-        known = self._known
-        fresh = [example for example in self.examples if (example.id, predictions[example.id]) not in known]
-        if fresh:
-            scored = score_questions(fresh, predictions, language=self.language)
-            for id, exact, f1 in zip(scored.ids, scored.exact.tolist(), scored.f1.tolist(), strict=True):
-                known[id, predictions[id]] = (exact, f1)
-        both = np.array([known[id, predictions[id]] for id in self.ids])
-        answered = np.array([predictions[id] != "" for id in self.ids])
-        return QuestionScores(self.ids, self.answerable, answered, exact=both[:, 0], f1=both[:, 1])
+    return examples, score_readers(examples, each(), language=language_of(examples))
 
 
 def recorded_data(folder: Path) -> tuple[str, ...]:
@@ -140,6 +118,11 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UnreadableError(f"{path}: expected one JSON object. Found {type(content).__name__}; it is damaged.")
     return content
+
+
+def is_number(value: object) -> bool:
+    """Whether something that was read is a number to reckon with."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _runs_within(folder: Path) -> list[Path]:

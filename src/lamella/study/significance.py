@@ -50,14 +50,14 @@ def bootstrap_differences(
     count = len(sizes)
     rng = np.random.default_rng(seed)
     table = np.column_stack([sums, sizes]).astype(np.float32)
-    means = np.empty((draws, differences.shape[1]), np.float32)
+    means = np.empty((differences.shape[1], draws), np.float32)  # quantiles are taken along what lies together
     for begin in range(0, draws, CHUNK):
         end = min(begin + CHUNK, draws)
         drawn = rng.integers(count, size=(end - begin, count)) + count * np.arange(end - begin)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=(end - begin) * count).reshape(end - begin, count)
         totals = counts.astype(np.float32) @ table
-        means[begin:end] = totals[:, :-1] / totals[:, -1:]
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        means[:, begin:end] = (totals[:, :-1] / totals[:, -1:]).T
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=1)
     low, high = (np.where(np.abs(end) < ROUNDING, 0.0, end) for end in (low, high))
     return [
         Difference(float(value), float(least), float(most))
