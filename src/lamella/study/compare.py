@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,14 @@ from numpy.typing import NDArray
 from lamella.data.examples import Example
 from lamella.errors import UsageError
 from lamella.inference.paired import Difference
-from lamella.study.runs import Found, RunRecord, read_runs, read_scored
+from lamella.study.runs import Found, RunRecord, is_number, read_runs, read_scored
 from lamella.study.significance import bootstrap_differences, mcnemar
 
 # What is paid for F1, as cost.json names it, with the words and the scale of a table.
 COSTS = {"trainable_parameters": "parameters", "train_seconds": "train s", "inference_seconds_per_1000": "ms/question"}
+
+# Where all of so few agree, each like a coin, that is still no rare chance: 5 do so in 1 of 16 cases, 6 in 1 of 32.
+FEWEST = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +38,11 @@ class Contender:
     exact: NDArray[np.float64]  # a question each
     f1: NDArray[np.float64]
     f1_of_runs: tuple[float, ...]  # in percent
+
+    @cached_property
+    def mean_f1(self) -> float:
+        """In percent."""
+        return 100 * float(self.f1.mean())
 
     @property
     def deviation(self) -> float | None:
@@ -50,7 +60,7 @@ class Contender:
             "name": self.name,
             "runs": [str(run.folder) for run in self.runs],
             "exact": 100 * float(self.exact.mean()),
-            "f1": 100 * float(self.f1.mean()),
+            "f1": self.mean_f1,
             "f1_deviation": self.deviation,
             "best_f1": self.mean_result("best_f1"),
             "threshold": self.mean_result("threshold"),
@@ -71,6 +81,12 @@ class Against:
     exact: Difference  # in percent
     f1: Difference
     resampled: str  # what was drawn: questions or paragraphs
+    units: int  # how many of them there are
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves out 0, and is made of enough to say so."""
+        return self.f1.is_clear and self.units >= FEWEST
 
     @property
     def within_seeds(self) -> bool:
@@ -85,8 +101,10 @@ class Against:
             better, worse, gap = worse, better, Difference(-gap.value, -gap.high, -gap.low)
         verb = "beats" if gap.value > 0 else "equals"
         by = f" by {_number(gap.value)} F1 [{_number(gap.low)}, {_number(gap.high)}]"
-        found = "clearly better" if gap.is_clear else "not distinguishable"
-        if gap.is_clear and self.within_seeds:
+        found = "clearly better" if self.is_clear else "not distinguishable"
+        if gap.is_clear and not self.is_clear:
+            found = f"too few {self.resampled} to tell"
+        elif self.is_clear and self.within_seeds:
             found = "better on these questions, but not by more than the seeds differ"
         return f"{better.name} {verb} {worse.name}{by if gap.value or gap.high else ''}: {found}"
 
@@ -100,7 +118,7 @@ class Against:
             "f1": self.f1.value,
             "f1_interval": [self.f1.low, self.f1.high],
             "resampled": self.resampled,
-            "clear": self.f1.is_clear,
+            "clear": self.is_clear,
             "within_seeds": self.within_seeds,
             "verdict": self.verdict,
         }
@@ -136,7 +154,7 @@ class Comparison:
 
     def lines(self) -> list[str]:
         """What is printed: the table, best first, the verdicts, the fronts."""
-        ranked = sorted(self.contenders, key=lambda one: -float(one.f1.mean()))
+        ranked = sorted(self.contenders, key=lambda one: -one.mean_f1)
         lines = [f"{self.questions} questions about {self.paragraphs} paragraphs; against {self.baseline.name}", ""]
         lines += _table([self._row(one) for one in ranked])
         lines += ["", *(self.against[one.name].verdict for one in ranked if one.name in self.against)]
@@ -194,16 +212,18 @@ def read_contenders(found: Found, data: str | None = None) -> tuple[list[Example
     for place, run in enumerate(found.runs):
         # A run that repeats the seeds of another adds nothing to a mean, so it stands alone; as does one that has no
         # options to tell by.
-        key = repr(run.options) if run.config else str(run.folder)
+        key = json.dumps(run.options, sort_keys=True) if run.config else str(run.folder)
         key = f"{key} {run.folder}" if (key, run.seeds) in taken else key
         taken.add((key, run.seeds))
         groups.setdefault(key, []).append(place)
     contenders: list[Contender] = []
+    taken_names = {run.name for run in found.runs}
     for places in groups.values():
         members = tuple(found.runs[place] for place in places)
-        name = _common_name([run.name for run in members])
-        if any(one.name == name for one in contenders):
-            name = members[0].name
+        name = members[0].name
+        if len(members) > 1 and (common := _common_name([run.name for run in members])) not in taken_names:
+            name = common
+            taken_names.add(name)
         contenders.append(
             Contender(
                 name=name,
@@ -221,7 +241,8 @@ def compare_with(theirs: Contender, others: Sequence[Contender], examples: Seque
     seeds, paragraphs.
     """
     found: dict[str, Against] = {}
-    paragraphs = np.unique([one.context.text for one in examples], return_inverse=True)[1]
+    number_of: dict[str, int] = {}
+    paragraphs = np.array([number_of.setdefault(one.context.text, len(number_of)) for one in examples])
     for resampled, units in (("questions", None), ("paragraphs", paragraphs)):
         wanted = resampled == "paragraphs"
         group = [one for one in others if (max(len(one.runs), len(theirs.runs)) > 1) == wanted]
@@ -241,6 +262,7 @@ def compare_with(theirs: Contender, others: Sequence[Contender], examples: Seque
                 exact=intervals[place],
                 f1=intervals[place + len(group)],
                 resampled=resampled,
+                units=len(examples) if units is None else len(number_of),
             )
     return [found[one.name] for one in others]
 
@@ -249,8 +271,8 @@ def pareto_front(contenders: Sequence[Contender], cost: str) -> list[Contender]:
     """Those that no other one beats at the same cost or less, cheapest first; unknown costs take no part."""
     known = [(paid, one) for one in contenders if (paid := one.mean_cost(cost)) is not None]
     front: list[Contender] = []
-    for _, one in sorted(known, key=lambda pair: (pair[0], -float(pair[1].f1.mean()))):
-        if not front or one.f1.mean() > front[-1].f1.mean() + 1e-12:
+    for _, one in sorted(known, key=lambda pair: (pair[0], -pair[1].mean_f1)):
+        if not front or one.mean_f1 > front[-1].mean_f1 + 1e-9:
             front.append(one)
     return front
 
@@ -279,15 +301,12 @@ def _path(name: str) -> Path:
 
 def _common_name(names: Sequence[str]) -> str:
     """What the names begin with, less the word for a seed: `dot-seed0` and `dot-seed1` are `dot`."""
-    if len(names) == 1:
-        return names[0]
     shared = "".join(letters[0] for letters in takewhile(lambda one: len(set(one)) == 1, zip(*names, strict=False)))
     return re.sub(r"(order_)?seed[-_=]?\d*$", "", shared).rstrip("-_.+, ") or names[0]
 
 
 def _mean(values: Sequence[Any]) -> float | None:
-    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    return float(np.mean(numbers)) if values and len(numbers) == len(values) else None
+    return float(np.mean(values)) if all(map(is_number, values)) else None
 
 
 def _number(value: float) -> str:
