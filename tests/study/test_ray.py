@@ -22,6 +22,7 @@ from lamella.study import engine, spread
 from lamella.study.cluster import cluster
 from lamella.study.engine import Job, RayEngine, pack, train_elsewhere, unpack
 from lamella.study.sweep import read_sweep, run_on_ray, run_sweep
+from outcomes import outcome
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray leaves its log files to the collector
@@ -67,14 +68,6 @@ checkpoint_every = "1 steps"
 """
     )
     return path
-
-
-def outcome(out: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(out)): path.read_bytes()
-        for path in sorted(out.rglob("*"))
-        if path.is_file() and path.name not in (runs.RUN, runs.ENVIRONMENT, runs.COST)
-    }
 
 
 def quiet(line: str) -> None:

@@ -18,6 +18,7 @@ from lamella.study.engine import PASSES
 from lamella.study.sweep import read_sweep, run_sweep
 from lamella.training import watch
 from lamella.training.run import train_plan
+from outcomes import outcome
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
 PAPERS = Path(__file__).resolve().parents[2] / "configs" / "papers"
@@ -60,15 +61,6 @@ save_at = [0.1]
 """
     )
     return path
-
-
-def outcome(out: Path) -> dict[str, bytes]:
-    """Everything that a run leaves behind, but for the clock."""
-    return {
-        str(path.relative_to(out)): path.read_bytes()
-        for path in sorted(out.rglob("*"))
-        if path.is_file() and path.name not in (runs.RUN, runs.ENVIRONMENT, runs.COST)
-    }
 
 
 def quiet(line: str) -> None:
