@@ -369,12 +369,12 @@ def test_a_training_run_says_what_it_was_scored_on(tmp_path: Path, data: Path) -
     with pytest.raises(UsageError, match=r"same data.*--data"):
         analyse([str(first), str(other)])
     silent = write_run(tmp_path / "silent", SECOND)
-    with pytest.raises(UsageError, match=r"silent: does not say which data.*--data"):
+    with pytest.raises(UsageError, match=r"silent: does not tell which data.*--data"):
         analyse([str(first), str(silent)])
 
 
 def test_runs_that_cannot_be_analysed(tmp_path: Path, data: Path) -> None:
-    with pytest.raises(UsageError, match=r"expected a run folder with predictions. Found nothing there"):
+    with pytest.raises(RunError, match=r"expected a run folder, with run.json, or a folder of them. It is not there"):
         analyse([str(tmp_path / "none")], data=str(data))
     first = write_run(tmp_path / "first", FIRST)
     with pytest.raises(DataError, match=r"none of its .* questions is answered"):
@@ -383,7 +383,7 @@ def test_runs_that_cannot_be_analysed(tmp_path: Path, data: Path) -> None:
     with pytest.raises(LamellaError, match="damaged"):
         analyse([str(first)])
     (first / runs.NBEST).unlink()
-    with pytest.raises(UsageError, match=r"has no nbest_predictions.json"):
+    with pytest.raises(RunError, match=r"has no nbest_predictions.json; it was not scored"):
         analyse([str(first)], data=str(data))
     runs.write_json(first / runs.RUN, {"state": "unfinished", "command": "train"})
     with pytest.raises(RunError, match="unfinished"):
@@ -398,11 +398,11 @@ def test_a_folder_of_several_runs_means_those_that_are_finished(tmp_path: Path, 
     runs.write_json(tmp_path / "third" / runs.RUN, {"state": "failed", "command": "train"})
     numbers = analyse([str(tmp_path), str(tmp_path / "first")], data=str(data)).numbers
     assert [run["run"] for run in numbers["runs"]] == ["first", "second"]  # one that is named twice counts once
-    left_out = {str(tmp_path / "third"): "failed", str(tmp_path / "fourth"): "not there"}
+    left_out = {str(tmp_path / "third"): "failed", str(tmp_path / "fourth"): "not begun"}
     assert numbers["runs_left_out"] == left_out
     for name in ("first", "second"):
         runs.write_json(tmp_path / name / runs.RUN, {"state": "interrupted", "command": "train"})
-    with pytest.raises(RunError, match="no run is finished there"):
+    with pytest.raises(RunError, match=r"no run is finished and has nbest_predictions\.json there"):
         analyse([str(tmp_path)], data=str(data))
 
 

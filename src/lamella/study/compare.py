@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lamella import runs
 from lamella.data.examples import Example
 from lamella.errors import UsageError
 from lamella.inference.paired import Difference
@@ -187,7 +188,8 @@ class Comparison:
 
 def compare(folders: Sequence[str | Path], *, data: str | None = None, baseline: str | None = None) -> Comparison:
     """Compare the runs of some folders with one of them, the first unless `baseline` names another."""
-    found = read_runs([*folders, *([baseline] if baseline and _is_folder(baseline) else [])])
+    named = [*folders, *([baseline] if baseline and _is_folder(baseline) else [])]
+    found = read_runs(named, needs=runs.PREDICTIONS)
     examples, contenders = read_contenders(found, data)
     if len(contenders) < 2:
         raise UsageError(f"compare: expected two readers or more. Got {contenders[0].name} alone.")

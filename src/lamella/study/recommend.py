@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lamella import runs
 from lamella.errors import RunError, UsageError
 from lamella.study.compare import Against, Contender, compare_with, read_contenders
 from lamella.study.runs import read_runs
@@ -94,7 +95,7 @@ def recommend(
     for limit, value in budget.items():
         if not value >= 0:
             raise UsageError(f"{limit.option}: expected 0 or more. Got {value}.")
-    found = read_runs(folders)
+    found = read_runs(folders, needs=runs.PREDICTIONS)
     examples, contenders = read_contenders(found, data)
     unknown = [one for one in contenders if any(limit.paid(one) is None for limit in budget)]
     judged = [one for one in contenders if one not in unknown]

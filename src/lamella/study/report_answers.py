@@ -45,9 +45,9 @@ def add_answers(
         names = (data,) if data else run.data
         key = " + ".join(names)
         record["data"], record["data_set"] = " + ".join(map(without_folders, names)), key
-        predictions = read_object(run.folder / runs.PREDICTIONS)
-        if not predictions:
+        if not (run.folder / runs.PREDICTIONS).is_file():
             continue
+        predictions = run.predictions()
         if key not in sets:
             sets[key] = _questions(names, data is not None, notes)
         known = sets[key]
