@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 from pathlib import Path
@@ -19,6 +21,7 @@ from lamella.errors import DataError, LamellaError, RunError, UsageError
 from lamella.inference.decode import Candidate, Prediction, rank
 from lamella.inference.metrics import QuestionScores, score_questions
 from lamella.study.analyse import analyse
+from lamella.study.analysis_tables import WIDTH, print_analysis
 from lamella.study.answered import boundaries, confusion, near_misses, only_right, second_best
 from lamella.study.groups import by_fifths, by_name, by_quantiles, grouped_scores, groupings, question_word
 from lamella.study.mistakes import AROUND, confident_mistakes, marked, mistakes_page
@@ -424,3 +427,17 @@ def test_the_command(tmp_path: Path, data: Path) -> None:
     assert "first[bold]:fire:" in shown.stdout  # a name is no markup
     assert "25.0" in shown.stdout
     assert "how many" in shown.stdout
+
+
+def test_a_table_that_is_too_wide_is_cut_into_several_and_loses_nothing(tmp_path: Path, data: Path) -> None:
+    name = "a-run-with-a-long-name-" * 5
+    first = write_run(tmp_path / name, FIRST)
+    numbers = analyse([str(first)], data=str(data)).numbers
+    numbers["runs"][0]["confusion"] = {key: 7001 + n for n, key in enumerate(numbers["runs"][0]["confusion"])}
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        print_analysis(numbers)
+    for count in numbers["runs"][0]["confusion"].values():
+        assert str(count) in told.getvalue()
+    for word in ("unanswerable", "missing"):
+        assert word in told.getvalue()
+    assert max(map(len, told.getvalue().splitlines())) <= WIDTH
