@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from lamella.inference.paired import DRAWS, Difference
 
-CHUNK = 250  # draws at a time: their counts and what comes of them are held in memory
+HELD = 6_000_000  # counts that are held in memory at a time: as many draws as that makes
 ROUNDING = 1e-6  # in the half as long numbers of the products, what cancels out may leave this much
 
 
@@ -51,8 +51,9 @@ def bootstrap_differences(
     rng = np.random.default_rng(seed)
     table = np.column_stack([sums, sizes]).astype(np.float32)
     means = np.empty((differences.shape[1], draws), np.float32)  # quantiles are taken along what lies together
-    for begin in range(0, draws, CHUNK):
-        end = min(begin + CHUNK, draws)
+    chunk = max(1, HELD // count)
+    for begin in range(0, draws, chunk):
+        end = min(begin + chunk, draws)
         drawn = rng.integers(count, size=(end - begin, count)) + count * np.arange(end - begin)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=(end - begin) * count).reshape(end - begin, count)
         totals = counts.astype(np.float32) @ table
