@@ -130,9 +130,10 @@ def test_a_sweep_on_ray_is_the_sweep_in_this_process(
 
 
 def test_a_worker_without_the_disk_asks_for_the_models_and_sends_its_runs(
-    files: Path, here: Path, tmp_path: Path
+    files: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same path on another machine, played by another folder here."""
+    monkeypatch.chdir(tmp_path)  # as the worker does, but for this test alone
     there = tmp_path / "there"
     there.mkdir()
     job = read_sweep([files], there).jobs[-1]

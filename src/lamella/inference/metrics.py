@@ -149,21 +149,21 @@ def score_readers(
     normalised = functools.cache(rule.normalise)
     texts = [normalised(text) for text in number_of]
     units = [rule.units(text) for text in texts]
-    scores = np.empty((len(ids), len(given)))
-    for row, (example, numbers) in enumerate(zip(examples, np.stack(given, axis=1), strict=True)):
+    scores, of_text = np.empty((len(ids), len(given))), np.empty(len(texts))
+    for row, (example, column) in enumerate(zip(examples, np.stack(given, axis=1), strict=True)):
         golds = {normalised(answer.text) for answer in example.answers} - {""} or {""}
         wanted = [rule.units(gold) for gold in golds]
         shared = {unit for one in wanted for unit in one}
-        column = numbers.tolist()
-        score_of = {
-            number: _EXACT
+        numbers = list(set(column.tolist()))
+        of_text[numbers] = [
+            _EXACT
             if texts[number] in golds
             else 0.0
             if shared.isdisjoint(units[number])
             else max(_overlap_f1(one, units[number]) for one in wanted)
-            for number in set(column)
-        }
-        scores[row] = np.fromiter(map(score_of.__getitem__, column), np.float64, len(column))
+            for number in numbers
+        ]
+        scores[row] = of_text[column]
     answerable = np.array([bool(example.answers) for example in examples])
     return [
         QuestionScores(

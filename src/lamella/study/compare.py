@@ -79,7 +79,7 @@ class Against:
     won: int  # questions whose exact match is higher
     lost: int
     p: float | None  # of exact McNemar; None where a mean over more seeds has more ways to be right or wrong
-    exact: Difference  # in percent
+    exact: float  # the mean difference, in percent
     f1: Difference
     resampled: str  # what was drawn: questions or paragraphs
     units: int  # how many of them there are
@@ -114,8 +114,7 @@ class Against:
             "won": self.won,
             "lost": self.lost,
             "mcnemar_p": self.p,
-            "exact": self.exact.value,
-            "exact_interval": [self.exact.low, self.exact.high],
+            "exact": self.exact,
             "f1": self.f1.value,
             "f1_interval": [self.f1.low, self.f1.high],
             "resampled": self.resampled,
@@ -253,7 +252,8 @@ def compare_with(theirs: Contender, others: Sequence[Contender], examples: Seque
         exact = np.stack([one.exact - theirs.exact for one in group], axis=1)
         f1 = np.stack([one.f1 - theirs.f1 for one in group], axis=1)
         won, lost = (exact > 1e-9).sum(axis=0), (exact < -1e-9).sum(axis=0)
-        intervals = [one.in_percent() for one in bootstrap_differences(np.column_stack([exact, f1]), units)]
+        intervals = [one.in_percent() for one in bootstrap_differences(f1, units)]
+        gaps = (100 * exact.mean(axis=0)).tolist()
         for place, (one, p) in enumerate(zip(group, mcnemar(won, lost).tolist(), strict=True)):
             found[one.name] = Against(
                 ours=one,
@@ -261,8 +261,8 @@ def compare_with(theirs: Contender, others: Sequence[Contender], examples: Seque
                 won=int(won[place]),
                 lost=int(lost[place]),
                 p=p if len(one.runs) == len(theirs.runs) else None,
-                exact=intervals[place],
-                f1=intervals[place + len(group)],
+                exact=gaps[place],
+                f1=intervals[place],
                 resampled=resampled,
                 units=len(examples) if units is None else len(number_of),
             )
