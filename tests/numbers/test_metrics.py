@@ -28,6 +28,7 @@ from lamella.inference.metrics import (
     normalise_korean,
     score,
     score_questions,
+    score_readers,
 )
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
@@ -453,6 +454,38 @@ def test_scores_of_each_question_are_what_the_means_are_made_of():
 
 
 # ---------------------------------------------------------------- mistakes
+
+
+def test_many_readers_score_as_each_of_them_alone():
+    texts = [
+        "",
+        "the",
+        "Titan",
+        "the Titan",
+        "moon Titan",
+        "Titan moon",
+        "a big moon",
+        "Saturn!",
+        "titan",
+        "Rhea, Titan",
+    ]
+    draw = random.Random(0)
+    for language in ("en", "ko"):
+        asked = [
+            Example(str(n), "?", Context("c"), tuple(Answer(draw.choice(texts[1:]), 0) for _ in range(n % 4)))
+            for n in range(40)
+        ]
+        readers = [{one.id: draw.choice(texts) for one in asked} for _ in range(12)]
+        for found, answers in zip(score_readers(asked, readers, language=language), readers, strict=True):
+            assert found.answered.tolist() == [answers[id] != "" for id in found.ids]
+            assert found.answerable.tolist() == [bool(one.answers) for one in asked]
+            for example, exact, overlap in zip(asked, found.exact, found.f1, strict=True):
+                golds = [one.text for one in example.answers if plain_normalise(one.text, language)] or [""]
+                given_ = answers[example.id]
+                assert exact == max(
+                    plain_normalise(one, language) == plain_normalise(given_, language) for one in golds
+                )
+                assert overlap == max(plain_f1(one, given_, language) for one in golds)
 
 
 def test_missing_predictions_are_counted_and_named():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 from pathlib import Path
@@ -19,6 +21,7 @@ from lamella.errors import DataError, LamellaError, RunError, UsageError
 from lamella.inference.decode import Candidate, Prediction, rank
 from lamella.inference.metrics import QuestionScores, score_questions
 from lamella.study.analyse import analyse
+from lamella.study.analysis_tables import WIDTH, print_analysis
 from lamella.study.answered import boundaries, confusion, near_misses, only_right, second_best
 from lamella.study.groups import by_fifths, by_name, by_quantiles, grouped_scores, groupings, question_word
 from lamella.study.mistakes import AROUND, confident_mistakes, marked, mistakes_page
@@ -369,12 +372,12 @@ def test_a_training_run_says_what_it_was_scored_on(tmp_path: Path, data: Path) -
     with pytest.raises(UsageError, match=r"same data.*--data"):
         analyse([str(first), str(other)])
     silent = write_run(tmp_path / "silent", SECOND)
-    with pytest.raises(UsageError, match=r"silent: does not say which data.*--data"):
+    with pytest.raises(UsageError, match=r"silent: does not tell which data.*--data"):
         analyse([str(first), str(silent)])
 
 
 def test_runs_that_cannot_be_analysed(tmp_path: Path, data: Path) -> None:
-    with pytest.raises(UsageError, match=r"expected a run folder with predictions. Found nothing there"):
+    with pytest.raises(RunError, match=r"expected a run folder, with run.json, or a folder of them. It is not there"):
         analyse([str(tmp_path / "none")], data=str(data))
     first = write_run(tmp_path / "first", FIRST)
     with pytest.raises(DataError, match=r"none of its .* questions is answered"):
@@ -383,7 +386,7 @@ def test_runs_that_cannot_be_analysed(tmp_path: Path, data: Path) -> None:
     with pytest.raises(LamellaError, match="damaged"):
         analyse([str(first)])
     (first / runs.NBEST).unlink()
-    with pytest.raises(UsageError, match=r"has no nbest_predictions.json"):
+    with pytest.raises(RunError, match=r"has no nbest_predictions.json; it was not scored"):
         analyse([str(first)], data=str(data))
     runs.write_json(first / runs.RUN, {"state": "unfinished", "command": "train"})
     with pytest.raises(RunError, match="unfinished"):
@@ -398,11 +401,11 @@ def test_a_folder_of_several_runs_means_those_that_are_finished(tmp_path: Path, 
     runs.write_json(tmp_path / "third" / runs.RUN, {"state": "failed", "command": "train"})
     numbers = analyse([str(tmp_path), str(tmp_path / "first")], data=str(data)).numbers
     assert [run["run"] for run in numbers["runs"]] == ["first", "second"]  # one that is named twice counts once
-    left_out = {str(tmp_path / "third"): "failed", str(tmp_path / "fourth"): "not there"}
+    left_out = {str(tmp_path / "third"): "failed", str(tmp_path / "fourth"): "not begun"}
     assert numbers["runs_left_out"] == left_out
     for name in ("first", "second"):
         runs.write_json(tmp_path / name / runs.RUN, {"state": "interrupted", "command": "train"})
-    with pytest.raises(RunError, match="no run is finished there"):
+    with pytest.raises(RunError, match=r"no run is finished and has nbest_predictions\.json there"):
         analyse([str(tmp_path)], data=str(data))
 
 
@@ -424,3 +427,17 @@ def test_the_command(tmp_path: Path, data: Path) -> None:
     assert "first[bold]:fire:" in shown.stdout  # a name is no markup
     assert "25.0" in shown.stdout
     assert "how many" in shown.stdout
+
+
+def test_a_table_that_is_too_wide_is_cut_into_several_and_loses_nothing(tmp_path: Path, data: Path) -> None:
+    name = "a-run-with-a-long-name-" * 5
+    first = write_run(tmp_path / name, FIRST)
+    numbers = analyse([str(first)], data=str(data)).numbers
+    numbers["runs"][0]["confusion"] = {key: 7001 + n for n, key in enumerate(numbers["runs"][0]["confusion"])}
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        print_analysis(numbers)
+    for count in numbers["runs"][0]["confusion"].values():
+        assert str(count) in told.getvalue()
+    for word in ("unanswerable", "missing"):
+        assert word in told.getvalue()
+    assert max(map(len, told.getvalue().splitlines())) <= WIDTH

@@ -84,6 +84,37 @@ def test_a_run_made_twice_is_not_two_seeds(tmp_path: Path, data: Path) -> None:
     assert [one.name for one in found.contenders] == ["a", "b"]
 
 
+def test_a_run_that_is_called_as_the_seeds_of_another_keeps_its_name(tmp_path: Path, data: Path) -> None:
+    rights = {"dot-seed0": (60, 0), "dot-seed1": (70, 1), "dot": (90, 0)}
+    folders = [
+        write_run(tmp_path / name, data, [1] * right + [0] * (100 - right), config=config("dot", seed))
+        for name, (right, seed) in rights.items()
+    ]
+    found = compare(folders)
+    assert [(one.name, len(one.runs)) for one in found.contenders] == [("dot-seed0", 2), ("dot", 1)]
+    assert list(found.against) == ["dot"]
+    assert found.against["dot"].verdict.startswith("dot beats dot-seed0 by 25.0 F1 [")
+
+
+@pytest.mark.parametrize(("questions", "told"), [(5, "too few questions to tell"), (6, "clearly better")])
+def test_a_handful_of_questions_tells_nothing(tmp_path: Path, questions: int, told: str) -> None:
+    data = write_data(tmp_path / "few.json", questions)
+    best, worst = (write_run(tmp_path / str(one), data, [one] * questions) for one in (1, 0))
+    found = compare([worst, best]).against["1"]
+    assert found.verdict == f"1 beats 0 by 100.0 F1 [100.0, 100.0]: {told}"
+    assert found.to_json()["clear"] is (questions == 6)
+
+
+def test_seeds_on_a_few_paragraphs_tell_nothing(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "few.json", 25)  # in 5 paragraphs
+    folders = [
+        write_run(tmp_path / f"{name}{seed}", data, [right] * 25, config=config(name, seed))
+        for name, right in (("a", 0), ("b", 1))
+        for seed in (0, 1)
+    ]
+    assert compare(folders).against["b"].verdict.endswith("too few paragraphs to tell")
+
+
 def test_fronts_hold_what_nothing_cheaper_equals(tmp_path: Path, data: Path) -> None:
     folders = [
         write_run(tmp_path / name, data, [1] * right + [0] * (100 - right), cost=cost)

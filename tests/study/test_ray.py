@@ -22,6 +22,7 @@ from lamella.study import engine, spread
 from lamella.study.cluster import cluster
 from lamella.study.engine import Job, RayEngine, pack, train_elsewhere, unpack
 from lamella.study.sweep import read_sweep, run_on_ray, run_sweep
+from outcomes import outcome
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray leaves its log files to the collector
@@ -67,14 +68,6 @@ checkpoint_every = "1 steps"
 """
     )
     return path
-
-
-def outcome(out: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(out)): path.read_bytes()
-        for path in sorted(out.rglob("*"))
-        if path.is_file() and path.name not in (runs.RUN, runs.ENVIRONMENT, runs.COST)
-    }
 
 
 def quiet(line: str) -> None:
@@ -137,9 +130,10 @@ def test_a_sweep_on_ray_is_the_sweep_in_this_process(
 
 
 def test_a_worker_without_the_disk_asks_for_the_models_and_sends_its_runs(
-    files: Path, here: Path, tmp_path: Path
+    files: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same path on another machine, played by another folder here."""
+    monkeypatch.chdir(tmp_path)  # as the worker does, but for this test alone
     there = tmp_path / "there"
     there.mkdir()
     job = read_sweep([files], there).jobs[-1]
@@ -156,22 +150,31 @@ def test_a_worker_without_the_disk_asks_for_the_models_and_sends_its_runs(
         assert outcome(there / name)["predictions.json"] == outcome(here / name)["predictions.json"]
 
 
-def workers_of(name: str) -> list[int]:
-    """The processes that Ray has named after a task."""
+def workers_of(title: str) -> list[int]:
+    """The processes of this cluster, and of no other on the machine, that Ray has named after a task."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            title = path.read_bytes()
-        except OSError:
+            if path.read_bytes().startswith(f"ray::{title}".encode()) and os.getpid() in ancestors(path.parent):
+                found.append(int(path.parent.name))
+        except OSError:  # it has just ended
             continue
-        if title.startswith(b"ray::lamella-" + name.encode()):
-            found.append(int(path.parent.name))
+    return found
+
+
+def ancestors(process: Path) -> list[int]:
+    """The parent of a process, its parent, and so on."""
+    found: list[int] = []
+    while process.name != "0":
+        status = (process / "status").read_text()
+        found.append(int(status.partition("PPid:")[2].split()[0]))
+        process = process.with_name(str(found[-1]))
     return found
 
 
 def kill_once_it_trains(name: str, checkpoint: Path, killed: list[int]) -> None:
     for _ in range(2000):
-        if checkpoint.is_file() and (there := workers_of(name)):
+        if checkpoint.is_file() and (there := workers_of(f"lamella-{name}")):
             os.kill(there[0], signal.SIGKILL)
             killed.append(there[0])
             return
@@ -237,12 +240,12 @@ def test_an_engine_that_is_left_cancels_what_runs(tmp_path: Path, encoder: Path)
             if (out / "left" / runs.CHECKPOINT).is_file():
                 break
             time.sleep(0.01)
-        assert workers_of("left")
+        assert workers_of("lamella-left")
     for _ in range(500):
-        if not workers_of("left"):
+        if not workers_of("lamella-left"):
             break
         time.sleep(0.01)
-    assert not workers_of("left")
+    assert not workers_of("lamella-left")
 
 
 def test_a_prediction_on_ray_is_that_of_one_process(
@@ -264,6 +267,36 @@ def test_a_prediction_on_ray_is_that_of_one_process(
         code, _, err = lamella(*command, tmp_path / name, *more)
         assert code == 0, err
     assert outcome(tmp_path / "plain") == outcome(tmp_path / "ray")
+
+
+def kill_what_answers(times: int, killed: list[int]) -> None:
+    """Kill workers that answer, each of them once, until it was so often."""
+    for _ in range(6000):
+        for worker in workers_of("Worker.answer"):
+            if worker not in killed:
+                os.kill(worker, signal.SIGKILL)
+                killed.append(worker)
+                if len(killed) == times:
+                    return
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("times", "outlived"), [(1, True), (spread.RETRIES + 1, False)])
+def test_a_prediction_outlives_a_killed_worker_and_not_a_massacre(here: Path, times: int, outlived: bool) -> None:
+    examples = read_questions("demo:dev")[:40]  # one shard, so one worker
+    plain = predict(load_model(here / "first", precision="fp32", device="cpu"), examples, batch_size=4)
+    killed: list[int] = []
+    killer = threading.Thread(target=kill_what_answers, args=(times, killed))
+    killer.start()
+    try:
+        if outlived:
+            assert spread.predict_on_ray(str(here / "first"), examples, batch_size=4, precision="fp32") == plain
+        else:
+            with pytest.raises(RunError, match=r"^predict --engine ray: a worker was lost \(.*\)\.$"):
+                spread.predict_on_ray(str(here / "first"), examples, batch_size=4, precision="fp32")
+    finally:
+        killer.join()
+    assert len(killed) == times
 
 
 def test_what_is_wrong_with_a_model_there_is_said_in_one_line(tmp_path: Path) -> None:

@@ -80,6 +80,9 @@ def test_unknown_costs_are_left_out_by_name(folder: Path) -> None:
     (folder / "middle" / "cost.json").unlink()
     found = recommend([folder], max_params=10_000, max_ms=5)
     assert (found.best.name, found.unknown) == ("twin", ("middle",))
+    (folder / "twin" / "cost.json").write_text('{"trainable_parameters": NaN, "inference_seconds_per_1000": 1}')
+    found = recommend([folder], max_params=10_000, max_ms=5)
+    assert (found.best.name, found.unknown) == ("small", ("middle", "twin"))
     for name in RUNS:
         (folder / name / "cost.json").unlink(missing_ok=True)
     with pytest.raises(RunError, match="no run records what --max-params limits"):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
 from lamella.errors import RunError, UnreadableError, UsageError
-from lamella.inference.evaluate import read_questions
-from lamella.inference.metrics import score_questions
-from lamella.study.runs import Scorer, read_runs, read_scored
-from run_folders import write_data, write_run, write_several
+from lamella.study.runs import read_runs, read_scored
+from run_folders import write_data, write_files, write_run, write_several
 
 
 @pytest.fixture
@@ -60,18 +58,6 @@ def test_what_is_no_finished_run_is_refused(tmp_path: Path, data: Path) -> None:
         read_scored(read_runs([folder]).runs)
 
 
-def test_the_scores_are_those_of_the_metric(tmp_path: Path, data: Path) -> None:
-    rng = np.random.default_rng(0)
-    examples = read_questions(str(data), labelled=True)
-    scorer = Scorer(examples)
-    for _ in range(20):
-        answers = {one.id: str(rng.choice(["", "a1 a2", f"a{n}", f"the a{n} x"])) for n, one in enumerate(examples)}
-        ours, metric = scorer.score(answers), score_questions(examples, answers)
-        assert ours.ids == metric.ids
-        for name in ("answerable", "answered", "exact", "f1"):
-            np.testing.assert_array_equal(getattr(ours, name), getattr(metric, name))
-
-
 def test_a_run_may_have_answered_the_first_questions_only(tmp_path: Path, data: Path) -> None:
     config = {"data": {"dev": [str(data)]}}
     records = read_runs([write_run(tmp_path / "r", None, [1, 0, 1], config=config)]).runs
@@ -102,3 +88,66 @@ def test_the_seeds_are_no_option(tmp_path: Path, data: Path) -> None:
     assert runs[0].options == runs[1].options == {"learner": {"mixer": "dot"}, "training": {}}
     assert [run.seeds for run in runs] == [(0, 1), (1, 1)]
     assert json.loads((runs[0].folder / "config.json").read_text()) == configs[0]
+
+
+def test_what_gives_no_texts_is_left_out_of_a_folder_and_refused_by_name(tmp_path: Path, data: Path) -> None:
+    for name in ("a", "told"):
+        write_run(tmp_path / "all" / name, data, [1] * 10)
+    (tmp_path / "all" / "told" / "predictions.json").rename(tmp_path / "all" / "told" / "null_odds.json")
+    found = read_runs([tmp_path / "all"], needs="predictions.json")
+    assert [run.name for run in found.runs] == ["a"]
+    assert found.left_out == {str(tmp_path / "all" / "told"): "has no predictions.json"}
+    with pytest.raises(RunError, match=r"told: has no predictions.json; it tells whether there is an answer, and no"):
+        read_runs([tmp_path / "all" / "told"], needs="predictions.json")
+
+
+def test_an_analysis_beside_the_runs_is_none_of_them(tmp_path: Path, data: Path, lamella: Any) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / "all" / name, data, [1] * 10)
+    write_files(tmp_path / "all" / "analysis", {"run.json": {"state": "finished", "command": "analyse"}})
+    assert [run.name for run in read_runs([tmp_path / "all"], unfinished=True).runs] == ["a", "b"]
+    assert lamella("compare", tmp_path / "all")[0] == 0
+    code, _, err = lamella("report", tmp_path / "all" / "analysis", "--out", tmp_path / "report.html")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "analysis: expected a run. It holds an analysis of some." in err
+
+
+@pytest.mark.parametrize("wrong", [None, 3, ["a"]])
+def test_an_answer_that_is_no_text_is_named_with_its_file(tmp_path: Path, data: Path, wrong: Any) -> None:
+    folder = write_run(tmp_path / "r", data, [1] * 10)
+    write_files(folder, {"predictions.json": {**{f"q{n}": "" for n in range(10)}, "q3": wrong}})
+    with pytest.raises(UnreadableError, match=r"r/predictions.json: expected a text for question q3\. Got"):
+        read_scored(read_runs([folder]).runs)
+
+
+def test_options_that_are_none_are_said_to_be_damaged(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(
+        UnreadableError, match=r"config\.json: expected the options of a run, by section; it is damaged"
+    ):
+        read_runs([write_run(tmp_path / "r", data, [1] * 10, config={"learner": 3})])
+
+
+def test_data_that_has_moved_can_be_given(tmp_path: Path, data: Path) -> None:
+    records = read_runs([write_run(tmp_path / "r", tmp_path / "gone.json", [1] * 10)]).runs
+    with pytest.raises(
+        UnreadableError, match=r"gone.json: no such file\. It is what .*r was scored on; .* with --data"
+    ):
+        read_scored(records)
+    assert len(read_scored(records, str(data))[0]) == 10
+
+
+def test_the_same_ids_on_other_texts_are_refused(tmp_path: Path, data: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(data.read_text().replace("Which?", "Whose?"))
+    (tmp_path / "copy.json").write_text(data.read_text())
+    first, second, moved, copied = (
+        write_run(tmp_path / name, file, [1] * 10)
+        for name, file in {"a": data, "b": other, "c": tmp_path / "gone.json", "d": tmp_path / "copy.json"}.items()
+    )
+    assert len(read_scored(read_runs([first, moved, copied]).runs)[1]) == 3
+    both = read_runs([first, second]).runs
+    with pytest.raises(
+        RunError, match=r"b: was scored on .*other.json\. There q0 is another question than in .*data.json"
+    ):
+        read_scored(both)
+    assert len(read_scored(both, str(data))[1]) == 2

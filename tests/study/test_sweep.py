@@ -15,9 +15,11 @@ from lamella import runs
 from lamella.errors import ConfigError, LamellaError, RunError, UsageError
 from lamella.plan import load_plan
 from lamella.study.engine import PASSES
+from lamella.study.runs import read_runs
 from lamella.study.sweep import read_sweep, run_sweep
 from lamella.training import watch
 from lamella.training.run import train_plan
+from outcomes import outcome
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
 PAPERS = Path(__file__).resolve().parents[2] / "configs" / "papers"
@@ -60,15 +62,6 @@ save_at = [0.1]
 """
     )
     return path
-
-
-def outcome(out: Path) -> dict[str, bytes]:
-    """Everything that a run leaves behind, but for the clock."""
-    return {
-        str(path.relative_to(out)): path.read_bytes()
-        for path in sorted(out.rglob("*"))
-        if path.is_file() and path.name not in (runs.RUN, runs.ENVIRONMENT, runs.COST)
-    }
 
 
 def quiet(line: str) -> None:
@@ -280,9 +273,18 @@ def test_a_run_with_other_options_is_neither_skipped_nor_replaced(tmp_path: Path
     assert outcome(out) == before
 
 
+def test_a_folder_keeps_the_runs_of_earlier_sweeps(tmp_path: Path, encoder: Path) -> None:
+    out = tmp_path / "out"
+    for name in ("one", "two"):
+        file = write(tmp_path / f"{name}.toml", encoder)
+        run_sweep(read_sweep([file], out, ["training.max_steps=1"]), out, say=quiet)
+    assert [run.name for run in read_runs([out]).runs] == ["one", "two"]
+
+
 def test_what_is_no_sweep_is_refused_in_one_line(tmp_path: Path, encoder: Path) -> None:
     file = write(tmp_path / "one.toml", encoder)
     (tmp_path / "list.toml").write_text('runs = ["one.toml", "two.toml"]')
+    (tmp_path / "none.toml").write_text("runs = []")
     (tmp_path / "mixed.toml").write_text('runs = ["one.toml"]\n[data]\ntrain = "demo:train"')
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
@@ -290,6 +292,7 @@ def test_what_is_no_sweep_is_refused_in_one_line(tmp_path: Path, encoder: Path) 
     (tmp_path / "model.toml").write_text(file.read_text())
     cases: list[tuple[list[str], type[LamellaError], str]] = [
         (["list.toml"], LamellaError, "lists two.toml, and there is no such file"),
+        (["none.toml"], ConfigError, "expected run files. The list is empty"),
         (["mixed.toml"], ConfigError, "expected a list of run files, and nothing beside it"),
         (["empty"], UsageError, "expected run files"),
         (["nowhere.toml"], LamellaError, "no such file"),

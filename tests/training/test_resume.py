@@ -21,6 +21,7 @@ from lamella.errors import RunError
 from lamella.plan import make_plan
 from lamella.training import watch
 from lamella.training.run import train_plan
+from outcomes import outcome
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -51,15 +52,6 @@ def table(folder: Path, **sections: Any) -> dict[str, Any]:
         },
     }
     return {**given, **{name: {**given.get(name, {}), **options} for name, options in sections.items()}}
-
-
-def outcome(out: Path) -> dict[str, Any]:
-    """Everything that a run leaves behind, but for the clock."""
-    found: dict[str, Any] = {}
-    for path in sorted(out.rglob("*")):
-        if path.is_file() and path.name not in (runs.RUN, runs.ENVIRONMENT, runs.COST):
-            found[str(path.relative_to(out))] = path.read_bytes()
-    return found
 
 
 # One process imports the libraries and then forks a training process for every line it reads: a start costs a fork.
@@ -197,6 +189,18 @@ def interrupted(encoder: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         train_plan(make_plan(table(encoder), where="test"), out, say=lambda line: None)
     monkeypatch.undo()
     return out
+
+
+def test_a_pass_takes_the_time_of_all_its_sittings(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = interrupted(encoder, tmp_path / "out", monkeypatch)
+    content = torch.load(out / runs.CHECKPOINT, weights_only=True)
+    assert 0 < content["seconds"] < 100
+    torch.save({**content, "seconds": content["seconds"] + 1000}, out / runs.CHECKPOINT)
+    train_plan(make_plan(table(encoder), where="test"), out, resume=True, say=lambda line: None)
+    cost = runs.read_json(out / runs.COST)
+    assert 1000 + content["seconds"] < cost["pass_seconds"] < 1100
 
 
 def test_other_options_are_refused(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,12 @@ The definitions are those of SQuAD's `evaluate-v2.0.py` and the numbers agree wi
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 import string
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Literal, NamedTuple
@@ -124,25 +125,59 @@ def score_questions(
 
     Answers that normalise to nothing ("the", "!") do not count; a question left with none wants "".
     """
-    rule = _rule(language)
-    ids = _distinct_ids(examples)
-    texts = _predicted_texts(ids, predictions, missing)
-    normalised = functools.cache(rule.normalise)  # annotators repeat each other: a dev set has 4 answers, 2 texts
-    exact, f1 = np.zeros(len(ids)), np.zeros(len(ids))
-    for row, (example, text) in enumerate(zip(examples, texts, strict=True)):
-        predicted = normalised(text)
+    (scores,) = score_readers(examples, [predictions], language=language, missing=missing)
+    return scores
+
+
+def score_readers(
+    examples: Sequence[Example],
+    answers: Iterable[Mapping[str, str]],
+    *,
+    language: Language = "en",
+    missing: Missing = "error",
+) -> list[QuestionScores]:
+    """The same for the predictions of any number of readers. They repeat one another, as annotators do: a text is
+    normalised once, and scored once at a question.
+    """
+    rule, ids = _rule(language), tuple(_distinct_ids(examples))
+    number_of: defaultdict[str, int] = defaultdict(itertools.count().__next__)
+    none = number_of[""]
+    given = [  # the texts as numbers: those of a thousand readers would fill the memory
+        np.fromiter(map(number_of.__getitem__, _predicted_texts(ids, one, missing)), np.int32, len(ids))
+        for one in answers
+    ]
+    normalised = functools.cache(rule.normalise)
+    texts = [normalised(text) for text in number_of]
+    units = [rule.units(text) for text in texts]
+    scores, of_text = np.empty((len(ids), len(given))), np.empty(len(texts))
+    for row, (example, column) in enumerate(zip(examples, np.stack(given, axis=1), strict=True)):
         golds = {normalised(answer.text) for answer in example.answers} - {""} or {""}
-        if predicted in golds:
-            exact[row] = f1[row] = 1.0
-        else:
-            f1[row] = max(_overlap_f1(rule.units(gold), rule.units(predicted)) for gold in golds)
-    return QuestionScores(
-        ids=tuple(ids),
-        answerable=np.array([bool(example.answers) for example in examples]),
-        answered=np.array([text != "" for text in texts]),
-        exact=exact,
-        f1=f1,
-    )
+        wanted = [rule.units(gold) for gold in golds]
+        shared = {unit for one in wanted for unit in one}
+        numbers = list(set(column.tolist()))
+        of_text[numbers] = [
+            _EXACT
+            if texts[number] in golds
+            else 0.0
+            if shared.isdisjoint(units[number])
+            else max(_overlap_f1(one, units[number]) for one in wanted)
+            for number in numbers
+        ]
+        scores[row] = of_text[column]
+    answerable = np.array([bool(example.answers) for example in examples])
+    return [
+        QuestionScores(
+            ids,
+            answerable,
+            answered=told != none,
+            exact=(found == _EXACT).astype(np.float64),
+            f1=np.minimum(found, 1.0),
+        )
+        for told, found in zip(given, np.ascontiguousarray(scores.T), strict=True)
+    ]
+
+
+_EXACT = 2.0  # more than the F1 of the same words in another order
 
 
 def best_thresholds(questions: QuestionScores, na_scores: Mapping[str, float]) -> dict[str, float]:
@@ -294,18 +329,22 @@ def _distinct_ids(examples: Sequence[Example]) -> list[str]:
 def _predicted_texts(ids: Sequence[str], predictions: Mapping[str, str], missing: str) -> list[str]:
     if missing not in ("error", "empty"):
         raise UnknownNameError("missing", missing, ("error", "empty"))
-    absent = [id_ for id_ in ids if id_ not in predictions]
-    if absent and missing == "error":
-        raise DataError(
-            f"The predictions lack {len(absent)} of {len(ids)} questions: {_listed(absent)}. "
-            "Predict them too, or count them as not answered with --missing empty."
-        )
-    texts = [predictions.get(id_, "") for id_ in ids]
-    for id_, text in zip(ids, texts, strict=True):
-        if not isinstance(text, str):
-            got = " ".join(repr(text).split())
-            got = got if len(got) <= 80 else f"{got[:80]}…"
-            raise DataError(f'The prediction of question {id_} must be a text, "" for no answer. Got {got}.')
+    try:
+        texts = list(map(predictions.__getitem__, ids))
+    except KeyError:
+        absent = [id_ for id_ in ids if id_ not in predictions]
+        if missing == "error":
+            raise DataError(
+                f"The predictions lack {len(absent)} of {len(ids)} questions: {_listed(absent)}. "
+                "Predict them too, or count them as not answered with --missing empty."
+            ) from None
+        texts = [predictions.get(id_, "") for id_ in ids]
+    if set(map(type, texts)) != {str}:
+        for id_, text in zip(ids, texts, strict=True):
+            if not isinstance(text, str):
+                got = " ".join(repr(text).split())
+                got = got if len(got) <= 80 else f"{got[:80]}…"
+                raise DataError(f'The prediction of question {id_} must be a text, "" for no answer. Got {got}.')
     return texts
 
 

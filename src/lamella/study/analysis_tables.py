@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 WIDTH = 160  # of what is not a terminal, and has no width of its own
@@ -33,12 +35,55 @@ def print_analysis(numbers: Mapping[str, Any]) -> None:
     runs = numbers["runs"]
     tables = (_scores(runs), _second_best(runs), *_groups(runs), _only_right(runs), _near_misses(runs))
     for table in (*tables, _layer_weights(runs), _layer_attention(runs)):
-        if table is not None and table.row_count:
+        for part in _parts(table, console) if table is not None and table.rows else ():
             console.print()
-            console.print(table)
+            console.print(part)
 
 
-def _scores(runs: Sequence[Mapping[str, Any]]) -> Table:
+class _Rows(NamedTuple):
+    """A table before it is laid out: its rows begin with the name of a run."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def _parts(table: _Rows, console: Console) -> list[Table]:
+    """A table that fits the console; where it is too wide, several below one another, each as wide as there is room.
+
+    Rich would leave out what does not fit, and with it numbers.
+    """
+    every = range(1, len(table.columns))
+    whole = _laid_out(table, every, narrow=False)
+    if _width(whole, console) <= console.width:
+        return [whole]
+    parts: list[list[int]] = [[]]
+    for column in every:
+        wider = _laid_out(table, [*parts[-1], column], narrow=True)
+        if parts[-1] and _width(wider, console) > console.width:
+            parts.append([])
+        parts[-1].append(column)
+    return [_laid_out(table, part, narrow=True) for part in parts]
+
+
+def _width(table: Table, console: Console) -> int:
+    """Of the table on paper without an edge."""
+    return Measurement.get(console, console.options.update(max_width=100_000), table).maximum
+
+
+def _laid_out(table: _Rows, columns: Sequence[int], *, narrow: bool) -> Table:
+    """Some columns beside the names; where they are `narrow`, no wider than the longest word of theirs."""
+    laid = Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column in (0, *columns):
+        title, cells = table.columns[column], [row[column] for row in table.rows]
+        width = max(map(cell_len, [*title.split(), *cells])) if narrow or not column else None
+        laid.add_column(title, width=width, justify="right" if column else "left", overflow="fold")
+    for row in table.rows:
+        laid.add_row(*(row[column] for column in (0, *columns)))
+    return laid
+
+
+def _scores(runs: Sequence[Mapping[str, Any]]) -> _Rows:
     return _table(
         "scores, and how many questions of each kind",
         runs,
@@ -57,7 +102,7 @@ def _scores(runs: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _second_best(runs: Sequence[Mapping[str, Any]]) -> Table:
+def _second_best(runs: Sequence[Mapping[str, Any]]) -> _Rows:
     return _table(
         "the second-best answer, where the first is wrong",
         runs,
@@ -71,7 +116,7 @@ def _second_best(runs: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _groups(runs: Sequence[Mapping[str, Any]]) -> list[Table]:
+def _groups(runs: Sequence[Mapping[str, Any]]) -> list[_Rows]:
     """All runs are scored on the same questions, so their groups are the same."""
     tables = []
     for name, rows in runs[0]["groups"].items():
@@ -94,7 +139,7 @@ def _group(name: str, number: int) -> Callable[[Mapping[str, Any]], Any]:
     return cell
 
 
-def _only_right(runs: Sequence[Mapping[str, Any]]) -> Table | None:
+def _only_right(runs: Sequence[Mapping[str, Any]]) -> _Rows | None:
     if runs[0]["only_right"] is None:
         return None
     return _table(
@@ -113,7 +158,7 @@ def _only_right(runs: Sequence[Mapping[str, Any]]) -> Table | None:
     )
 
 
-def _near_misses(runs: Sequence[Mapping[str, Any]]) -> Table:
+def _near_misses(runs: Sequence[Mapping[str, Any]]) -> _Rows:
     def column(key: str) -> Callable[[Mapping[str, Any]], Any]:
         return lambda run: run["near_misses"][key]
 
@@ -122,7 +167,7 @@ def _near_misses(runs: Sequence[Mapping[str, Any]]) -> Table:
     return _table("wrong answers that overlap a true one", runs, {key.replace("_", " "): column(key) for key in keys})
 
 
-def _layer_weights(runs: Sequence[Mapping[str, Any]]) -> Table:
+def _layer_weights(runs: Sequence[Mapping[str, Any]]) -> _Rows:
     rows = [
         {"run": f"{run['run']} {output}", "layers": run["layer_weights"]["layers"], "weights": weights}
         for run in runs
@@ -132,7 +177,7 @@ def _layer_weights(runs: Sequence[Mapping[str, Any]]) -> Table:
     return _by_layer("learned weights of the layers", rows)
 
 
-def _layer_attention(runs: Sequence[Mapping[str, Any]]) -> Table:
+def _layer_attention(runs: Sequence[Mapping[str, Any]]) -> _Rows:
     rows = [
         {"run": f"{run['run']} {output} {kind}", "layers": run["layer_attention"]["layers"], "weights": weights}
         for run in runs
@@ -143,7 +188,7 @@ def _layer_attention(runs: Sequence[Mapping[str, Any]]) -> Table:
     return _by_layer("mean attention over the layers, by kind of token", rows)
 
 
-def _by_layer(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+def _by_layer(title: str, rows: Sequence[Mapping[str, Any]]) -> _Rows:
     """A column for every layer that any of the rows has."""
 
     def column(layer: int | str) -> Callable[[Mapping[str, Any]], Any]:
@@ -153,14 +198,9 @@ def _by_layer(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     return _table(title, rows, {str(layer): column(layer) for layer in layers})
 
 
-def _table(title: str, runs: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("run", min_width=max((len(run["run"]) for run in runs), default=0), overflow="fold")
-    for name in columns:
-        table.add_column(name, justify="right")
-    for run in runs:
-        table.add_row(run["run"], *(_cell(value(run)) for value in columns.values()))
-    return table
+def _table(title: str, runs: Sequence[Mapping[str, Any]], columns: Columns) -> _Rows:
+    rows = [[run["run"], *(_cell(value(run)) for value in columns.values())] for run in runs]
+    return _Rows(title, ["run", *columns], rows)
 
 
 def _cell(value: Any) -> str:

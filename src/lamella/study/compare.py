@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -14,16 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lamella import runs
 from lamella.errors import UsageError
 from lamella.inference.metrics import QuestionScores
 from lamella.inference.paired import Difference
 from lamella.study.keep import same_questions, with_results, write_results
 from lamella.study.result_files import SUFFIX, Result
-from lamella.study.runs import Found, RunRecord, read_runs, read_scored
+from lamella.study.runs import Found, RunRecord, is_number, read_runs, read_scored
 from lamella.study.significance import bootstrap_differences, mcnemar
 
 # What is paid for F1, as cost.json names it, with the words and the scale of a table.
 COSTS = {"trainable_parameters": "parameters", "train_seconds": "train s", "inference_seconds_per_1000": "ms/question"}
+
+# Where all of so few agree, each like a coin, that is still no rare chance: 5 do so in 1 of 16 cases, 6 in 1 of 32.
+FEWEST = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +41,11 @@ class Contender:
     exact: NDArray[np.float64]  # a question each
     f1: NDArray[np.float64]
     f1_of_runs: tuple[float, ...]  # in percent
+
+    @cached_property
+    def mean_f1(self) -> float:
+        """In percent."""
+        return 100 * float(self.f1.mean())
 
     @property
     def deviation(self) -> float | None:
@@ -52,7 +63,7 @@ class Contender:
             "name": self.name,
             "runs": [str(run.folder) for run in self.runs],
             "exact": 100 * float(self.exact.mean()),
-            "f1": 100 * float(self.f1.mean()),
+            "f1": self.mean_f1,
             "f1_deviation": self.deviation,
             "best_f1": self.mean_result("best_f1"),
             "threshold": self.mean_result("threshold"),
@@ -70,9 +81,15 @@ class Against:
     won: int  # questions whose exact match is higher
     lost: int
     p: float | None  # of exact McNemar; None where a mean over more seeds has more ways to be right or wrong
-    exact: Difference  # in percent
+    exact: float  # the mean difference, in percent
     f1: Difference
     resampled: str  # what was drawn: questions or paragraphs
+    units: int  # how many of them there are
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves out 0, and is made of enough to say so."""
+        return self.f1.is_clear and self.units >= FEWEST
 
     @property
     def within_seeds(self) -> bool:
@@ -87,8 +104,10 @@ class Against:
             better, worse, gap = worse, better, Difference(-gap.value, -gap.high, -gap.low)
         verb = "beats" if gap.value > 0 else "equals"
         by = f" by {_number(gap.value)} F1 [{_number(gap.low)}, {_number(gap.high)}]"
-        found = "clearly better" if gap.is_clear else "not distinguishable"
-        if gap.is_clear and self.within_seeds:
+        found = "clearly better" if self.is_clear else "not distinguishable"
+        if gap.is_clear and not self.is_clear:
+            found = f"too few {self.resampled} to tell"
+        elif self.is_clear and self.within_seeds:
             found = "better on these questions, but not by more than the seeds differ"
         return f"{better.name} {verb} {worse.name}{by if gap.value or gap.high else ''}: {found}"
 
@@ -97,12 +116,11 @@ class Against:
             "won": self.won,
             "lost": self.lost,
             "mcnemar_p": self.p,
-            "exact": self.exact.value,
-            "exact_interval": [self.exact.low, self.exact.high],
+            "exact": self.exact,
             "f1": self.f1.value,
             "f1_interval": [self.f1.low, self.f1.high],
             "resampled": self.resampled,
-            "clear": self.f1.is_clear,
+            "clear": self.is_clear,
             "within_seeds": self.within_seeds,
             "verdict": self.verdict,
         }
@@ -140,7 +158,7 @@ class Comparison:
 
     def lines(self) -> list[str]:
         """What is printed: the table, best first, the verdicts, the fronts."""
-        ranked = sorted(self.contenders, key=lambda one: -float(one.f1.mean()))
+        ranked = sorted(self.contenders, key=lambda one: -one.mean_f1)
         lines = [f"{self.questions} questions about {self.paragraphs} paragraphs; against {self.baseline.name}"]
         if self.thresholds == "crossfit":
             lines.append("EM and F1 at thresholds that were tuned on the other articles")
@@ -197,7 +215,7 @@ def keep_and_compare(
 def read_with(folders: Sequence[str | Path], baseline: str | None) -> Found:
     """The runs of some folders, and of the baseline where that is named by a folder or a file."""
     named = baseline is not None and (_path(baseline).is_dir() or baseline.endswith(SUFFIX))
-    return read_runs([*folders, *([baseline] if baseline and named else [])])
+    return read_runs([*folders, *([baseline] if baseline and named else [])], needs=runs.PREDICTIONS)
 
 
 def compare_found(found: Found, *, data: str | None = None, baseline: str | None = None) -> Comparison:
@@ -237,16 +255,18 @@ def read_contenders(found: Found, data: str | None = None) -> tuple[NDArray[np.i
     for place, run in enumerate(found.runs):
         # A run that repeats the seeds of another adds nothing to a mean, so it stands alone; as does one that has no
         # options to tell by.
-        key = repr(run.options) if run.config else str(run.folder)
+        key = json.dumps(run.options, sort_keys=True) if run.config else str(run.folder)
         key = f"{key} {run.folder}" if (key, run.seeds) in taken else key
         taken.add((key, run.seeds))
         groups.setdefault(key, []).append(place)
     contenders: list[Contender] = []
+    taken_names = {run.name for run in found.runs}
     for places in groups.values():
         members = tuple(found.runs[place] for place in places)
-        name = _common_name([run.name for run in members])
-        if any(one.name == name for one in contenders):
-            name = members[0].name
+        name = members[0].name
+        if len(members) > 1 and (common := _common_name([run.name for run in members])) not in taken_names:
+            name = common
+            taken_names.add(name)
         contenders.append(
             Contender(
                 name=name,
@@ -272,7 +292,8 @@ def compare_with(theirs: Contender, others: Sequence[Contender], paragraphs: NDA
         exact = np.stack([one.exact - theirs.exact for one in group], axis=1)
         f1 = np.stack([one.f1 - theirs.f1 for one in group], axis=1)
         won, lost = (exact > 1e-9).sum(axis=0), (exact < -1e-9).sum(axis=0)
-        intervals = [one.in_percent() for one in bootstrap_differences(np.column_stack([exact, f1]), units)]
+        intervals = [one.in_percent() for one in bootstrap_differences(f1, units)]
+        gaps = (100 * exact.mean(axis=0)).tolist()
         for place, (one, p) in enumerate(zip(group, mcnemar(won, lost).tolist(), strict=True)):
             found[one.name] = Against(
                 ours=one,
@@ -280,9 +301,10 @@ def compare_with(theirs: Contender, others: Sequence[Contender], paragraphs: NDA
                 won=int(won[place]),
                 lost=int(lost[place]),
                 p=p if len(one.runs) == len(theirs.runs) else None,
-                exact=intervals[place],
-                f1=intervals[place + len(group)],
+                exact=gaps[place],
+                f1=intervals[place],
                 resampled=resampled,
+                units=len(paragraphs) if units is None else len(np.unique(units)),
             )
     return [found[one.name] for one in others]
 
@@ -291,8 +313,8 @@ def pareto_front(contenders: Sequence[Contender], cost: str) -> list[Contender]:
     """Those that no other one beats at the same cost or less, cheapest first; unknown costs take no part."""
     known = [(paid, one) for one in contenders if (paid := one.mean_cost(cost)) is not None]
     front: list[Contender] = []
-    for _, one in sorted(known, key=lambda pair: (pair[0], -float(pair[1].f1.mean()))):
-        if not front or one.f1.mean() > front[-1].f1.mean() + 1e-12:
+    for _, one in sorted(known, key=lambda pair: (pair[0], -pair[1].mean_f1)):
+        if not front or one.mean_f1 > front[-1].mean_f1 + 1e-9:
             front.append(one)
     return front
 
@@ -317,15 +339,12 @@ def _path(name: str) -> Path:
 
 def _common_name(names: Sequence[str]) -> str:
     """What the names begin with, less the word for a seed: `dot-seed0` and `dot-seed1` are `dot`."""
-    if len(names) == 1:
-        return names[0]
     shared = "".join(letters[0] for letters in takewhile(lambda one: len(set(one)) == 1, zip(*names, strict=False)))
     return re.sub(r"(order_)?seed[-_=]?\d*$", "", shared).rstrip("-_.+, ") or names[0]
 
 
 def _mean(values: Sequence[Any]) -> float | None:
-    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    return float(np.mean(numbers)) if values and len(numbers) == len(values) else None
+    return float(np.mean(values)) if all(map(is_number, values)) else None
 
 
 def _number(value: float) -> str:

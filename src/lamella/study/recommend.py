@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lamella import runs
 from lamella.errors import RunError, UsageError
 from lamella.study.compare import Against, Contender, compare_with, read_contenders
 from lamella.study.runs import read_runs
@@ -65,9 +66,7 @@ class Recommendation:
 
     def lines(self) -> list[str]:
         told = [limit.told(paid) for limit in LIMITS if (paid := limit.paid(self.best)) is not None]
-        lines = [
-            f"take {self.best.name}: F1 {100 * self.best.f1.mean():.2f}" + (f", {', '.join(told)}" if told else "")
-        ]
+        lines = [f"take {self.best.name}: F1 {self.best.mean_f1:.2f}" + (f", {', '.join(told)}" if told else "")]
         lines += [str(run.folder) for run in self.best.runs]
         for against, saves in self.cheaper.values():
             lines.append(f"cheaper: {against.verdict}; {against.ours.name} needs {', '.join(saves)}")
@@ -96,7 +95,7 @@ def recommend(
     for limit, value in budget.items():
         if not value >= 0:
             raise UsageError(f"{limit.option}: expected 0 or more. Got {value}.")
-    found = read_runs(folders)
+    found = read_runs(folders, needs=runs.PREDICTIONS)
     paragraphs, contenders = read_contenders(found, data)
     unknown = [one for one in contenders if any(limit.paid(one) is None for limit in budget)]
     judged = [one for one in contenders if one not in unknown]
@@ -119,7 +118,7 @@ def recommend(
     cheaper = {
         against.ours.name: (against, saves)
         for against in sorted(others, key=lambda one: _rank(one.ours))
-        if not breaks[against.ours.name] and not against.f1.is_clear and (saves := _saves(against.ours, best))
+        if not breaks[against.ours.name] and not against.is_clear and (saves := _saves(against.ours, best))
     }
     bigger = {
         against.ours.name: (against, breaks[against.ours.name])
@@ -132,7 +131,7 @@ def recommend(
 def _rank(one: Contender) -> tuple[float, ...]:
     """The best first; F1 that differs in rounding alone is equal, and then less paid comes first."""
     paid = [limit.paid(one) for limit in LIMITS]
-    return (-round(float(one.f1.mean()), 9), *(float("inf") if cost is None else cost for cost in paid))
+    return (-round(one.mean_f1, 7), *(float("inf") if cost is None else cost for cost in paid))
 
 
 def _breaks(one: Contender, budget: Mapping[Limit, float]) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ from lamella.inference.metrics import QuestionScores, score_questions, summarise
 from lamella.inference.threshold import expected_calibration_error
 from lamella.study.answered import confusion
 from lamella.study.groups import Grouping, grouped_scores, groupings
-from lamella.study.report_values import SHOWN_SCORES, Record, is_number, rounded, without_folders
-from lamella.study.runs import RunRecord, read_object
+from lamella.study.report_values import SHOWN_SCORES, Record, rounded, without_folders
+from lamella.study.runs import RunRecord, is_number, read_object
 
 PR_POINTS = 60
 RELIABILITY_GROUPS = 10
@@ -45,9 +45,9 @@ def add_answers(
         names = (data,) if data else run.data
         key = " + ".join(names)
         record["data"], record["data_set"] = " + ".join(map(without_folders, names)), key
-        predictions = read_object(run.folder / runs.PREDICTIONS)
-        if not predictions:
+        if not (run.folder / runs.PREDICTIONS).is_file():
             continue
+        predictions = run.predictions()
         if key not in sets:
             sets[key] = _questions(names, data is not None, notes)
         known = sets[key]

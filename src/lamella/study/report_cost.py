@@ -10,8 +10,7 @@ import numpy as np
 
 from lamella import runs
 from lamella.errors import UnreadableError
-from lamella.study.report_values import is_number
-from lamella.study.runs import RunRecord, read_object
+from lamella.study.runs import RunRecord, is_number, read_object
 
 # What the page shows of a run's cost, and the keys of cost.json it is read from.
 COST_KEYS = {

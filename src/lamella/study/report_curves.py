@@ -10,7 +10,8 @@ import numpy as np
 
 from lamella import runs
 from lamella.errors import UnreadableError
-from lamella.study.report_values import SHOWN_SCORES, Record, is_number, rounded
+from lamella.study.report_values import SHOWN_SCORES, Record, rounded
+from lamella.study.runs import is_number
 
 CURVE_POINTS = 200  # a longer curve is drawn by the means of as many stretches
 

@@ -12,8 +12,8 @@ from lamella.study.report_answers import add_answers
 from lamella.study.report_cost import cost_of
 from lamella.study.report_curves import read_curve
 from lamella.study.report_options import name_what_differs
-from lamella.study.report_values import SHOWN_SCORES, Record, is_number, rounded
-from lamella.study.runs import RunRecord, read_runs
+from lamella.study.report_values import SHOWN_SCORES, Record, rounded
+from lamella.study.runs import RunRecord, is_number, read_runs
 
 
 def collect(folders: Sequence[Path], data: str | None = None) -> Record:

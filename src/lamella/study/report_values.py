@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import PurePath
 from typing import Any
 
@@ -12,10 +11,6 @@ SHOWN_SCORES = (
 )  # fmt: skip
 
 Record = dict[str, Any]
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def rounded(value: float, digits: int = 4) -> float:

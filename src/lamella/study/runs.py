@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lamella import runs
 from lamella.data.examples import Example
-from lamella.errors import RunError, UnreadableError, UsageError
+from lamella.errors import LamellaError, RunError, UnreadableError, UsageError
 from lamella.inference.evaluate import language_of, read_questions
-from lamella.inference.metrics import QuestionScores, score_questions
+from lamella.inference.metrics import QuestionScores, score_readers
 from lamella.study.result_files import Result, read_result, result_files
 
 SEEDS = (("learner", "seed"), ("training", "order_seed"))  # runs that differ in nothing else are one reader's
@@ -46,12 +45,22 @@ class RunRecord:
             for section, options in self.config.items()
         }
 
+    def scored_on(self) -> tuple[str, ...]:
+        """The files, where they must be known."""
+        if not self.data:
+            raise UsageError(f"{self.folder}: does not tell which data it was scored on; give the file with --data.")
+        return self.data
+
     def predictions(self) -> dict[str, str]:
         """The text that it gives to every question, "" for no answer; read anew at every call."""
         path = self.folder / runs.PREDICTIONS
         if not path.is_file():
             raise RunError(f"{path}: expected the answers of a run, to compare. They are not there.")
-        return read_object(path)
+        found = read_object(path)
+        if set(map(type, found.values())) - {str}:
+            id, text = next((id, text) for id, text in found.items() if not isinstance(text, str))
+            raise UnreadableError(f"{path}: expected a text for question {id}. Got {text!r}; it is damaged.")
+        return found
 
 
 @dataclass(frozen=True)
@@ -62,8 +71,8 @@ class Found:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_runs(folders: Sequence[str | Path], *, unfinished: bool = False) -> Found:
-    """Read run folders; one that holds several runs stands for all that are finished in it.
+def read_runs(folders: Sequence[str | Path], *, unfinished: bool = False, needs: str | None = None) -> Found:
+    """Read run folders; one that holds several runs stands for all that are finished in it and have the file `needs`.
 
     Result files are runs, too, and a folder with such files stands for them. With `unfinished`, those that have only
     begun are read as well.
@@ -77,14 +86,20 @@ def read_runs(folders: Sequence[str | Path], *, unfinished: bool = False) -> Fou
             continue
         for one in _runs_within(folder):
             state = runs.run_state(one)
-            if state == "finished" or (unfinished and state):
+            told = state == "finished" or (unfinished and state)
+            if told and (needs is None or (one / needs).is_file()):
                 found.setdefault(one.resolve(), one)
             elif one != folder:
-                left_out[str(one)] = state or "not begun"
-            else:
+                left_out[str(one)] = f"has no {needs}" if told else state or "not begun"
+            elif not told:
                 raise RunError(f"{folder}: expected a finished run. It is {state}.")
+            else:
+                silent = (folder / runs.NULL_ODDS).is_file() and not (folder / runs.PREDICTIONS).is_file()
+                why = "it tells whether there is an answer, and no texts" if silent else "it was not scored"
+                raise RunError(f"{folder}: has no {needs}; {why}.")
     if not found:
-        raise RunError(f"{', '.join(map(str, folders))}: no run {'has begun' if unfinished else 'is finished'} there.")
+        wanted = "has begun" if unfinished else f"is finished{f' and has {needs}' if needs else ''}"
+        raise RunError(f"{', '.join(map(str, folders))}: no run {wanted} there.")
     chosen = list(found.values())
     return Found(tuple(_read_run(one, name) for one, name in zip(chosen, _names(chosen), strict=True)), left_out)
 
@@ -94,37 +109,30 @@ def read_scored(records: Sequence[RunRecord], data: str | None = None) -> tuple[
 
     Runs that answered other questions than the first one are refused: their scores cannot be laid side by side.
     """
-    answers = records[0].predictions()
-    examples = questions_of(records[0], answers, data)
-    scorer = Scorer(examples)
-    scores = []
-    for record in records:
-        given = record.predictions()
-        _refuse_other_questions(records[0], answers, record, given)
-        scores.append(scorer.score(given))
-    return examples, scores
+    first, answers = records[0], records[0].predictions()
+    examples = questions_of(first, answers, data)
+    if data is None:
+        _refuse_other_data(first, examples, records)
+
+    def each() -> Iterator[Mapping[str, str]]:
+        for record in records:
+            given = record.predictions()
+            _refuse_other_questions(first, answers, record, given)
+            yield given
+
+    return examples, score_readers(examples, each(), language=language_of(examples))
 
 
-class Scorer:
-    """Scores the answers of many runs to the same questions; a text that several runs give is scored once."""
-
-    def __init__(self, examples: Sequence[Example]) -> None:
-        self.examples = examples
-        self.ids = tuple(example.id for example in examples)
-        self.answerable = np.array([example.answerable for example in examples])
-        self.language = language_of(examples)
-        self._known: dict[tuple[str, str], tuple[float, float]] = {}
-
-    def score(self, predictions: Mapping[str, str]) -> QuestionScores:
-        known = self._known
-        fresh = [example for example in self.examples if (example.id, predictions[example.id]) not in known]
-        if fresh:
-            scored = score_questions(fresh, predictions, language=self.language)
-            for id, exact, f1 in zip(scored.ids, scored.exact.tolist(), scored.f1.tolist(), strict=True):
-                known[id, predictions[id]] = (exact, f1)
-        both = np.array([known[id, predictions[id]] for id in self.ids])
-        answered = np.array([predictions[id] != "" for id in self.ids])
-        return QuestionScores(self.ids, self.answerable, answered, exact=both[:, 0], f1=both[:, 1])
+def read_data(record: RunRecord, data: str | None = None) -> list[Example]:
+    """The questions of `data`, or else of the files that a run says it was scored on."""
+    if data is not None:
+        return list(read_questions(data, labelled=True))
+    try:
+        return [example for file in record.scored_on() for example in read_questions(file, labelled=True)]
+    except UnreadableError as error:
+        raise UnreadableError(
+            f"{error} It is what {record.folder} was scored on; where it has moved, give it with --data."
+        ) from None
 
 
 def recorded_data(folder: Path) -> tuple[str, ...]:
@@ -148,16 +156,26 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
+def is_number(value: object) -> bool:
+    """Whether something that was read is a number to reckon with."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _runs_within(folder: Path) -> list[Path]:
     """The single runs that a folder stands for: itself, those its record names, or those that simply lie in it."""
     kind = runs.kind_of_run(folder)
+    if kind is not None and kind[0] == "analyse":
+        raise RunError(f"{folder}: expected a run. It holds an analysis of some.")
     if kind is not None and not kind[1]:
         return [folder]
     if kind is not None:
         inside = [folder / name for name in kind[1]]
     else:
         there = list(folder.iterdir()) if folder.is_dir() else []
-        inside = sorted((one for one in there if _is_run(one)), key=lambda one: _natural(one.name))
+        kinds = {one: runs.kind_of_run(one) for one in there}
+        inside = sorted(
+            (one for one, kind in kinds.items() if kind and kind[0] != "analyse"), key=lambda one: _natural(one.name)
+        )
     if not inside:
         raise RunError(f"{folder}: expected a run folder, with {runs.RUN}, or a folder of them. It is not there.")
     return [run for one in inside for run in (_runs_within(one) if _is_run(one) else [one])]
@@ -178,6 +196,8 @@ def _read_run(folder: Path, name: str) -> RunRecord:
         data = tuple(str(one["name"]) for one in kept.content["dev"]["files"])
         return RunRecord(name, folder, "finished", kept.config(), kept.results(), kept.content["cost"], data, kept)
     config, results, cost = (read_object(folder / file) for file in (runs.CONFIG, runs.RESULTS, runs.COST))
+    if not all(isinstance(section, dict) for section in config.values()):
+        raise UnreadableError(f"{folder / runs.CONFIG}: expected the options of a run, by section; it is damaged.")
     return RunRecord(name, folder, str(runs.run_state(folder)), config, results, cost, recorded_data(folder))
 
 
@@ -192,10 +212,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def questions_of(record: RunRecord, answers: Mapping[str, str], data: str | None) -> list[Example]:
     """Those of the data that the run answered: it may have been limited to the first of them."""
-    files = (data,) if data else record.data
-    if not files:
-        raise UsageError(f"{record.folder}: does not tell which data it was scored on; give the file with --data.")
-    examples = [example for file in files for example in read_questions(file, labelled=True)]
+    files, examples = (data,) if data else record.data, read_data(record, data)
     there = [example for example in examples if example.id in answers]
     if len(there) < len(answers):
         missing = answers.keys() - {example.id for example in there}
@@ -206,6 +223,30 @@ def questions_of(record: RunRecord, answers: Mapping[str, str], data: str | None
     if not there:
         raise RunError(f"{record.folder}: answers no question.")
     return there
+
+
+def _refuse_other_data(first: RunRecord, examples: Sequence[Example], records: Sequence[RunRecord]) -> None:
+    """Questions of one id may stand in two files with different contexts or answers. A file that is not there now says
+    nothing against its run.
+    """
+    ours = {example.id: _content(example) for example in examples}
+    for files, record in {record.data: record for record in reversed(records)}.items():
+        if not files or files == first.data:
+            continue
+        try:
+            theirs = read_data(record)
+        except LamellaError:
+            continue
+        for example in theirs:
+            if ours.get(example.id, _content(example)) != _content(example):
+                raise RunError(
+                    f"{record.folder}: was scored on {', '.join(files)}. There {example.id} is another question than "
+                    f"in {', '.join(first.data)}, as {first.folder} has it; say with --data which to take."
+                )
+
+
+def _content(example: Example) -> tuple[str, str, list[str]]:
+    return example.question, example.context.text, [answer.text for answer in example.answers]
 
 
 def _refuse_other_questions(

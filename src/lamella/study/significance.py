@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lamella.inference.paired import DRAWS, Difference
 
-CHUNK = 250  # draws at a time: their counts and what comes of them are held in memory
+HELD = 6_000_000  # counts that are held in memory at a time: as many draws as that makes
 FEW = 200  # readers, times scores
 ROUNDING = 1e-6  # in the half as long numbers of the products, what cancels out may leave this much
 
@@ -55,14 +55,15 @@ def bootstrap_differences(
     # In long numbers, where there are few readers, so that the ends of an interval are the same on every machine.
     kind: Any = np.float64 if differences.shape[1] <= FEW else np.float32
     table = np.column_stack([sums, sizes]).astype(kind)
-    means = np.empty((draws, differences.shape[1]), kind)
-    for begin in range(0, draws, CHUNK):
-        end = min(begin + CHUNK, draws)
+    means = np.empty((differences.shape[1], draws), kind)  # quantiles are taken along what lies together
+    chunk = max(1, HELD // count)
+    for begin in range(0, draws, chunk):
+        end = min(begin + chunk, draws)
         drawn = rng.integers(count, size=(end - begin, count)) + count * np.arange(end - begin)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=(end - begin) * count).reshape(end - begin, count)
         totals = counts.astype(kind) @ table
-        means[begin:end] = totals[:, :-1] / totals[:, -1:]
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        means[:, begin:end] = (totals[:, :-1] / totals[:, -1:]).T
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=1)
     low, high = (np.where(np.abs(end) < ROUNDING, 0.0, end) for end in (low, high))
     return [
         Difference(float(value), float(least), float(most))

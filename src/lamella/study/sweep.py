@@ -87,7 +87,9 @@ def run_sweep(sweep: Sweep, out: Path, *, engine: Engine | None = None, say: Say
     _refuse_other_options(sweep, out)
     rows = {name: _row_of(out, name) for name in sweep.runs if runs.is_over(out / name)}
     jobs = _left_to_do(sweep, out)
-    with suppress(_SomeFailedError), runs.new_run(out, "sweep", overwrite=True, resume=True, within=sweep.runs):
+    earlier = [name for name in (kind[1] if kind else []) if (out / name / runs.RUN).is_file()]
+    within = dict.fromkeys([*earlier, *sweep.runs])  # the folder stands for all that was ever trained into it
+    with suppress(_SomeFailedError), runs.new_run(out, "sweep", overwrite=True, resume=True, within=within):
         _run_jobs(jobs, sweep, out, engine or LocalEngine(out, say), rows, say)
         failed = [row.run for row in rows.values() if row.state != "finished"]
         if failed:
@@ -158,6 +160,8 @@ def _run_files(path: Path) -> list[Path]:
     listed = table[LIST]
     if set(table) != {LIST} or not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
         raise ConfigError(str(path), [f"{LIST}: expected a list of run files, and nothing beside it."])
+    if not listed:
+        raise ConfigError(str(path), [f"{LIST}: expected run files. The list is empty."])
     for one in listed:
         if not (path.parent / one).is_file():
             raise UnreadableError(f"{path}: lists {one}, and there is no such file.")

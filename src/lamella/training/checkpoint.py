@@ -18,7 +18,7 @@ from lamella.training.learner import Learner
 from lamella.training.processes import Processes
 from lamella.training.steps import Position
 
-FORMAT = 2  # 1 had no times
+FORMAT = 3  # 2 had no seconds of the pass
 
 
 def save_checkpoint(
@@ -30,12 +30,14 @@ def save_checkpoint(
     pieces: int,
     histories: Mapping[str, int],
     made_from: Mapping[str, str],
+    seconds: float,
 ) -> None:
     """Write the file under another name first: a kill leaves the last checkpoint or the new one, never a part.
 
     Weights are the same in all processes, random states are not. `histories` are the lengths of the learners' history
     files: what is logged after a checkpoint happens again after it is loaded, and must not stand there twice.
-    `made_from` says what the run learns from, so that it does not go on with something else.
+    `made_from` says what the run learns from, so that it does not go on with something else; `seconds` is how long the
+    pass has taken until here.
     """
     random = processes.gather([[learner.randomness.state for learner in learners]])
     if not processes.is_main:
@@ -49,6 +51,7 @@ def save_checkpoint(
         "random": random,
         "histories": dict(histories),
         "made_from": dict(made_from),
+        "seconds": seconds,
     }
     fresh = path.parent / f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}"
     try:

@@ -152,6 +152,7 @@ def train_pass(
         encode_dev=run.encode_dev,
         targets=run.targets,
         made_from=run.made_from,
+        earlier=content["seconds"] if content else 0.0,
         say=say,
     )
     together = f" for {len(learners)} learners at once" if len(learners) > 1 else ""
@@ -171,6 +172,7 @@ def train_pass(
             say(f"{learner.name}: {learner.objective.remark}")
     with Stopwatch() as training:
         fit(learners, steps, options, processes, watcher, encode=run.encode, start=start, split=splitter)
+    pass_seconds = watcher.pass_seconds
     say(f"trained in {training.seconds:.0f} s")
     for learner in learners:
         if learner.recorded is not None and (problem := learner.recorded.problem):
@@ -179,7 +181,7 @@ def train_pass(
     if len(run.threshold):
         watcher.tune_thresholds(run.threshold, run.any_config.data.threshold)
     if processes.is_main:
-        write_costs(run, folders, processes, watcher, pass_seconds=training.seconds - watcher.seconds.seconds)
+        write_costs(run, folders, processes, watcher, pass_seconds=pass_seconds)
     for learner in learners:
         front = f"{learner.name}: " if len(learners) > 1 else ""
         if learner.ended:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ class PassWatcher:
         encode_dev: Encode | None,
         targets: Mapping[str, float],
         made_from: Mapping[str, str],
+        earlier: float = 0.0,
         say: Callable[[str], None],
     ) -> None:
         self.learners, self.folders, self.checkpoint_path = learners, folders, checkpoint_path
@@ -53,7 +55,13 @@ class PassWatcher:
         self.made_from = made_from
         self.language = language_of(dev.examples)
         self.answering: dict[str, float] = {}  # seconds that each learner's last answers to the dev questions took
-        self.seconds = Stopwatch()  # that pass here, not in training
+        self.evaluating = Stopwatch()
+        self.earlier, self.began = earlier, time.perf_counter()  # seconds of the pass before it was resumed, and since
+
+    @property
+    def pass_seconds(self) -> float:
+        """How long the pass has trained until now, in all its sittings; without its evaluations."""
+        return self.earlier + time.perf_counter() - self.began - self.evaluating.seconds
 
     def log(self, learner: Learner, records: Sequence[Record]) -> None:
         if self.processes.is_main:
@@ -64,7 +72,7 @@ class PassWatcher:
 
     def evaluate(self, learners: Sequence[Learner], step: int, epoch: float) -> None:
         """Score some learners in one pass over the dev windows; the best of each (the last, without any) is kept."""
-        with self.seconds:
+        with self.evaluating:
             self._evaluate(learners, epoch)
 
     def _evaluate(self, learners: Sequence[Learner], epoch: float) -> None:
@@ -141,6 +149,7 @@ class PassWatcher:
             pieces=self.splitter.pieces,
             histories=histories,
             made_from=self.made_from,
+            seconds=self.pass_seconds,
         )
 
     def _predict(
