@@ -278,6 +278,8 @@ def test_a_worked_example(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, [[0.1, 0, 0, 0.5, 0.4, 0], [0.1, 0, 0, 0.2, 0.7, 0]], atol=1e-3)
     back = align([keep(tmp_path / "back", ours, np.log(np.full((2, 6), 0.5)))], theirs, temperature=1.0)
     found = np.exp(back.padded(np.array([0]), 8)[:, 0])
+    for changed in ({"values": back.values + 1}, {"tops": back.tops + 1}):
+        assert replace(back, **changed).sha256 != back.sha256
     third = 1 / 3  # of [CLS] and the two
     np.testing.assert_allclose(found[0], [third, 0, 0, 0, third, third, 0, 0], atol=1e-3)
     np.testing.assert_allclose(found[1], [third, 0, 0, 0, 0, third, third, 0], atol=1e-3)
