@@ -72,6 +72,8 @@ def test_parameters_are_counted() -> None:
     assert cost["total_parameters"] == cost["encoder_parameters"] + 2 * HIDDEN + 2
     assert cost["trainable_percent_of_encoder"] == 100 * cost["trainable_parameters"] / cost["encoder_parameters"]
     assert "flops_tokens" not in cost
+    adapted = model_cost(tiny_model(encoder={"tuning": {"name": "adapter", "size": 4}}), None)
+    assert adapted["encoder_parameters"] == cost["encoder_parameters"], "adapters are no part of what they adapt"
 
 
 def test_counting_leaves_the_model_and_the_randomness_alone() -> None:

@@ -247,8 +247,8 @@ def ensemble(
 @app.command()
 def ask(
     question: Annotated[str, typer.Argument(help="The question.")],
-    model: ModelName,
     context: Annotated[str, typer.Option("--context", "-c", help="The text to read: a file, or - for standard input.")],
+    model: ModelName = "default",
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many answers to give.")] = 1,
     as_json: AsJson = False,
 ) -> None:

@@ -38,7 +38,8 @@ app = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that --out holds.")]
 ModelName = Annotated[
-    str, typer.Option("--model", "-m", help="A model folder, a run folder that holds one, or a model of transformers.")
+    str,
+    typer.Option("--model", "-m", help="A model folder, a run folder with one, `default`, or a model of transformers."),
 ]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Windows a batch.")]
 OnBadAnswer = Annotated[

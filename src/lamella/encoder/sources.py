@@ -1,7 +1,8 @@
 """Where encoders come from: a folder, a folder of encoders, a Python package, the hub's cache, the hub; in this order.
 
-The first may be that of a saved model. A folder of encoders (`LAMELLA_ENCODERS`) has them under their names on the hub,
-so that a model trained with one of them knows its base by a name that holds on other machines too.
+The first may be that of a saved model, and one such comes with this package, under the name `default`. A folder of
+encoders (`LAMELLA_ENCODERS`) has them under their names on the hub, so that a model trained with one of them knows its
+base by a name that holds on other machines too.
 
 Here they are only found, without torch; loading.py loads them. Only safetensors weights count: a pickle can run code.
 """
@@ -48,6 +49,8 @@ PACKAGED = {
 }
 
 
+DEFAULT_READER = "default"  # the reader that comes with the package
+READERS = Path(__file__).parents[1] / "readers"
 ENCODERS = "LAMELLA_ENCODERS"  # the variable that names a folder of encoders
 HUB_OWNER = "sentence-transformers/"  # of the packaged encoders
 
@@ -73,6 +76,8 @@ def find_encoder(name: str) -> Source:
     folder = os.path.expanduser(name)  # this and isdir say no where pathlib would fail: a long name, an unknown ~user
     if os.path.isdir(folder):
         return _in_folder(name, Path(folder))
+    if name == DEFAULT_READER:
+        return Source(name, READERS / name, "package")
     short = name.removeprefix(HUB_OWNER)
     try:
         return _named(name) or packaged_encoder(short) or _in_cache(hub_id(name)) or _from_hub(hub_id(name))

@@ -149,10 +149,10 @@ def _results(facts: Facts) -> str:
 
 
 def _cost(model: ReaderModel, size: int, half: bool) -> str:
-    trained, total = count_parameters(model)
+    trained, of_encoder = count_parameters(model)[0], model.base_parameters
     return (
-        f"{trained:,} of {total:,} parameters were trained ({100 * trained / total:.4f} %). The weights that differ "
-        f"from the base take {size / 1e6:,.3f} MB, in {'fp16, rounded once from fp32' if half else 'fp32'}."
+        f"{trained:,} parameters were trained, {100 * trained / of_encoder:.4g} % of the encoder's {of_encoder:,}. "
+        f"What differs from it takes {size / 1e6:,.3f} MB, in {'fp16, rounded once from fp32' if half else 'fp32'}."
     )
 
 

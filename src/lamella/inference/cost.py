@@ -76,7 +76,7 @@ def model_cost(model: ReaderModel, window: SampleWindow | None, *, training: boo
     from lamella.encoder.tuning import count_parameters
 
     trained, total = count_parameters(model)
-    encoder = count_parameters(model.encoder)[1]
+    encoder = model.base_parameters  # without what the tuning put into it
     cost: dict[str, Any] = {
         "trainable_parameters": trained,
         "total_parameters": total,

@@ -34,7 +34,7 @@ from lamella.encoder.loading import FORMAT_VERSION, LoadedEncoder, fitting, load
 from lamella.encoder.precision import autocast
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_FORMAT, MODEL_WEIGHTS, is_saved_model, model_folder
 from lamella.encoder.tensors import put_tensors, read_tensors, round_to_half, trained_tensors
-from lamella.encoder.tuning import tune_in_turn
+from lamella.encoder.tuning import count_parameters, tune_in_turn
 from lamella.errors import RunError, UsageError, one_line
 from lamella.heads.head import Head
 from lamella.inference.card import CARD, Facts, facts_from, model_card
@@ -70,6 +70,7 @@ class ReaderModel(nn.Module):
                 f"windows.max_seq_length: expected at most {base.encoder.longest_window}, all the positions that "
                 f"{base.name} has. Got {self.windows.max_seq_length}."
             )
+        self.base_parameters = count_parameters(base.encoder)[1]  # before anything is put into it
         tune_in_turn(base.encoder, [*self.tuned_before, self.tuning])
         self.encoder: Encoder = base.encoder
         self.head = Head(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lamella.data.examples import Context, Example
+from lamella.encoder.sources import DEFAULT_READER
 from lamella.errors import UsageError
 from lamella.inference.decode import Prediction, rank_together
 from lamella.inference.loading import Backend, Precision, load_model
@@ -61,7 +62,7 @@ class Reader:
     @classmethod
     def load(
         cls,
-        name: str | os.PathLike[str],
+        name: str | os.PathLike[str] = DEFAULT_READER,
         *,
         device: str | torch.device | None = None,
         precision: Precision = "auto",
@@ -70,6 +71,8 @@ class Reader:
         batch_size: int = 16,
     ) -> Reader:
         """Load a model: a model folder or a run folder, an exported one, or any QA checkpoint of transformers.
+
+        Without a name it is the reader that comes with the package, on the small encoder that does so, too.
 
         `precision="auto"` is bf16 where the hardware computes it, else fp32. `backend="auto"` looks at the folder:
         `"onnx"` runs an exported one, without torch, and `"torch"` any other. `threads` are all cores unless given.

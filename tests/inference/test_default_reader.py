@@ -1,0 +1,70 @@
+"""The reader that comes with the package: small, found by name, right about texts it has never seen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lamella import Reader
+from lamella.data.loading import load_examples
+from lamella.encoder.sources import DEFAULT_READER, READERS, find_encoder
+from lamella.encoder.tuning import count_parameters
+from lamella.inference.loading import load_model
+from lamella.inference.model import ReaderModel
+from lamella.inference.predict import predict, score_predictions
+
+TITAN = (
+    "Titan is the largest moon of Saturn and the second-largest in the Solar System. It was discovered on 25 March "
+    "1655 by the Dutch astronomer Christiaan Huygens, who had built his own telescope. The Huygens probe landed on "
+    "Titan on 14 January 2005."
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> ReaderModel:
+    found = load_model(DEFAULT_READER, device="cpu", precision="fp32")
+    assert isinstance(found, ReaderModel)
+    return found
+
+
+def test_it_is_a_thin_change_of_its_encoder(model: ReaderModel) -> None:
+    weights = READERS / DEFAULT_READER / "model.safetensors"
+    assert weights.stat().st_size <= 3_000_000
+    assert count_parameters(model)[0] <= 0.05 * model.base_parameters
+    assert model.base_name == "all-MiniLM-L6-v2"
+
+
+def test_it_answers_and_abstains() -> None:
+    reader = Reader.load()
+    questions = ["Who discovered Titan?", "When did the Huygens probe land?", "Who discovered Enceladus?"]
+    found = [answers[0]["answer"] for answers in reader.ask(questions, TITAN)]
+    assert found == ["Christiaan Huygens", "14 January 2005", ""]
+
+
+def test_it_is_asked_where_no_other_is_named(lamella, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(tmp_path)
+    Path("saturn.txt").write_text(TITAN)
+    code, output, _ = lamella("ask", "Who discovered Titan?", "--context", "saturn.txt", "--json")
+    assert code == 0
+    assert json.loads(output)["answers"][0]["answer"] == "Christiaan Huygens"
+
+
+def test_heads_can_stand_on_it() -> None:
+    source = find_encoder(DEFAULT_READER)
+    assert (source.name, source.kind) == ("default", "package"), "a name, and no path of this machine"
+
+
+def test_its_card_tells_what_it_was_made_of(model: ReaderModel) -> None:
+    card = (READERS / DEFAULT_READER / "README.md").read_text()
+    assert "squad2-train-backtranslated.json.gz" in card
+    assert model.decoding.tuned_on is not None
+    assert model.decoding.tuned_on.data == "cs224n-dev.json.gz"
+
+
+def test_it_reads_what_it_was_not_trained_on(model: ReaderModel, real_data: Path) -> None:
+    """Every twentieth question: 69.7 F1 when it was made."""
+    examples = load_examples([str(real_data / "cs224n-dev.json.gz")]).examples[::20]
+    results = score_predictions(model, examples, predict(model, examples), language="en")
+    assert results["f1"] == pytest.approx(69.7, abs=1.0)
