@@ -7,11 +7,12 @@ INSTALLED := $(VENV)/.installed
 .PHONY: demo test test-slow lint docs clean
 
 demo: $(INSTALLED)
+	$(BIN)/lamella ask "When did the probe land on Titan?" --context examples/titan.txt --top-k 3
+	$(BIN)/lamella ask "Who was the first to walk on Titan?" --context examples/titan.txt
 	$(BIN)/lamella check demo:train demo:dev
-	$(BIN)/lamella sweep configs/demo.toml configs/study/heads.toml --out runs/study
-	$(BIN)/lamella compare runs/study --baseline runs/study/demo
+	$(BIN)/lamella sweep configs/study/heads.toml --out runs/study
+	$(BIN)/lamella compare runs/study --baseline last
 	$(BIN)/lamella report runs/study --out runs/study.html --overwrite
-	$(BIN)/lamella ask "When did the probe land on Titan?" --context examples/titan.txt --model runs/study/demo --top-k 3
 
 # Two workers of one thread each: most tensors in the tests are too small to share among threads.
 test: $(INSTALLED)

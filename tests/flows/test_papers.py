@@ -113,8 +113,8 @@ def test_a_row_builds_and_trains_a_step(path: Path, encoders: dict[str, Path]) -
 
 
 def test_the_study_of_the_demo_is_one_sweep(lamella: Any, tmp_path: Path) -> None:
-    files = (PAPERS.parent / "demo.toml", PAPERS.parent / "study" / "heads.toml")
-    code, out, err = lamella("sweep", *files, "--out", tmp_path / "out", "--list")
+    heads = PAPERS.parent / "study" / "heads.toml"
+    code, out, err = lamella("sweep", heads, "--out", tmp_path / "out", "--list")
     assert (code, err) == (0, "")
-    assert out.startswith("17 runs in 2 passes")
-    assert "2. demo, frozen: heads-last-seed0" in out
+    assert out.startswith("16 runs in 1 pass")
+    assert "default, frozen: last-seed0" in out

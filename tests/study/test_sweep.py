@@ -316,7 +316,7 @@ def test_the_list_of_a_sweep_writes_nothing(tmp_path: Path, encoder: Path, lamel
     file = write(tmp_path / "grid.toml", encoder, "[grid.learner]\nseed = [0, 1]", tuning="frozen")
     code, out, _ = lamella("sweep", file, "--out", tmp_path / "out", "--list")
     assert code == 0
-    assert out.splitlines() == ["2 runs in 1 passes", f"1. {encoder}, frozen: seed0, seed1"]
+    assert out.splitlines() == ["2 runs in 1 pass", f"1. {encoder}, frozen: seed0, seed1"]
     assert not (tmp_path / "out").exists()
     code, out, _ = lamella("sweep", file, "--out", tmp_path / "out", "--list", "--json")
     assert json.loads(out) == {"passes": [["seed0", "seed1"]]}

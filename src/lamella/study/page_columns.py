@@ -107,7 +107,8 @@ def _train(labels: Labels, one: Contender) -> str:
 
 def _tuning(labels: Labels, one: Contender) -> str:
     tuning = _content(one)["tuning"]
-    told = told_value(tuning) if tuning else NOTHING
+    chosen = {key: value for key, value in tuning.items() if value}  # what is off or empty says nothing
+    told = told_value(chosen) if chosen else NOTHING
     return labels.names.get(told, told)
 
 

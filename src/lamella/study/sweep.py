@@ -119,7 +119,9 @@ def run_on_ray(
 def list_lines(sweep: Sweep, out: Path) -> list[str]:
     """What a sweep would do, a line for every pass."""
     done = {name for name in sweep.runs if runs.is_over(absolute(out) / name)}
-    lines = [f"{len(sweep.runs)} runs in {len(sweep.jobs)} passes" + (f", {len(done)} runs done" if done else "")]
+    passes = f"{len(sweep.jobs)} {'pass' if len(sweep.jobs) == 1 else 'passes'}"
+    runs_ = f"{len(sweep.runs)} {'run' if len(sweep.runs) == 1 else 'runs'}"
+    lines = [f"{runs_} in {passes}" + (f", {len(done)} done" if done else "")]
     for number, job in enumerate(sweep.jobs, 1):
         config = next(iter(job.configs.values()))
         start = config.encoder.from_run or config.encoder.name
