@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetSelfAttention
 
 
@@ -29,7 +30,7 @@ def on_gpu(x: Tensor) -> bool:
 
 
 class FastMPNetSelfAttention(MPNetSelfAttention):
-    """As its parent; the relative positions and the mask are one bias to a kernel."""
+    """As its parent, with a kernel; the relative positions and the mask are one bias to it."""
 
     def forward(
         self,
@@ -46,21 +47,42 @@ class FastMPNetSelfAttention(MPNetSelfAttention):
             return found
         split = (*hidden_states.shape[:2], self.num_attention_heads, self.attention_head_size)
         query, key, value = (made(hidden_states).view(split).transpose(1, 2) for made in (self.q, self.k, self.v))
-        bias = position_bias if attention_mask is None else position_bias + attention_mask  # [B, N, T, T]
+        bias = position_bias if attention_mask is None else position_bias + attention_mask
         dropped = self.dropout.p if self.training else 0.0
         attended = scaled_dot_product_attention(query, key, value, bias.to(query.dtype), dropout_p=dropped)
         return (self.o(attended.transpose(1, 2).flatten(2)),)
 
 
 class FastMPNetEncoder(MPNetEncoder):
-    """As its parent; the relative positions are made where they are wanted, once for all windows."""
+    """As its parent; what all layers have in common, the bias, is made once for all of them, and on the GPU."""
 
-    def compute_position_bias(self, x: Tensor, position_ids: Tensor | None = None, num_buckets: int = 32) -> Tensor:
-        if not on_gpu(x) or position_ids is not None:
-            found: Tensor = super().compute_position_bias(x, position_ids, num_buckets)  # type: ignore[no-untyped-call]
-            return found
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+        return_dict: bool = False,
+        **more: Any,
+    ) -> Any:
+        if not on_gpu(hidden_states) or output_attentions or output_hidden_states:
+            return super().forward(
+                hidden_states, attention_mask, output_attentions, output_hidden_states, return_dict, **more
+            )
+        bias = self._relative_positions(hidden_states)  # [1, N, T, T]
+        if attention_mask is not None:
+            bias = bias + attention_mask  # [B, N, T, T]
+        kind, half = hidden_states.device.type, hidden_states.dtype
+        # Rounded as the products of a layer are: else every layer would round it again.
+        bias = bias.to(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else half)
+        for layer in self.layer:
+            hidden_states = layer(hidden_states, None, bias)[0]
+        last: Any = hidden_states
+        return BaseModelOutput(last_hidden_state=last) if return_dict else (last,)
+
+    def _relative_positions(self, x: Tensor) -> Tensor:
         places = torch.arange(x.shape[1], device=x.device)
         apart = places[None] - places[:, None]  # [T, T]
-        buckets = self.relative_position_bucket(apart, num_buckets)  # type: ignore[no-untyped-call]
+        buckets = self.relative_position_bucket(apart)  # type: ignore[no-untyped-call]
         bias: Tensor = self.relative_attention_bias(buckets)  # [T, T, N]
-        return bias.permute(2, 0, 1)[None]  # [1, N, T, T]
+        return bias.permute(2, 0, 1)[None]
