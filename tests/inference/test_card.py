@@ -66,11 +66,13 @@ def test_a_card_says_what_is_known(base: Path, tmp_path: Path) -> None:
     assert "| f1 | 50.25 |" in section(text, "Results")
     assert "| total | 1,200 |" in section(text, "Results")
     trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
-    total = sum(value.numel() for value in model.parameters())
+    whole = sum(value.numel() for name, value in model.encoder.named_parameters() if "adapter" not in name)
     size = (tmp_path / "model" / "model.safetensors").stat().st_size
     cost = section(text, "Cost")
-    assert cost.startswith(f"{trained:,} of {total:,} parameters were trained ({100 * trained / total:.4f} %)")
-    assert f"take {size / 1e6:.3f} MB, in fp32." in cost
+    assert cost.startswith(
+        f"{trained:,} parameters were trained, {100 * trained / whole:.4g} % of the encoder's {whole:,}."
+    )
+    assert f"takes {size / 1e6:.3f} MB, in fp32." in cost
     assert "128 tokens" in section(text, "Limits")
     assert section(text, "Layer weights") == ""
 
@@ -162,7 +164,7 @@ def test_a_flat_card_lists_all_tunings(base: Path, tmp_path: Path) -> None:
     assert front["tags"][2:] == ["bitfit", "layer_norm"]
     norms = (1 + 2 * DEPTH) * 2 * HIDDEN
     biases = DEPTH * (4 * HIDDEN + 48 + HIDDEN) + (1 + 2 * DEPTH) * HIDDEN
-    assert section(text, "Cost").startswith(f"{biases + norms // 2 + 2 * HIDDEN + 2:,} of ")
+    assert section(text, "Cost").startswith(f"{biases + norms // 2 + 2 * HIDDEN + 2:,} parameters ")
 
 
 @pytest.mark.parametrize(
