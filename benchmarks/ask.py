@@ -1,0 +1,82 @@
+"""How long one question takes from the command line, beside the least that any program with this encoder takes.
+
+    python benchmarks/ask.py [--quick] [--out ask.json]
+
+The peer imports torch and transformers and loads the encoder and its tokenizer, and does nothing with them. Ours is
+`lamella ask` with the reader that comes with the package, and the same of an exported one, which needs no torch (with
+the extra `onnx`; left out without it). Processes are started in turn; the first of each is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from lamella.config import DEFAULT_ENCODER
+from lamella.encoder.sources import find_encoder
+from lamella.runs import library_versions, write_json
+
+TEXT = Path(__file__).parents[1] / "examples" / "titan.txt"
+QUESTION = "When did the probe land on Titan?"
+PEER = """
+import torch, transformers
+transformers.AutoTokenizer.from_pretrained({folder!r})
+transformers.AutoModel.from_pretrained({folder!r})
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the numbers to this json file")
+    parser.add_argument("--quick", action="store_true", help="three repeats instead of nine")
+    arguments = parser.parse_args()
+    repeats = 3 if arguments.quick else 9
+
+    with tempfile.TemporaryDirectory() as folder:
+        ask = [sys.executable, "-m", "lamella", "ask", QUESTION, "--context", str(TEXT)]
+        commands = {
+            "peer": [sys.executable, "-c", PEER.format(folder=str(find_encoder(DEFAULT_ENCODER).folder))],
+            "torch": ask,
+        }
+        if importlib.util.find_spec("onnxruntime") and importlib.util.find_spec("onnx"):
+            exported = str(Path(folder) / "exported")
+            subprocess.run([sys.executable, "-m", "lamella", "export", "default", "--onnx", exported], check=True)
+            commands["onnx"] = [*ask, "--model", exported]
+        seconds: dict[str, list[float]] = {name: [] for name in commands}
+        for turn in range(repeats + 1):
+            for name, command in commands.items():
+                began = time.perf_counter()
+                subprocess.run(command, check=True, capture_output=True)
+                if turn:
+                    seconds[name].append(time.perf_counter() - began)
+
+    ratios = {
+        name: [own / peer for own, peer in zip(times, seconds["peer"], strict=True)]
+        for name, times in seconds.items()
+        if name != "peer"
+    }
+    result = {
+        "ratio": statistics.median(ratios["torch"]),
+        "spread": [min(ratios["torch"]), max(ratios["torch"])],
+        "seconds": {name: statistics.median(times) for name, times in seconds.items()},
+        "ratios": {name: statistics.median(values) for name, values in ratios.items()},
+        "repeats": repeats,
+        "versions": library_versions(),
+    }
+    if arguments.out:
+        write_json(arguments.out, result)
+    for name, times in seconds.items():
+        print(f"{name}: {statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f})")
+    for name, values in ratios.items():
+        spread = f"{min(values):.2f} to {max(values):.2f}"
+        print(f"ask: {statistics.median(values):.2f} x the time of a bare import and load, {name} ({spread})")
+
+
+if __name__ == "__main__":
+    main()
