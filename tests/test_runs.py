@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,21 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(RunError, match=r"results\.json: cannot be written \(No space left on device\)\.$"):
         runs.write_json(tmp_path / "results.json", {})
     assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {},
+        {"q1": [{"text": 'a "quote"\nand a line', "score": 1e-9}], 'q"2': []},
+        {"é": "\ud800 half a pair", "x": None},
+    ],
+)
+def test_entries_are_the_same_json_on_lines(entries: dict[str, Any], tmp_path: Path) -> None:
+    runs.write_entries(tmp_path / "lines.json", entries)
+    runs.write_json(tmp_path / "indented.json", entries)
+    assert runs.read_json(tmp_path / "lines.json") == runs.read_json(tmp_path / "indented.json") == entries
+    assert len((tmp_path / "lines.json").read_text().splitlines()) == (len(entries) + 2 if entries else 1)
 
 
 def test_a_value_that_json_cannot_hold_leaves_the_old_file(tmp_path: Path) -> None:

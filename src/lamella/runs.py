@@ -237,6 +237,14 @@ def write_json(path: Path, value: Mapping[str, Any] | list[Any]) -> None:
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
+def write_entries(path: Path, entries: Mapping[str, Any]) -> None:
+    """Write a large JSON object atomically, an entry a line: to indent them takes Python several times as long."""
+    encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+    lines = ",\n".join(f"{encode(key)}: {encode(value)}" for key, value in entries.items())
+    text = f"{{\n{lines}\n}}\n" if lines else "{}\n"
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file; what is wrong with it is said with line and column."""
     try:

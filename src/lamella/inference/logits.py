@@ -30,7 +30,7 @@ from lamella.data.padding import Padded
 from lamella.errors import UnreadableError, UsageError
 from lamella.inference.decode import choosable
 from lamella.inference.predict import Deciding
-from lamella.runs import LOGITS, LOGITS_INDEX, read_json, write_bytes, write_json
+from lamella.runs import LOGITS, LOGITS_INDEX, read_json, write_bytes, write_entries
 
 FORMAT = 1
 HALF_RANGE = float(np.finfo(np.float16).max)
@@ -80,7 +80,7 @@ class LogitsKeeper:
                 for one, place in zip(features.examples, text_places(features.examples), strict=True)
             ],
         }
-        write_json(folder / LOGITS_INDEX, index)
+        write_entries(folder / LOGITS_INDEX, index)
 
 
 class KeptLogits:

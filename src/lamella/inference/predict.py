@@ -154,12 +154,12 @@ def write_predictions(folder: Path, model: Deciding, predictions: Mapping[str, P
     """The files that every other stage reads, under their official names; without texts, where the model gives none."""
     odds = {id: one.null_odds for id, one in predictions.items()}
     na_prob = na_probability(np.array(list(odds.values()), np.float64), model.decoding.calibration).tolist()
-    runs.write_json(folder / runs.NULL_ODDS, odds)
-    runs.write_json(folder / runs.NA_PROB, dict(zip(odds, na_prob, strict=True)))
+    runs.write_entries(folder / runs.NULL_ODDS, odds)
+    runs.write_entries(folder / runs.NA_PROB, dict(zip(odds, na_prob, strict=True)))
     if model.gives_text:
         threshold = model.decoding.null_score_diff_threshold
-        runs.write_json(folder / runs.PREDICTIONS, {id: one.text(threshold) for id, one in predictions.items()})
-        runs.write_json(
+        runs.write_entries(folder / runs.PREDICTIONS, {id: one.text(threshold) for id, one in predictions.items()})
+        runs.write_entries(
             folder / runs.NBEST,
             {id: [candidate.to_json() for candidate in one.candidates] for id, one in predictions.items()},
         )
