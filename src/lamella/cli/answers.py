@@ -262,8 +262,10 @@ def ask(
         typer.echo(json.dumps(answers.to_json(), ensure_ascii=False))
         return
     for answer in answers:
-        place = f"characters {answer['start']}-{answer['end']}" if answer["answer"] else "the text does not say"
-        typer.echo(f"{answer['answer'] or '(no answer)'}  [{answer['score']:.2f}, {place}]")
+        if answer["answer"]:
+            typer.echo(f"{answer['answer']}  [{answer['score']:.2f}, characters {answer['start']}-{answer['end']}]")
+        else:  # its share among the candidates says little: the threshold is not a half
+            typer.echo(f"(no answer)  [{answers.na_prob:.2f}, the text does not say]")
 
 
 @app.command()
