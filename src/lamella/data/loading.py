@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,6 +14,7 @@ from lamella.data.fixes import leave_out, mend
 from lamella.data.problems import Problem
 from lamella.data.readers import DataFile, read
 from lamella.errors import DataError
+from lamella.garbage import nothing_collected
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def load_examples(
     `labelled` refuses questions of which nobody says whether they have an answer: they can be answered, but neither
     learnt from nor scored.
     """
-    with _nothing_collected():
+    with nothing_collected():
         return _load(paths, on_bad_answer, labelled)
 
 
@@ -67,22 +66,6 @@ def _load(paths: Iterable[str | Path], on_bad_answer: str, labelled: bool) -> Lo
         names = ", ".join(file.path for file in files)
         raise DataError(f"{names}: no question is left to use; see what is wrong with: lamella check {names}")
     return Loaded(tuple(examples), files, mended, skipped + _unread(files))
-
-
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Switch Python's search for garbage off.
-
-    Millions of small objects are made here, in no cycles, and most of them stay: to search through them again and again
-    takes a third of the time that it takes to read SQuAD.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _unread(files: Iterable[DataFile]) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from lamella import runs
 from lamella.data.examples import Example
 from lamella.errors import LamellaError, RunError, UnreadableError, UsageError
+from lamella.garbage import nothing_collected
 from lamella.inference.evaluate import language_of, read_questions
 from lamella.inference.metrics import QuestionScores, score_readers
 from lamella.study.result_files import Result, read_result, result_files
@@ -120,7 +121,8 @@ def read_scored(records: Sequence[RunRecord], data: str | None = None) -> tuple[
             _refuse_other_questions(first, answers, record, given)
             yield given
 
-    return examples, score_readers(examples, each(), language=language_of(examples))
+    with nothing_collected():
+        return examples, score_readers(examples, each(), language=language_of(examples))
 
 
 def read_data(record: RunRecord, data: str | None = None) -> list[Example]:

@@ -10,8 +10,7 @@ without it, and so does the run.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from lamella.data.batches import Batch, Totals
 from lamella.errors import one_line
+from lamella.garbage import nothing_collected
 
 Terms = dict[str, Tensor]
 Backward = Callable[[Batch, Tensor | None, Totals], Terms]
@@ -91,7 +91,7 @@ def _cuda_graphs() -> Record:
 
     def record(body: Callable[[], Terms]) -> Callable[[], Terms]:
         graph = torch.cuda.CUDAGraph()
-        with _no_garbage_collection(), torch.cuda.graph(graph, pool=pool):
+        with nothing_collected(), torch.cuda.graph(graph, pool=pool):
             terms = body()
 
         def replay() -> Terms:
@@ -101,14 +101,3 @@ def _cuda_graphs() -> Record:
         return replay
 
     return record
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
