@@ -1,4 +1,4 @@
-"""Fused activations: the same hidden states up to bf16, weights under the same names, nothing else touched."""
+"""Fused products: the same hidden states up to bf16, weights under the same names, nothing else touched."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from doubles import tiny_batch, tiny_model
 from lamella.encoder import fused
-from lamella.encoder.fused import LinearGelu, fuse_activations
+from lamella.encoder.fused import FusedLinear, LinearGelu, fuse_products
 from lamella.inference.model import ReaderModel
 
 
@@ -24,8 +24,9 @@ def test_fused_layers_say_the_same(family: str, kind: torch.dtype) -> None:
     plain = tiny_model(family).eval()
     plain.encoder.to(kind)
     ours = copy.deepcopy(plain)
-    fuse_activations(ours.encoder)
+    fuse_products(ours.encoder)
     assert len(fused_layers(ours)) == plain.encoder.depth
+    assert any(type(module) is FusedLinear for module in ours.modules())
     assert ours.state_dict().keys() == plain.state_dict().keys()
     with torch.inference_mode():
         found, expected = ours(tiny_batch(family)), plain(tiny_batch(family))
@@ -33,15 +34,16 @@ def test_fused_layers_say_the_same(family: str, kind: torch.dtype) -> None:
 
 
 def test_where_a_build_cannot_fuse_it_is_done_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = nn.Linear(8, 16).bfloat16()
-    expected = nn.functional.gelu(layer(torch.ones(2, 8).bfloat16()))
-    layer.__class__ = LinearGelu
-    monkeypatch.setattr(fused, "_can_fuse", lambda: False)
+    layer, x = nn.Linear(8, 16).bfloat16(), torch.ones(2, 8).bfloat16()
+    linear = layer(x)
+    monkeypatch.setattr(fused, "_can_fuse", lambda x: False)
     with torch.inference_mode():
-        assert torch.equal(layer(torch.ones(2, 8).bfloat16()), expected)
+        for kind, expected in ((FusedLinear, linear), (LinearGelu, nn.functional.gelu(linear))):
+            layer.__class__ = kind
+            assert torch.equal(layer(x), expected)
 
 
-def test_what_is_no_plain_layer_with_gelu_stays() -> None:
+def test_what_is_no_plain_layer_with_gelu_keeps_its_activation() -> None:
     pytest.importorskip("peft")
     lora = tiny_model(encoder={"tuning": {"name": "lora", "targets": ["ffn_input"]}})
     other = tiny_model()
@@ -49,5 +51,5 @@ def test_what_is_no_plain_layer_with_gelu_stays() -> None:
         if hasattr(module, "intermediate_act_fn"):
             module.intermediate_act_fn = nn.ReLU()
     for model in (lora, other):
-        fuse_activations(model.encoder)
+        fuse_products(model.encoder)
         assert not fused_layers(model)

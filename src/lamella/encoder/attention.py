@@ -154,11 +154,16 @@ def _register() -> None:
     from transformers.masking_utils import sdpa_mask
 
     def mask(**options: Any) -> Tensor | None:
-        """transformers' own; it looks whether there is any padding, for which a GPU would have to be waited for."""
-        padding = options.get("attention_mask")
+        """transformers' own of padding; it looks whether there is any, for which a GPU would have to be waited for."""
+        padding, kind = options.get("attention_mask"), options.get("dtype")
         if padding is not None and padding.device.type != "cpu":
             options["allow_is_bidirectional_skip"] = False
-        return sdpa_mask(**options)
+        made: Tensor | None = sdpa_mask(**options)
+        if made is None or made.device.type != "cpu" or kind not in (torch.bfloat16, torch.float16):
+            return made
+        # As PyTorch's kernel wants it; else each layer would make this of it anew, for every pair of tokens.
+        seen = made[:, :, :1]  # [B, 1, 1, T]
+        return torch.zeros(seen.shape, dtype=kind).masked_fill_(~seen, torch.finfo(kind).min)
 
     AttentionInterface.register(ATTENTION, attend)
     AttentionMaskInterface.register(ATTENTION, mask)

@@ -53,7 +53,7 @@ def load_model(
         )
     import torch
 
-    from lamella.encoder.fused import fuse_activations
+    from lamella.encoder.fused import fuse_products
     from lamella.encoder.precision import HALVES, choose_device, choose_precision
     from lamella.inference.model import ReaderModel
 
@@ -69,7 +69,7 @@ def load_model(
         encoder = model.encoder if isinstance(model, ReaderModel) else model.model
         torch.nn.Module.to(encoder, HALVES[model.precision])  # transformers' own is not typed
         if place.type == "cpu":
-            fuse_activations(encoder)
+            fuse_products(encoder)
         model.precision = "fp32"  # nothing is left to be rounded
     return model
 
