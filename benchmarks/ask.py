@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from lamella.config import DEFAULT_ENCODER
 from lamella.encoder.sources import find_encoder
@@ -61,21 +62,23 @@ def main() -> None:
         for name, times in seconds.items()
         if name != "peer"
     }
-    result = {
+    result: dict[str, Any] = {
         "ratio": statistics.median(ratios["torch"]),
         "spread": [min(ratios["torch"]), max(ratios["torch"])],
-        "seconds": {name: statistics.median(times) for name, times in seconds.items()},
-        "ratios": {name: statistics.median(values) for name, values in ratios.items()},
+        "ours": statistics.median(seconds["torch"]),
+        "peer": statistics.median(seconds["peer"]),
+        "unit": "s",
+        "ratio_of_onnx": statistics.median(ratios["onnx"]) if "onnx" in ratios else None,
         "repeats": repeats,
         "versions": library_versions(),
     }
     if arguments.out:
         write_json(arguments.out, result)
     for name, times in seconds.items():
-        print(f"{name}: {statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f})")
-    for name, values in ratios.items():
-        spread = f"{min(values):.2f} to {max(values):.2f}"
-        print(f"ask: {statistics.median(values):.2f} x the time of a bare import and load, {name} ({spread})")
+        ratio = f", {statistics.median(ratios[name]):.2f} x the peer's" if name in ratios else ""
+        print(f"{name}: {statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f}){ratio}")
+    least, most = result["spread"]
+    print(f"ask: {result['ratio']:.1f} x the time of a bare import and load ({least:.1f} to {most:.1f})")
 
 
 if __name__ == "__main__":

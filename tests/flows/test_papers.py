@@ -118,3 +118,11 @@ def test_the_study_of_the_demo_is_one_sweep(lamella: Any, tmp_path: Path) -> Non
     assert (code, err) == (0, "")
     assert out.startswith("16 runs in 1 pass")
     assert "default, frozen: last-seed0" in out
+
+
+@pytest.mark.parametrize("path", sorted((PAPERS.parent / "readers").glob("*.toml")), ids=lambda path: path.stem)
+def test_the_run_files_of_the_readers_are_sound(path: Path) -> None:
+    for config in load_plan(path).runs.values():
+        assert config.data.dev == ["data/cs224n-dev.json.gz"]
+        assert (config.encoder.tuning["name"] == "full") == ("full" in path.stem)
+        assert (config.learner.distil is not None) == ("taught" in path.stem)
