@@ -13,7 +13,8 @@ from lamella.data.batches import Totals, collate
 from lamella.data.features import Features, featurise
 from lamella.encoder.tensors import trained_tensors
 from lamella.inference.model import ReaderModel
-from lamella.training.learner import Learner, make_learner
+from lamella.training import recorded
+from lamella.training.learner import Learner, Randomness, make_learner
 from lamella.training.recorded import Recorded
 from lamella.training.steps import BEGINNING, Steps
 
@@ -83,6 +84,29 @@ def test_what_cannot_be_recorded_is_computed_plainly() -> None:
     assert train(plain, features) == train(recorded, features)
     assert recorded.recorded.problem is not None
     assert "not permitted" in recorded.recorded.problem
+
+
+@pytest.mark.filterwarnings("ignore:.*GradScaler is enabled, but CUDA is not available")
+@pytest.mark.parametrize(
+    ("records", "tuning", "precision", "options", "alone"),
+    [
+        (True, "full", "bf16", {}, True),
+        (True, "adapter", "fp32", {}, True),
+        (False, "full", "bf16", {}, False),  # several processes add up gradients into tensors of their own
+        (False, "frozen", "bf16", {}, True),
+        (False, "full", "fp16", {}, True),  # the loss is scaled, by another factor every time
+        (False, "full", "bf16", {"distil": {"name": "sda"}}, True),  # its teachers change
+    ],
+)
+def test_who_records_its_steps_on_a_gpu(
+    records: bool, tuning: str, precision: str, options: dict[str, Any], alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(encoder={"tuning": {"name": tuning}})
+    model.precision, randomness = precision, Randomness(model.device)
+    monkeypatch.setattr(ReaderModel, "device", property(lambda self: torch.device("cuda")))
+    monkeypatch.setattr(recorded, "_cuda_graphs", lambda: lambda body: body)
+    learner = make_learner(model, LearnerOptions(**options), 30, randomness=randomness, alone=alone)
+    assert (learner.recorded is not None) == records
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need an NVIDIA GPU")

@@ -206,9 +206,11 @@ def make_learner(
     randomness: Randomness | None = None,
     pass_models: Sequence[ReaderModel] = (),
     train: Features | None = None,
+    alone: bool = True,
 ) -> Learner:
     """Put together what the options describe. Teachers may need the `pass_models` of all learners and the windows to
-    `train` on, which they are given where these are the same in every epoch.
+    `train` on, which they are given where these are the same in every epoch. Only a process that trains `alone` records
+    its steps: gradients that several add up come back as other tensors than those that a recording adds to.
     """
     head_rate = options.head_learning_rate or options.learning_rate
     groups = [
@@ -234,7 +236,7 @@ def make_learner(
         stratum=stratum,
         randomness=randomness or Randomness(model.device),
     )
-    if model.device.type == "cuda" and model.encoder.trainable and objective.steady and not scales:
+    if alone and model.device.type == "cuda" and model.encoder.trainable and objective.steady and not scales:
         learner.recorded = Recorded(learner.backward)
     return learner
 

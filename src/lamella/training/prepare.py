@@ -125,6 +125,7 @@ def prepare(
             stratum=steps.stratum(one.learner.fraction),
             randomness=randomness[name],
             pass_models=list(models.values()),
+            alone=processes.count == 1,
             train=None if feed.changes else train,
         )
         for name, one in configs.items()
