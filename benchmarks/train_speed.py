@@ -37,6 +37,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from transformers import (
+    AutoConfig,
     AutoModelForQuestionAnswering,
     PreTrainedModel,
     PrinterCallback,
@@ -52,6 +53,7 @@ from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import Features, featurise
 from lamella.data.loading import load_examples
 from lamella.data.padding import longest_first
+from lamella.encoder.encoder import family_of
 from lamella.encoder.loading import load_encoder, load_tokenizer, quiet
 from lamella.encoder.sources import find_encoder
 from lamella.heads.losses import CrossEntropy
@@ -131,7 +133,8 @@ def main() -> None:
     tokenizer = load_tokenizer(find_encoder(setup.encoder))
     features = featurise(train[: size.questions], tokenizer, WINDOWS)
     padded = rows(features)
-    if not load_encoder(setup.encoder).encoder.family.token_types:
+    kind = AutoConfig.from_pretrained(find_encoder(setup.encoder).folder).model_type
+    if not family_of(kind, setup.encoder).token_types:
         for row in padded:
             del row["token_type_ids"]
     ours, peer = [], []

@@ -47,7 +47,7 @@ def test_kernels_give_what_transformers_gives(
 def test_a_mask_can_be_given_as_the_bias_that_it_becomes(
     both: tuple[MPNetModel, MPNetModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the encoder gives to MPNet on a GPU."""
+    """As the model gives it to its encoder on a GPU."""
     monkeypatch.setattr(mpnet, "on_gpu", lambda x: True)
     ids, real = torch.arange(5, 22)[None].repeat(2, 1), torch.arange(17) < torch.tensor([17, 9])[:, None]
     bias = torch.zeros(real.shape).masked_fill(~real, torch.finfo(torch.float32).min)[:, None, None]

@@ -182,7 +182,7 @@ class Encoder(nn.Module):
     def forward(self, batch: Batch, layers: Sequence[int]) -> HiddenStates:
         """Run the encoder. Where nothing of it is trained, no graph is kept and dropout is off."""
         numbers = [layer for layer in layers if layer != POOLED]
-        inputs: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": self._mask(batch.mask)}
+        inputs: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
         if self.family.token_types:
             inputs["token_type_ids"] = batch.token_types
         run, outer = _Run(frozenset(numbers)), _IN_PROGRESS.run
@@ -196,15 +196,6 @@ class Encoder(nn.Module):
         states = tuple(run.kept[layer] for layer in numbers)
         pooled = output.pooler_output if POOLED in layers else None
         return HiddenStates(states, batch.mask, batch.is_context, pooled, tuple(numbers))
-
-    def _mask(self, real: Tensor) -> Tensor:
-        """The mask as the model takes it. MPNet's own way from there sends a number to the GPU, which a recorded step
-        must not: it is given what it would make of it.
-        """
-        if real.device.type != "cuda" or self.model.config.model_type != "mpnet":
-            return real.long()
-        bias = torch.zeros(real.shape, device=real.device).masked_fill_(~real, torch.finfo(torch.float32).min)
-        return bias[:, None, None]  # [B, 1, 1, T]
 
     def train(self, mode: bool = True) -> Encoder:
         """A frozen encoder stays in evaluation mode: its dropout would only add noise to what the head reads."""

@@ -1,7 +1,8 @@
 """MPNet's attention by PyTorch's kernels on a GPU.
 
-transformers computes it step by step in arrays of [B, N, T, T], and its relative positions for every window of a batch
-alike, in some releases on the CPU: a GPU would wait for them, and a recorded step cannot have them.
+transformers computes it step by step in arrays of [B, N, T, T]. Its relative positions it makes for every window of a
+batch alike, in some releases on the CPU, and for its mask it sends a number to the GPU: a GPU would have to wait, and a
+recorded step can have neither.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetSelfAttention
+from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetModel, MPNetSelfAttention
 
 
 def use_kernels(model: nn.Module) -> None:
@@ -22,6 +23,8 @@ def use_kernels(model: nn.Module) -> None:
             module.__class__ = FastMPNetSelfAttention
         elif type(module) is MPNetEncoder:
             module.__class__ = FastMPNetEncoder
+        elif type(module) is MPNetModel:
+            module.__class__ = FastMPNetModel
 
 
 def on_gpu(x: Tensor) -> bool:
@@ -72,9 +75,9 @@ class FastMPNetEncoder(MPNetEncoder):
         bias = self._relative_positions(hidden_states)  # [1, N, T, T]
         if attention_mask is not None:
             bias = bias + attention_mask  # [B, N, T, T]
-        kind, half = hidden_states.device.type, hidden_states.dtype
+        device, dtype = hidden_states.device.type, hidden_states.dtype
         # Rounded as the products of a layer are: else every layer would round it again.
-        bias = bias.to(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else half)
+        bias = bias.to(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype)
         for layer in self.layer:
             hidden_states = layer(hidden_states, None, bias)[0]
         last: Any = hidden_states
@@ -86,3 +89,14 @@ class FastMPNetEncoder(MPNetEncoder):
         buckets = self.relative_position_bucket(apart)  # type: ignore[no-untyped-call]
         bias: Tensor = self.relative_attention_bias(buckets)  # [T, T, N]
         return bias.permute(2, 0, 1)[None]
+
+
+class FastMPNetModel(MPNetModel):  # type: ignore[no-untyped-call]
+    """As its parent; it is given the mask as the bias that it would make of it."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **more: Any) -> Any:
+        if on_gpu(input_ids) and attention_mask is not None and attention_mask.ndim == 2:
+            bias = torch.zeros(attention_mask.shape, device=input_ids.device)
+            bias = bias.masked_fill_(attention_mask == 0, torch.finfo(torch.float32).min)
+            attention_mask = bias[:, None, None]  # [B, 1, 1, T]
+        return super().forward(input_ids, attention_mask, **more)
