@@ -23,6 +23,7 @@ from lamella.study.cluster import cluster
 from lamella.study.engine import Job, RayEngine, pack, train_elsewhere, unpack
 from lamella.study.sweep import read_sweep, run_on_ray, run_sweep
 from outcomes import outcome
+from run_files import write_run_file
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray leaves its log files to the collector
@@ -45,29 +46,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write(path: Path, encoder: str, more: str = "", *, steps: int = 4) -> Path:
-    path.write_text(
-        f"""
-[data]
-train = "demo:train"
-dev = "demo:dev"
-max_train_samples = 8
-max_eval_samples = 4
-[windows]
-max_seq_length = 128
-doc_stride = 32
-max_query_length = 24
-[training]
-max_steps = {steps}
-batch_size = 4
-precision = "fp32"
-evaluate_every = "{steps} steps"
-checkpoint_every = "1 steps"
-[encoder]
-{encoder}
-{more}
-"""
-    )
-    return path
+    return write_run_file(path, encoder, more, steps=steps, training=f'evaluate_every = "{steps} steps"')
 
 
 def quiet(line: str) -> None:

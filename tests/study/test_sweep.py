@@ -20,6 +20,7 @@ from lamella.study.sweep import read_sweep, run_sweep
 from lamella.training import watch
 from lamella.training.run import train_plan
 from outcomes import outcome
+from run_files import write_run_file
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
 PAPERS = Path(__file__).resolve().parents[2] / "configs" / "papers"
@@ -39,29 +40,7 @@ def write(path: Path, encoder: Path | None, more: str = "", **encoder_options: s
     """A run file of a few steps."""
     options = {"name": str(encoder)} if encoder else {}
     lines = [f'{key} = "{value}"' for key, value in {**options, **encoder_options}.items()]
-    path.write_text(
-        f"""
-[data]
-train = "demo:train"
-dev = "demo:dev"
-max_train_samples = 8
-max_eval_samples = 4
-[windows]
-max_seq_length = 128
-doc_stride = 32
-max_query_length = 24
-[training]
-max_steps = 4
-batch_size = 4
-precision = "fp32"
-checkpoint_every = "1 steps"
-save_at = [0.1]
-[encoder]
-{chr(10).join(lines)}
-{more}
-"""
-    )
-    return path
+    return write_run_file(path, "\n".join(lines), more, training="save_at = [0.1]")
 
 
 def quiet(line: str) -> None:
