@@ -8,6 +8,8 @@ import pickle
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import MPNetModel
 
 from doubles import tiny_config
@@ -62,3 +64,29 @@ def test_a_model_with_kernels_can_be_sent_elsewhere(both: tuple[MPNetModel, MPNe
     sent = pickle.loads(pickle.dumps(both[1]))
     assert torch.equal(states(sent), states(both[1]))
     assert type(sent.encoder) is mpnet.FastMPNetEncoder
+
+
+def test_the_bias_lies_as_the_kernels_want_it(
+    both: tuple[MPNetModel, MPNetModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bias whose rows are not contiguous has no kernel on a GPU: PyTorch then computes step by step, silently."""
+    found = []
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, **more: float) -> Tensor:
+        found.append(bias)
+        return scaled_dot_product_attention(query, key, value, bias, **more)
+
+    monkeypatch.setattr(mpnet, "on_gpu", lambda x: True)
+    monkeypatch.setattr(mpnet, "scaled_dot_product_attention", attention)
+    states(both[1])
+    assert found
+    assert all(bias.is_contiguous() for bias in found)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_has_a_kernel_for_it(both: tuple[MPNetModel, MPNetModel]) -> None:
+    ours = both[1].cuda().train()
+    ids = torch.randint(5, 30, (3, 16), device="cuda")
+    mask = (torch.arange(16) < torch.tensor([16, 9, 1])[:, None]).long().cuda()
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION), torch.autocast("cuda", torch.bfloat16):
+        ours(ids, attention_mask=mask).last_hidden_state.sum().backward()

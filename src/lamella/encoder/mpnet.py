@@ -32,6 +32,12 @@ def on_gpu(x: Tensor) -> bool:
     return x.device.type == "cuda"
 
 
+def _dtype_of_products(x: Tensor) -> torch.dtype:
+    """What a product with x is computed in: x's own, or what autocast makes of it."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
 class FastMPNetSelfAttention(MPNetSelfAttention):
     """As its parent, with a kernel; the relative positions and the mask are one bias to it."""
 
@@ -49,7 +55,8 @@ class FastMPNetSelfAttention(MPNetSelfAttention):
             )
             return found
         split = (*hidden_states.shape[:2], self.num_attention_heads, self.attention_head_size)
-        query, key, value = (made(hidden_states).view(split).transpose(1, 2) for made in (self.q, self.k, self.v))
+        rounded = hidden_states.to(_dtype_of_products(hidden_states))  # once: else each of the three would do it
+        query, key, value = (made(rounded).view(split).transpose(1, 2) for made in (self.q, self.k, self.v))
         bias = position_bias if attention_mask is None else position_bias + attention_mask
         dropped = self.dropout.p if self.training else 0.0
         attended = scaled_dot_product_attention(query, key, value, bias.to(query.dtype), dropout_p=dropped)
@@ -75,9 +82,9 @@ class FastMPNetEncoder(MPNetEncoder):
         bias = self._relative_positions(hidden_states)  # [1, N, T, T]
         if attention_mask is not None:
             bias = bias + attention_mask  # [B, N, T, T]
-        device, dtype = hidden_states.device.type, hidden_states.dtype
-        # Rounded as the products of a layer are: else every layer would round it again.
-        bias = bias.to(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype)
+        # Rounded as the products of a layer are: else every layer would round it again. Row by row in memory: else
+        # PyTorch finds no kernel for it, and computes step by step without a word.
+        bias = bias.to(_dtype_of_products(hidden_states)).contiguous()
         for layer in self.layer:
             hidden_states = layer(hidden_states, None, bias)[0]
         last: Any = hidden_states

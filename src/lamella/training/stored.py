@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lamella import runs as run_folders
 from lamella.config import Share
-from lamella.data.batches import Batch, Totals
+from lamella.data.batches import Batch, Totals, send
 from lamella.errors import ConfigError
 from lamella.heads.losses import Weight
 from lamella.heads.tasks import Span
@@ -83,7 +83,7 @@ class Stored(Distilled):
     def gather(self, batch: Batch) -> Tensor:
         """What the teachers say of these windows, [O, B, T]; -inf where they say nothing."""
         found = self.aligned.padded(batch.windows, batch.input_ids.shape[1])
-        return torch.from_numpy(found).to(batch.input_ids.device, non_blocking=True)
+        return send(torch.from_numpy(found), batch.input_ids.device)
 
     def teach(self, forward: Forward, own: Tensor) -> Tensor | None:
         return forward.beside
