@@ -29,7 +29,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +125,10 @@ def main() -> None:
     parser.add_argument("--encoder", default=DEFAULT_ENCODER, help="a folder, a packaged encoder or a hub id")
     parser.add_argument("--data", help="a file in SQuAD format; unset: text made of the bundled set")
     parser.add_argument("--batch", type=int, help="windows a batch; unset: 16, with --quick 12; on a GPU 128")
+    parser.add_argument("--repeats", type=int, help="how often each is measured, in turn; unset: as --quick says")
     arguments = parser.parse_args()
     size = SIZES[arguments.device, arguments.quick]
+    size = replace(size, repeats=arguments.repeats or size.repeats)
     setup = Setup(arguments.encoder, arguments.device, arguments.batch or size.batch)
 
     train, dev = questions(arguments.data, size)
