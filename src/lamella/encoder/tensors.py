@@ -49,8 +49,9 @@ def hash_parameters(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(model.named_parameters()):
         if not name.startswith("pooler."):
-            digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
-            digest.update(value.detach().contiguous().view(-1).numpy().data)
+            array = value.detach().numpy()
+            digest.update(f"{name} {array.dtype} {list(array.shape)}\n".encode())  # as: embeddings.x float32 [512, 384]
+            digest.update(array.ravel().data)
     return digest.hexdigest()
 
 
