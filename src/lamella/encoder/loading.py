@@ -26,7 +26,7 @@ from lamella.encoder.sources import (
     is_saved_model,
     verified_hash,
 )
-from lamella.encoder.tensors import put_tensors, read_tensors
+from lamella.encoder.tensors import hash_parameters, put_tensors, read_tensors
 from lamella.encoder.tuning import merge, tune_in_turn
 from lamella.errors import ConfigError, EncoderError, MissingExtraError, ModelError, UsageError, one_line
 from lamella.runs import read_json
@@ -46,6 +46,7 @@ class LoadedEncoder:
     name: str
     sha256: str
     folders: tuple[Path, ...] = ()  # where it was loaded from, and what it was tuned from
+    tensors_sha256: str | None = None  # of a pretrained one, before any training: see hash_parameters
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class SavedModel:
 
     base_name: str
     base_sha256: str
+    base_tensors_sha256: str | None  # none where the base is a saved model, and in folders of earlier days
     config: RunConfig  # encoder, head, windows and decoding; the rest are defaults
     tuned_before: tuple[dict[str, Any], ...]  # of a flattened chain: the tunings of the models below
     facts: dict[str, Any]  # what is known of its training, for the model card
@@ -64,14 +66,19 @@ class SavedModel:
         return [*self.tuned_before, self.config.encoder.tuning]
 
 
-def load_encoder(
-    name: str, *, dropout: float | None = None, pooler: bool = False, above: Sequence[Path] = ()
-) -> LoadedEncoder:
+def load_encoder(name: str, *, dropout: float | None = None, pooler: bool = False) -> LoadedEncoder:
     """Find an encoder by name and load it in fp32; for a saved model, with the weights it was tuned to.
 
-    The pooler is built only when asked for: most heads do not read it, and many encoders come without one. `above` are
-    the saved models that stand on this encoder: it cannot be one of them.
+    The pooler is built only when asked for: most heads do not read it, and many encoders come without one. The tensors
+    of a pretrained encoder are hashed here, since what is trained on it may change them and must name them when saved.
     """
+    loaded = _load(name, dropout, pooler, above=())
+    pretrained = len(loaded.folders) == 1
+    return replace(loaded, tensors_sha256=hash_parameters(loaded.encoder.model)) if pretrained else loaded
+
+
+def _load(name: str, dropout: float | None, pooler: bool, above: Sequence[Path]) -> LoadedEncoder:
+    """`above` are the saved models that stand on this encoder: it cannot be one of them."""
     source = find_encoder(name)
     if source.folder.resolve() in above:
         raise EncoderError(f"{name!r} is a model that stands on itself; a circle of models has no encoder.")
@@ -90,20 +97,32 @@ def _lasting_name(source: Source) -> str:
 def load_base(
     folder: Path, saved: SavedModel, *, dropout: float | None = None, pooler: bool = False, above: Sequence[Path] = ()
 ) -> LoadedEncoder:
-    """The encoder that a saved model was trained on, and no other: its hash must be the one that was written down.
+    """The encoder that a saved model was trained on, and no other: a hash must be the one that was written down.
 
-    The tokenizer is the one in the model folder, which no hash guards.
+    That of the file is had for little. Where it is another, the same encoder may lie in another file: its tensors tell,
+    but for the pooler, which they say nothing of. The hashes stay those that were written down, also where the model is
+    saved again: models that stand on it know it by them. The tokenizer is the one in the model folder, which no hash
+    guards.
     """
     try:
-        base = load_encoder(saved.base_name, dropout=dropout, pooler=pooler, above=(*above, folder.resolve()))
+        base = _load(saved.base_name, dropout, pooler, above=(*above, folder.resolve()))
     except EncoderError as error:
         raise ModelError(f"{folder}: its base encoder cannot be loaded: {error}") from None
-    if base.sha256 != saved.base_sha256:
+    if base.sha256 != saved.base_sha256 and (pooler or not _has_tensors(base, saved.base_tensors_sha256)):
         raise ModelError(
             f"{folder}: was trained on {saved.base_name!r} with sha256 {saved.base_sha256[:12]}…; the one found here "
             f"has {base.sha256[:12]}…. Use the encoder it was trained on."
         )
-    return replace(base, tokenizer=load_tokenizer(Source(saved.base_name, folder, "folder")))
+    return replace(
+        base,
+        tokenizer=load_tokenizer(Source(saved.base_name, folder, "folder")),
+        sha256=saved.base_sha256,
+        tensors_sha256=saved.base_tensors_sha256,
+    )
+
+
+def _has_tensors(base: LoadedEncoder, sha256: str | None) -> bool:
+    return sha256 is not None and hash_parameters(base.encoder.model) == sha256
 
 
 def read_chain(folder: Path) -> list[SavedModel]:
@@ -123,6 +142,7 @@ def read_saved(folder: Path) -> SavedModel:
         raise ModelError(f"{path}: expected model format {FORMAT_VERSION}. Got {version!r}, of another lamella.")
     try:
         name, sha256 = str(saved["base"]["name"]), str(saved["base"]["sha256"])
+        tensors_sha256 = saved["base"].get("tensors_sha256")
         before, facts = list(saved.get("tuned_before", [])), dict(saved.get("facts", {}))
         table = {
             "encoder": {"name": name, "tuning": saved["tuning"]},
@@ -139,7 +159,7 @@ def read_saved(folder: Path) -> SavedModel:
         config = check_config(table, where=str(path))
     except ConfigError as error:
         raise ModelError(f"{path}: is damaged, or of another lamella: {'; '.join(error.problems)}") from None
-    return SavedModel(name, sha256, config, tuple(one.encoder.tuning for one in earlier), facts)
+    return SavedModel(name, sha256, tensors_sha256, config, tuple(one.encoder.tuning for one in earlier), facts)
 
 
 @contextlib.contextmanager
@@ -260,4 +280,4 @@ def _load_tuned(
     if had_pooler and not pooler:
         loaded.encoder.model.add_module("pooler", None)
     folders = (source.folder, *loaded.folders)
-    return replace(loaded, name=_lasting_name(source), sha256=sha256, folders=folders)
+    return replace(loaded, name=_lasting_name(source), sha256=sha256, folders=folders, tensors_sha256=None)

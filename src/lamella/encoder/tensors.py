@@ -1,7 +1,8 @@
-"""The tensors that training changes, and the file that holds them."""
+"""The tensors that training changes, the file that holds them, and a hash of those that it starts from."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import torch
@@ -38,6 +39,20 @@ def round_to_half(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             largest = tensors[name].abs().max().item()
             raise ModelError(f"{name}: holds {largest:g}, beyond the numbers of fp16; keep this model in fp32.")
     return rounded
+
+
+def hash_parameters(model: torch.nn.Module) -> str:
+    """sha256 of the parameters of an encoder as it was loaded, whatever file they came from, and of their names.
+
+    The pooler is left out: most files have one, most heads read none, and converters drop it.
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(model.named_parameters()):
+        if not name.startswith("pooler."):
+            array = value.detach().numpy()
+            digest.update(f"{name} {array.dtype} {list(array.shape)}\n".encode())  # as: embeddings.x float32 [512, 384]
+            digest.update(array.ravel().data)
+    return digest.hexdigest()
 
 
 def put_tensors(module: torch.nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None:

@@ -100,6 +100,7 @@ def _use(model: ReaderModel) -> str:
     table = [
         ("base", f"`{_base(model)}`"),
         ("sha256 of the base", f"`{model.base_sha256}`"),
+        ("sha256 of its tensors", f"`{model.base_tensors_sha256}`" if model.base_tensors_sha256 else ""),
         ("tuning", ", then ".join(_part("tuning", one) for one in (*model.tuned_before, model.tuning))),
         ("task", _part("task", model.head_spec["task"])),
         ("mixer", ", ".join(_part("mixer", stage) for stage in model.head_spec["mixer"])),

@@ -29,7 +29,7 @@ def flatten(name: str | os.PathLike[str], folder: Path) -> ReaderModel:
     config = chain[0].config
     pretrained = load_encoder(chain[-1].base_name, pooler=config.learner.reads_pooled)
     flat = ReaderModel(
-        replace(pretrained, tokenizer=model.tokenizer),
+        replace(pretrained, tokenizer=model.tokenizer, sha256=chain[-1].base_sha256),
         config.model_copy(update={"encoder": config.encoder.model_copy(update={"tuning": last})}),
         tuned_before=[tuning for tuning in before if tuning["name"] != "frozen"],
     )
@@ -40,9 +40,11 @@ def flatten(name: str | os.PathLike[str], folder: Path) -> ReaderModel:
 
 
 def halve(name: str | os.PathLike[str], folder: Path) -> ReaderModel:
-    """Write a model with its trained tensors rounded to fp16."""
+    """Write a model with its trained tensors rounded to fp16; one that was saved without its base's hash gets that."""
     refuse_occupied(folder)
     model = ReaderModel.from_pretrained(name)
+    if model.base_tensors_sha256 is None:  # the model's own encoder is tuned
+        model.base_tensors_sha256 = load_encoder(model.base_name).tensors_sha256
     model.save(folder, half=True)
     return model
 

@@ -1,6 +1,6 @@
 """A reader model: an encoder with a head, and the folder it is saved in.
 
-The folder holds only what training changed; the rest is the base encoder, named with its hash.
+The folder holds only what training changed; the rest is the base encoder, named with its hashes.
 
     config.json         format, base encoder, tuning, head, windows, decoding, facts of the training
     model.safetensors   the trained tensors, `encoder.` and `head.` in front of their names
@@ -56,6 +56,7 @@ class ReaderModel(nn.Module):
         """A new reader; `tuned_before` are the tunings that a flattened chain of models went through before its own."""
         super().__init__()
         self.base_name, self.base_sha256 = base.name, base.sha256
+        self.base_tensors_sha256 = base.tensors_sha256
         self.folders = self.bases = base.folders  # what it was loaded from, and what of that it stands on
         self.tokenizer: PreTrainedTokenizerFast = base.tokenizer
         self.tuning: dict[str, Any] = config.encoder.tuning
@@ -194,10 +195,11 @@ class ReaderModel(nn.Module):
 
     def _config(self, facts: Facts) -> dict[str, Any]:
         before = [registry.complete("tuning", tuning) for tuning in self.tuned_before]
+        tensors = {"tensors_sha256": self.base_tensors_sha256} if self.base_tensors_sha256 else {}
         head, known = self.head_spec, facts.model_dump(mode="json", exclude_defaults=True)
         return {
             MODEL_FORMAT: FORMAT_VERSION,
-            "base": {"name": self.base_name, "sha256": self.base_sha256},
+            "base": {"name": self.base_name, "sha256": self.base_sha256, **tensors},
             **({"tuned_before": before} if before else {}),
             "tuning": registry.complete("tuning", self.tuning),
             "head": {
