@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.batches import Batch
 from lamella.data.padding import Padded
-from lamella.encoder.attention import use_fast_attention
+from lamella.encoder.attention import suitable_kernels, use_fast_attention
 from lamella.encoder.encoder import FAMILIES, refuse_longer_windows
 from lamella.encoder.loading import load_tokenizer, quiet
 from lamella.encoder.precision import autocast
@@ -85,7 +85,7 @@ class StockModel:
         inputs = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
         if self.reads_token_types:
             inputs["token_type_ids"] = batch.token_types
-        with autocast(self.device, self.precision):
+        with autocast(self.device, self.precision), suitable_kernels(self.device):
             output = self.model(**inputs)
         found: NDArray[np.float32] = torch.stack([output.start_logits, output.end_logits]).float().cpu().numpy()
         return found  # [2, B, T]
