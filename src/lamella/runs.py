@@ -39,6 +39,8 @@ PREDICTIONS = "predictions.json"
 NBEST = "nbest_predictions.json"
 NULL_ODDS = "null_odds.json"
 NA_PROB = "na_prob.json"
+QUESTION_PREDICTIONS = "question_predictions.json"  # where questions have several contexts
+QUESTION_NULL_ODDS = "question_null_odds.json"
 LOGITS = "logits.safetensors"  # of `--keep-logits`
 LOGITS_INDEX = "logits.json"
 RESULTS = "eval_results.json"
@@ -56,6 +58,8 @@ FILES = (
     NBEST,
     NULL_ODDS,
     NA_PROB,
+    QUESTION_PREDICTIONS,
+    QUESTION_NULL_ODDS,
     LOGITS,
     LOGITS_INDEX,
     RESULTS,

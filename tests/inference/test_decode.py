@@ -118,6 +118,31 @@ class TestJoint:
             assert found.score[row][real].tolist() == [legal[span] for span in spans]
             assert not real[len(spans) :].any()  # what fills up comes last
 
+    @settings(max_examples=150, deadline=None)
+    @given(
+        seed=st.integers(0, 2**32 - 1),
+        shape=st.tuples(st.integers(1, 4), st.integers(1, 24)),
+        density=st.floats(0, 1),
+        steps=st.integers(1, 5),
+        n_best=st.integers(1, 60),
+        longest=st.integers(1, 40),
+    )
+    def test_of_equals_the_earlier_and_then_the_shorter_stay(
+        self, seed: int, shape: tuple[int, int], density: float, steps: int, n_best: int, longest: int
+    ) -> None:
+        """Logits of a few values only, as rounding makes them: many spans are equally good."""
+        rng = np.random.default_rng(seed)
+        is_context = rng.random(shape) < density
+        logits = rng.integers(0, steps, (2, *shape)).astype(np.float32)
+        options = DecodingOptions(n_best_size=n_best, max_answer_length=longest)
+        found = decode(logits, hand_made(is_context), options)
+        for row in range(shape[0]):
+            start, end = logits[:, row].tolist()
+            legal = [(-start[i] - end[j], i, j) for i, j in legal_spans(is_context[row], longest)]
+            real = found.score[row] > -math.inf
+            spans = zip(-found.score[row][real], found.start[row][real], found.end[row][real], strict=True)
+            assert list(spans) == sorted(legal)[:n_best]
+
     def test_on_a_collated_batch(self) -> None:
         features = small_features(DISTINCT, "a b", "")
         padded = pad(features, np.arange(len(features)))
@@ -237,6 +262,31 @@ class TestMerger:
             answers = {each.text: each.score for each in prediction.candidates if each.text}
             assert answers == pytest.approx(expected, abs=1e-5)
             assert prediction.null_odds == pytest.approx(min(nulls) - max(best.values()), abs=1e-5)
+
+    @settings(max_examples=40, deadline=None)
+    @given(seed=st.integers(0, 2**32 - 1), steps=st.integers(1, 4), n_best=st.integers(1, 30), size=st.integers(1, 5))
+    def test_equal_answers_of_all_windows_are_cut_by_their_places(
+        self, seed: int, steps: int, n_best: int, size: int
+    ) -> None:
+        features = small_features(DISTINCT)
+        options = DecodingOptions(n_best_size=n_best, max_answer_length=3)
+        table = np.random.default_rng(seed).integers(0, steps, (2, len(features), 16)).astype(np.float32)
+        best: dict[tuple[int, int], float] = {}
+        for window in range(len(features)):
+            first, past = int(features.context_begin[window]), int(features.context_end[window])
+            for i in range(first, past):
+                for j in range(i, min(i + 3, past)):
+                    place = features.characters(window, i, j)
+                    best[place] = max(best.get(place, 0.0), float(table[0, window, i] + table[1, window, j]))
+        expected = sorted((-score, *place) for place, score in best.items())[:n_best]
+        with pytest.MonkeyPatch.context() as patch:
+            for kept in (2, 64):
+                patch.setattr("lamella.inference.decode.WINDOWS_KEPT", kept)
+                prediction = merged(
+                    features, lambda padded: table[:, padded.windows, : padded.mask.shape[1]], options, size
+                )["q0"]
+                answers = [(-one.score, one.begin_char, one.end_char) for one in prediction.candidates if one.text]
+                assert answers == expected
 
     @settings(max_examples=40, deadline=None)
     @given(

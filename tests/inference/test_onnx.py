@@ -426,13 +426,23 @@ def test_a_graph_that_differs_from_the_model_is_not_written(
     assert os.listdir(exported.parent) == ["onnx"]
 
 
-def test_windows_longer_than_the_graph_can_take_are_one_line(exported: Path) -> None:
-    path = exported / "config.json"
+def test_windows_longer_than_the_encoder_has_positions_are_refused_as_torch_refuses_them(
+    made: dict[str, Path], exported: Path
+) -> None:
+    path, in_torch = exported / "config.json", load_model(made["model"], device="cpu")
     config = json.loads(path.read_text())
+    assert config["positions"] == in_torch.positions  # type: ignore[union-attr]
     config["windows"].update(max_seq_length=2000)
     path.write_text(json.dumps(config))
-    model = load_model(exported)
-    said = refusal(ModelError, lambda: predict(model, examples_about([" ".join(corpus())])))
+    model, examples = load_model(exported), examples_about([" ".join(corpus())])
+    padded = pad(featurise(examples, model.tokenizer, model.windows), np.arange(1))
+    said = refusal(UsageError, lambda: predict(model, examples))
+    assert said == refusal(UsageError, lambda: in_torch.logits(padded))
+    assert said == f"windows of 2000 tokens: expected at most {config['positions']}, all the positions of the encoder."
+
+    del config["positions"]  # as in a folder that was written before: the graph itself fails
+    path.write_text(json.dumps(config))
+    said = refusal(ModelError, lambda: predict(load_model(exported), examples))
     assert said.startswith("the exported graph cannot be run on 2000 tokens: ")
 
 

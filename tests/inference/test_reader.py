@@ -31,6 +31,7 @@ from lamella import runs
 from lamella.config import WindowOptions
 from lamella.data.features import featurise, featurise_in_slices
 from lamella.data.padding import Padded, pad
+from lamella.encoder.attention import suitable_kernels
 from lamella.errors import ModelError, UsageError
 from lamella.inference.predict import predict
 from lamella.inference.reader import Reader
@@ -277,6 +278,23 @@ class TestStock:
         found = reader.model.logits(padded)[:, 0, :length]
         expected = torch.stack([output.start_logits[0], output.end_logits[0]]).numpy()
         assert found == pytest.approx(expected, abs=1e-4)
+
+    def test_cudnn_has_no_part_in_its_attention(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A GPU is asked for in its place; the kernels are then those that the model's attention meets."""
+        reader = Reader.load(stock_folder(tmp_path, "bert"), precision="fp32", device="cpu")
+        met: list[tuple[bool, ...]] = []
+
+        def kernels() -> tuple[bool, ...]:
+            cuda = torch.backends.cuda
+            return cuda.cudnn_sdp_enabled(), cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled()
+
+        reader.model.model.register_forward_hook(lambda *_: met.append(kernels()))  # type: ignore[attr-defined]
+        on_a_gpu = suitable_kernels
+        monkeypatch.setattr("lamella.inference.stock.suitable_kernels", lambda _: on_a_gpu(torch.device("cuda")))
+        before = kernels()
+        reader.ask(QUESTIONS[0], corpus()[0][:150])
+        assert met == [(False, True, True)]
+        assert kernels() == before
 
     def test_an_encoder_is_not_a_reader(self, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="no head for it"):

@@ -194,6 +194,14 @@ def test_the_encoder_is_the_one_at_the_end_of_a_chain_of_models(tmp_path: Path, 
     assert content["train"] == {"files": [{"name": "a.json"}], "questions": 7, "unanswerable": 2, "fraction": 0.5}
 
 
+def test_the_reader_of_the_package_is_a_link_of_such_a_chain(tmp_path: Path, data: Path) -> None:
+    config = {"lamella": 1, "base": {"name": "default", "sha256": "x"}, "tuning": {"name": "frozen"}}
+    write_files(tmp_path / "run" / "model", {"config.json": config})
+    _, (file,) = keep_and_compare([write_scored_run(tmp_path / "run", data, 0)], tmp_path / "kept")
+    encoder = content_of(file)["encoder"]
+    assert (encoder["name"], encoder["by_way_of"]) == ("all-MiniLM-L6-v2", ["default"])
+
+
 def test_a_run_of_evaluate_tells_of_its_model(tmp_path: Path, data: Path) -> None:
     facts = {"train": {"files": ["a.json"], "questions": 7, "unanswerable": 2}}
     base, tuning = {"name": "some/encoder", "sha256": "abc"}, {"name": "full"}

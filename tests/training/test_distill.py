@@ -21,12 +21,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from doubles import DEPTH, example, save_tiny_encoder, tiny_encoder, tiny_model, tiny_run_config, tiny_tokenizer
+from doubles import (
+    DEPTH,
+    example,
+    save_tiny_encoder,
+    tiny_config,
+    tiny_encoder,
+    tiny_model,
+    tiny_run_config,
+    tiny_tokenizer,
+)
 from lamella.config import LearnerOptions, TrainingOptions
 from lamella.data.batches import Batch, Totals, collate
 from lamella.data.features import Features, featurise
 from lamella.data.readers import read
 from lamella.encoder.loading import LoadedEncoder, load_encoder
+from lamella.encoder.sources import DEFAULT_READER, READERS
 from lamella.encoder.tensors import trained_tensors
 from lamella.errors import LamellaError
 from lamella.heads.losses import CrossEntropy
@@ -629,6 +639,21 @@ def test_a_bert_teaches_a_distilbert(encoder_folder: Path, tmp_path: Path) -> No
     assert calls_of(student, teach(student, path)) == 1
 
 
+def test_the_reader_of_the_package_teaches_by_its_name() -> None:
+    student = reader(load_encoder("all-MiniLM-L6-v2"), encoder=FROZEN)
+    objective = teach(student, DEFAULT_READER)
+    assert objective.folders[0] == READERS / DEFAULT_READER
+    assert calls_of(student, objective) == 1
+
+
+def test_a_teacher_of_another_kind_is_refused_in_one_line(encoder_folder: Path, tmp_path: Path) -> None:
+    transformers.BertForQuestionAnswering(tiny_config("bert")).save_pretrained(tmp_path)
+    tiny_tokenizer("bert").save_pretrained(tmp_path)
+    with pytest.raises(LamellaError, match=r"expected a model folder of Lamella's\. Found another kind") as caught:
+        teach(reader(load_encoder(str(encoder_folder))), str(tmp_path))
+    assert len(str(caught.value).splitlines()) == 1
+
+
 def cased(folder: Path) -> Path:
     """An encoder with the same vocabulary whose tokenizer keeps capital letters."""
     save_tiny_encoder(folder)
@@ -678,7 +703,7 @@ def test_all_that_is_wrong_with_several_teachers_is_said_at_once(encoder_folder:
 
 
 def test_a_teacher_that_is_not_there_is_named(encoder_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(LamellaError, match=r"nowhere: expected a model folder.*Found nothing there") as caught:
+    with pytest.raises(LamellaError, match=r"nowhere': is neither a model folder nor a run folder") as caught:
         teach(reader(load_encoder(str(encoder_folder))), str(tmp_path / "nowhere"))
     assert len(str(caught.value).splitlines()) == 1
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,6 +88,82 @@ def test_what_cannot_be_recorded_is_computed_plainly() -> None:
     assert train(plain, features) == train(recorded, features)
     assert recorded.recorded.problem is not None
     assert "not permitted" in recorded.recorded.problem
+
+
+class FakeCuda:
+    """What of torch.cuda a recording touches; at its end a spoilt one raises and tidies nothing up, as PyTorch does."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, spoilt: bool) -> None:
+        self.calls: list[Any] = []
+        self.outside, self.inside = SimpleNamespace(device_index=0), SimpleNamespace(device_index=1)
+        self.stream, self.spoilt = self.outside, spoilt
+        for name in ("clone_state", "graphsafe_set_state"):
+            setattr(self, name, lambda *given, name=name: self.calls.append(name))
+        patch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
+        patch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+        patch.setattr(torch.cuda, "current_stream", lambda: self.stream)
+        patch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self, "stream", stream))
+        patch.setattr(torch.cuda, "default_generators", (self,))
+        patch.setattr(torch.cuda, "graph", self.graph)
+        for name in ("endAllocateToPool", "releasePool"):
+            patch.setattr(torch._C, f"_cuda_{name}", lambda *given, name=name: self.calls.append((name, *given)))
+
+    @contextmanager
+    def graph(self, graph: Any, pool: Any) -> Iterator[None]:
+        self.stream = self.inside
+        try:
+            yield
+        finally:
+            if self.spoilt:
+                raise RuntimeError("operation failed due to a previous error during capture")
+            self.stream = self.outside
+
+
+@pytest.mark.parametrize("spoilt", [True, False])
+def test_a_recording_that_fails_leaves_nothing_behind(spoilt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that is read back spoils the recording; an error of a part, or a full memory, does not."""
+    cuda = FakeCuda(monkeypatch, spoilt=spoilt)
+    plain, other = (learner_of(LOSSES[0], "full") for _ in range(2))
+    backward, recorded_tensors = other.backward, []
+
+    def reading_back(*arguments: Any) -> Any:
+        if cuda.stream is cuda.inside:
+            loss = torch.zeros(())
+            recorded_tensors.append(weakref.ref(loss))
+            raise RuntimeError("operation not permitted when stream is capturing")
+        assert all(tensor() is None for tensor in recorded_tensors), "the error still holds them"
+        return backward(*arguments)
+
+    other.recorded = Recorded(reading_back)
+    features = some_features(plain.model)
+    assert train(plain, features) == train(other, features)
+    assert len(recorded_tensors) == 1
+    assert other.recorded.problem == "operation not permitted when stream is capturing"
+    assert cuda.stream is cuda.outside
+    ended = ["clone_state", "graphsafe_set_state", ("endAllocateToPool", 0, "pool"), ("releasePool", 0, "pool")]
+    assert cuda.calls == (ended if spoilt else [])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need an NVIDIA GPU")
+def test_a_gpu_goes_on_after_a_recording_that_was_spoilt() -> None:
+    def run(*, recorded: bool) -> list[dict[str, Any]]:
+        learner = learner_of(LOSSES[0], "full", device="cuda")
+        backward = learner.backward
+
+        def reading_back(*arguments: Any) -> Any:
+            terms = backward(*arguments)
+            assert terms["loss"].item() > 0
+            return terms
+
+        learner.recorded = Recorded(reading_back) if recorded else None
+        records = train(learner, some_features(learner.model), "cuda")
+        assert not recorded or "not permitted" in str(learner.recorded.problem)  # type: ignore[union-attr]
+        return records
+
+    plain, taken_back = run(recorded=False), run(recorded=True)
+    assert [one["loss"] for one in taken_back] == pytest.approx([one["loss"] for one in plain], rel=2e-2)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    test_graphs_repeat_the_steps("bert", "full")  # another learner records its own
 
 
 @pytest.mark.filterwarnings("ignore:.*GradScaler is enabled, but CUDA is not available")

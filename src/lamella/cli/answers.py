@@ -44,8 +44,8 @@ def predict(
     from lamella.inference.evaluate import read_questions
     from lamella.inference.loading import load_model
     from lamella.inference.logits import LogitsKeeper
+    from lamella.inference.predict import answers_by_question, write_predictions
     from lamella.inference.predict import predict as answer
-    from lamella.inference.predict import write_predictions
     from lamella.runs import data_record, new_run
 
     if engine == "local" and address is not None:
@@ -70,13 +70,16 @@ def predict(
             predictions = predict_on_ray(model, examples, batch_size=batch_size, precision=precision)
         else:
             predictions = answer(reader, examples, batch_size=batch_size, keeper=keeper)
-        write_predictions(folder, reader, predictions)
+        write_predictions(folder, reader, predictions, examples)
         if keeper is not None:
             keeper.write(folder)
         if submission is not None:
             threshold = reader.decoding.null_score_diff_threshold
-            write_submission({id: one.text(threshold) for id, one in predictions.items()}, submission)
-    typer.echo(f"{out}: {len(examples)} questions answered")
+            answers = answers_by_question(reader, examples, predictions)
+            write_submission({id: one.text(threshold) for id, one in answers.items()}, submission)
+    questions = len({one.question_id for one in examples})
+    contexts = f" from {len(examples)} contexts" if len(examples) > questions else ""
+    typer.echo(f"{out}: {questions} questions answered{contexts}")
 
 
 @app.command()

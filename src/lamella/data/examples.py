@@ -45,5 +45,10 @@ class Example:
     group: str | None = None
 
     @property
+    def question_id(self) -> str:
+        """What names the question: its group, where it is asked of several contexts."""
+        return self.group or self.id
+
+    @property
     def answerable(self) -> bool:
         return bool(self.answers)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lamella.data.features import Features
+from lamella.errors import UsageError
 
 Indices = NDArray[np.int64]
 PAD_TO_MULTIPLE_OF = 8  # what tensor cores and vector units like
@@ -53,6 +54,13 @@ def pad(features: Features, windows: Indices, *, multiple_of: int = PAD_TO_MULTI
         windows=windows,
         cls=features.template.cls,
     )
+
+
+def refuse_longer_windows(padded: Padded, positions: int | None) -> None:
+    """Windows that an encoder has no positions for, where it is known how many it has."""
+    tokens = padded.mask.shape[1]
+    if positions is not None and tokens > positions:
+        raise UsageError(f"windows of {tokens} tokens: expected at most {positions}, all the positions of the encoder.")
 
 
 def longest_first(lengths: Indices, batch_size: int) -> Iterator[Indices]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lamella.config import POOLED
 from lamella.encoder.attention import suitable_kernels, use_fast_attention
 from lamella.encoder.dropout import use_fast_dropout
-from lamella.errors import EncoderError, UsageError
+from lamella.errors import EncoderError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -130,11 +130,10 @@ def family_of(model_type: str, where: str) -> Family:
     return FAMILIES[model_type]
 
 
-def refuse_longer_windows(tokens: int, config: Any) -> None:
-    """Windows that an encoder has no positions for, where its family is known."""
+def positions_of(config: Any) -> int | None:
+    """How many tokens the position embeddings allow, where the family of the encoder is known."""
     family = FAMILIES.get(config.model_type)
-    if family is not None and tokens > (most := _positions(config, family)):
-        raise UsageError(f"windows of {tokens} tokens: expected at most {most}, all the positions of the encoder.")
+    return None if family is None else int(config.max_position_embeddings) - family.unused_positions
 
 
 class Encoder(nn.Module):
@@ -165,7 +164,7 @@ class Encoder(nn.Module):
     @property
     def longest_window(self) -> int:
         """How many tokens the position embeddings allow."""
-        return _positions(self.model.config, self.family)
+        return cast(int, positions_of(self.model.config))
 
     @property
     def layer_modules(self) -> list[nn.Module]:
@@ -218,10 +217,6 @@ class _InProgress(threading.local):
 
 
 _IN_PROGRESS = _InProgress()
-
-
-def _positions(config: Any, family: Family) -> int:
-    return int(config.max_position_embeddings) - family.unused_positions
 
 
 def _set_aside(layer: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:

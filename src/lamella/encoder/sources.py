@@ -169,6 +169,15 @@ def model_folder(path: Path) -> Path:
     return path / MODEL if is_saved_model(path / MODEL) else path
 
 
+def saved_model(name: str) -> Path | None:
+    """The folder of the saved model that a name means, where it means one; unlike `find_encoder` it asks no hub."""
+    folder = Path(os.path.expanduser(name))
+    if name == DEFAULT_READER and not os.path.isdir(folder):
+        folder = READERS / name
+    folder = model_folder(folder)
+    return folder if is_saved_model(folder) else None
+
+
 def _in_folder(name: str, folder: Path) -> Source:
     folder = model_folder(folder)
     state = run_state(folder)

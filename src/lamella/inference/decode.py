@@ -225,10 +225,11 @@ def _refuse_unless_finite(are_finite: bool | np.bool_) -> None:
 def _joint(
     start: NDArray[np.float64], end: NDArray[np.float64], options: DecodingOptions
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """The n best (i, j) by s_i + e_j: exactly, without trying all.
+    """The n best (i, j) by s_i + e_j: exactly, without trying all. Of equals the earlier start, then the shorter.
 
     If K starts can each make a span at least as good as the best that start i can make, no span from i is needed: so
-    the K best starts are enough, with every end that each may have.
+    the K best starts are enough, with every end that each may have. Where one of the K only equals the best of start i,
+    it is the earlier, and its span goes before.
     """
     B, T = start.shape
     length = min(options.max_answer_length, T)
@@ -243,18 +244,25 @@ def _joint(
     rows = np.arange(B)[:, None]
     ends = np.lib.stride_tricks.sliding_window_view(padded, length, axis=1)[rows, starts]  # [B, K, D]
     scores = (start[rows, starts][:, :, None] + ends).reshape(B, -1)  # [B, K * D]
-    chosen = _largest(scores, options.n_best_size)
+    chosen = _largest(scores, options.n_best_size)  # in the order of their places, as starts and ends are
+    chosen = chosen[rows, np.argsort(-scores[rows, chosen], axis=1, kind="stable")]
     first = starts[rows, chosen // length]
-    last, score = first + chosen % length, scores[rows, chosen]
-    order = np.lexsort((last, first, -score))  # equals in the order of their places
-    return first[rows, order], last[rows, order], score[rows, order]
+    return first, first + chosen % length, scores[rows, chosen]
 
 
 def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Where the largest of each row stand, in no order."""
-    if count >= values.shape[1]:
-        return np.broadcast_to(np.arange(values.shape[1]), values.shape)
-    return np.argpartition(values, -count, axis=1)[:, -count:]
+    """Where the largest of each row stand, from left to right; of equals at the cut, the leftmost are among them."""
+    B, T = values.shape
+    if count >= T:
+        return np.broadcast_to(np.arange(T), values.shape)
+    smallest = np.partition(values, -count, axis=1)[:, -count, None]  # of those that are taken
+    taken = values >= smallest
+    if np.count_nonzero(taken) > B * count:  # some rows have equals beyond the cut
+        equal = values == smallest
+        room = count - (taken & ~equal).sum(axis=1, keepdims=True)
+        taken &= ~equal | (equal.cumsum(axis=1) <= room)
+    places: NDArray[np.int64] = np.flatnonzero(taken).reshape(B, count) - T * np.arange(B)[:, None]
+    return places
 
 
 def _independent(logits: NDArray[np.float64], padded: Padded, options: DecodingOptions) -> WindowSpans:

@@ -233,7 +233,7 @@ def write_together(
     folder: Path, together: Together, examples: Sequence[Example] | None, language: Language | None = None
 ) -> dict[str, Any]:
     """Write an open run folder as every other stage reads it; with `examples` that have labels, scored."""
-    write_predictions(folder, together, together.predictions)
+    write_predictions(folder, together, together.predictions, examples or ())
     options = {
         "members": list(together.members),
         "how": together.how,

@@ -12,6 +12,7 @@ from lamella.data.loading import Loaded, load_examples
 from lamella.encoder.sources import MODEL_CONFIG, is_saved_model
 from lamella.errors import DataError, UnreadableError
 from lamella.inference.metrics import score
+from lamella.inference.several_contexts import asked_once
 
 if TYPE_CHECKING:
     from lamella.inference.calibrate import Tuned
@@ -32,10 +33,12 @@ def evaluate_file(
     language: Language | None = None,
 ) -> dict[str, Any]:
     """Score a file in the official format."""
-    examples = read_questions(data, labelled=True)
+    examples, answers = read_questions(data, labelled=True), _read_scores(predictions)
+    if answers.keys().isdisjoint(one.id for one in examples):  # they may name questions, and not their contexts
+        examples = asked_once(examples)
     return score(
         examples,
-        _read_scores(predictions),
+        answers,
         null_odds=_read_scores(null_odds) if null_odds else None,
         na_prob=_read_scores(na_prob) if na_prob else None,
         threshold=threshold,
@@ -60,7 +63,7 @@ def evaluate_model(
     clock = Stopwatch()
     predictions = predict(model, examples, batch_size=batch_size, keeper=keeper, clock=clock)
     results = score_predictions(model, examples, predictions, language=language or language_of(examples))
-    write_predictions(folder, model, predictions)
+    write_predictions(folder, model, predictions, examples)
     if keeper is not None:
         keeper.write(folder)
     runs.write_json(folder / runs.RESULTS, results)

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from lamella import registry
 from lamella.config import DecodingOptions, RunConfig, WindowOptions
 from lamella.data.batches import Batch
-from lamella.data.padding import Padded
-from lamella.encoder.encoder import Encoder, HiddenStates, refuse_longer_windows
+from lamella.data.padding import Padded, refuse_longer_windows
+from lamella.encoder.encoder import Encoder, HiddenStates
 from lamella.encoder.loading import FORMAT_VERSION, LoadedEncoder, fitting, load_base, quiet, read_saved
 from lamella.encoder.precision import autocast
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_FORMAT, MODEL_WEIGHTS, is_saved_model, model_folder
@@ -89,6 +89,11 @@ class ReaderModel(nn.Module):
         return self.tuning["name"] == "frozen" and not self.tuned_before
 
     @property
+    def positions(self) -> int:
+        """The most tokens that a window can have."""
+        return self.encoder.longest_window
+
+    @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
@@ -112,7 +117,7 @@ class ReaderModel(nn.Module):
     @torch.inference_mode()
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """The logits of windows as they come from the data, back as an array; the model must be in eval mode."""
-        refuse_longer_windows(padded.mask.shape[1], self.encoder.model.config)
+        refuse_longer_windows(padded, self.positions)
         found: NDArray[np.float32] = self(Batch.of(padded).to(self.device)).float().cpu().numpy()
         return found
 

@@ -68,6 +68,7 @@ def export_onnx(
             decoding=model.decoding,
             cls_token_id=model.tokenizer.cls_token_id,
             pad_token_id=model.tokenizer.pad_token_id or 0,
+            positions=model.positions,
             parity=0.0,
         )
         exported = OnnxModel(fresh, config)

@@ -1,6 +1,6 @@
 """Exported models, run by onnxruntime: neither torch nor transformers is needed, or imported.
 
-config.json      format, where the model came from, windows, decoding, special tokens, what quantisation cost
+config.json      format, where the model came from, windows, decoding, special tokens, positions, what quantisation cost
 model.onnx       encoder and head in one graph
 tokenizer.json
 """
@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from lamella.config import DecodingOptions, Section, WindowOptions
-from lamella.data.padding import Padded
+from lamella.data.padding import Padded, refuse_longer_windows
 from lamella.encoder.sources import MODEL_CONFIG
 from lamella.errors import MissingExtraError, ModelError, one_line
 from lamella.runs import read_json
@@ -73,6 +73,7 @@ class ExportConfig(Section):
     decoding: DecodingOptions
     cls_token_id: int
     pad_token_id: int
+    positions: int | None = None  # of the encoder; not known of some families, and in folders that were written before
     precision: Literal["fp32", "int8"] = "fp32"
     parity: float  # the largest difference from torch's logits that was seen at export, before any rounding
     int8: Measured | None = None  # nothing where it was not measured
@@ -115,6 +116,7 @@ class OnnxModel:
 
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """The logits of some windows; 0 at their pads."""
+        refuse_longer_windows(padded, self.config.positions)
         feed = self._feed(padded)
         lengths = padded.mask.sum(1)
         alone = [

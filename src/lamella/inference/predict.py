@@ -25,6 +25,7 @@ from lamella.inference.calibrate import odds_of, scores_of_best, threshold_repor
 from lamella.inference.cost import Stopwatch
 from lamella.inference.decode import Merger, Prediction, WindowSpans, decode, decode_answerability
 from lamella.inference.metrics import Language, summarise
+from lamella.inference.several_contexts import asked_once, by_question, several_contexts
 from lamella.inference.threshold import na_probability
 from lamella.progress import progress
 
@@ -147,19 +148,51 @@ def score_predictions(
     results = summarise(scores, null_odds=odds, threshold=decoding.null_score_diff_threshold)
     if not gives_text:
         results = {key: value for key, value in results.items() if key == "total" or key.startswith("answerability")}
-    return results | threshold_report(decoding, examples, scores, odds_of(examples, predictions), gives_text=gives_text)
+    results |= threshold_report(decoding, examples, scores, odds_of(examples, predictions), gives_text=gives_text)
+    return results | (_score_by_question(model, examples, predictions, language) if several_contexts(examples) else {})
 
 
-def write_predictions(folder: Path, model: Deciding, predictions: Mapping[str, Prediction]) -> None:
-    """The files that every other stage reads, under their official names; without texts, where the model gives none."""
+def _score_by_question(
+    model: Deciding, examples: Sequence[Example], predictions: Mapping[str, Prediction], language: Language
+) -> dict[str, Any]:
+    """The scores of the one answer that a question gets from all its contexts."""
+    asked, answers = asked_once(examples), answers_by_question(model, examples, predictions)
+    best = scores_of_best(asked, answers, gives_text=model.gives_text, language=language)
+    withheld = odds_of(asked, answers) > model.decoding.null_score_diff_threshold
+    results = summarise(best.withheld(withheld))
+    if not model.gives_text:
+        results = {"answerability_accuracy": results["exact"], "total": results["total"]}
+    return {f"question_{key}": value for key, value in results.items()}
+
+
+def answers_by_question(
+    model: Deciding, examples: Sequence[Example], predictions: Mapping[str, Prediction]
+) -> dict[str, Prediction]:
+    """One prediction a question, where some are asked of several contexts."""
+    return by_question(examples, predictions, n_best=model.decoding.n_best_size, gives_text=model.gives_text)
+
+
+def write_predictions(
+    folder: Path, model: Deciding, predictions: Mapping[str, Prediction], examples: Sequence[Example] = ()
+) -> None:
+    """The files that every other stage reads, under their official names; without texts, where the model gives none.
+
+    Where `examples` ask a question of several contexts, these have an id each; the answers by question lie beside.
+    """
+    threshold = model.decoding.null_score_diff_threshold
     odds = {id: one.null_odds for id, one in predictions.items()}
     na_prob = na_probability(np.array(list(odds.values()), np.float64), model.decoding.calibration).tolist()
     runs.write_entries(folder / runs.NULL_ODDS, odds)
     runs.write_entries(folder / runs.NA_PROB, dict(zip(odds, na_prob, strict=True)))
     if model.gives_text:
-        threshold = model.decoding.null_score_diff_threshold
         runs.write_entries(folder / runs.PREDICTIONS, {id: one.text(threshold) for id, one in predictions.items()})
         runs.write_entries(
             folder / runs.NBEST,
             {id: [candidate.to_json() for candidate in one.candidates] for id, one in predictions.items()},
         )
+    if several_contexts(examples):
+        answers = answers_by_question(model, examples, predictions)
+        runs.write_entries(folder / runs.QUESTION_NULL_ODDS, {id: one.null_odds for id, one in answers.items()})
+        if model.gives_text:
+            texts = {id: one.text(threshold) for id, one in answers.items()}
+            runs.write_entries(folder / runs.QUESTION_PREDICTIONS, texts)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.batches import Batch
-from lamella.data.padding import Padded
-from lamella.encoder.attention import use_fast_attention
-from lamella.encoder.encoder import FAMILIES, refuse_longer_windows
+from lamella.data.padding import Padded, refuse_longer_windows
+from lamella.encoder.attention import suitable_kernels, use_fast_attention
+from lamella.encoder.encoder import FAMILIES, positions_of
 from lamella.encoder.loading import load_tokenizer, quiet
 from lamella.encoder.precision import autocast
 from lamella.encoder.sources import MODEL_CONFIG, Source
@@ -69,6 +69,11 @@ class StockModel:
         return family.token_types if family else "token_type_ids" in self.tokenizer.model_input_names
 
     @property
+    def positions(self) -> int | None:
+        """The most tokens that a window can have, where that is known."""
+        return positions_of(self.model.config)
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
@@ -80,12 +85,12 @@ class StockModel:
     @torch.inference_mode()
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """Start and end logits of some windows."""
-        refuse_longer_windows(padded.mask.shape[1], self.model.config)
+        refuse_longer_windows(padded, self.positions)
         batch = Batch.of(padded).to(self.device)
         inputs = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
         if self.reads_token_types:
             inputs["token_type_ids"] = batch.token_types
-        with autocast(self.device, self.precision):
+        with autocast(self.device, self.precision), suitable_kernels(self.device):
             output = self.model(**inputs)
         found: NDArray[np.float32] = torch.stack([output.start_logits, output.end_logits]).float().cpu().numpy()
         return found  # [2, B, T]

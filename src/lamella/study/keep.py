@@ -14,7 +14,7 @@ import numpy as np
 
 from lamella import runs
 from lamella.data.examples import Example
-from lamella.encoder.sources import MODEL_CONFIG, is_saved_model, model_folder
+from lamella.encoder.sources import MODEL_CONFIG, is_saved_model, saved_model
 from lamella.errors import RunError, UnreadableError, UsageError
 from lamella.inference.calibrate import scores_of_best
 from lamella.inference.evaluate import language_of
@@ -212,14 +212,10 @@ def _model(run: RunRecord) -> _Model:
     config = config or read_object(run.folder / runs.RUN).get("model") or {}
     base: Mapping[str, Any] = config.get("base") or {}
     passed: list[str] = []
-    while len(passed) < _LINKS and is_saved_model(on := _folder(str(base.get("name", "")))):
+    while len(passed) < _LINKS and (on := saved_model(str(base.get("name") or os.devnull))):
         passed.append(_model_name(str(base["name"])))
         base = read_object(on / MODEL_CONFIG).get("base") or {}
     return _Model(config, base, tuple(passed))
-
-
-def _folder(name: str) -> Path:
-    return model_folder(Path(os.path.expanduser(name))) if name else Path(os.devnull)
 
 
 def _model_name(name: str) -> str:

@@ -12,7 +12,6 @@ The options of a part are its signature, so every class with options of its own 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -207,9 +206,9 @@ class Teacher(Distilled):
         super().__init__(inner, facts.total_steps, weight=weight, measure=measure, over=over, warmup=warmup)
         self.models: list[ReaderModel] = []
         problems = []
-        for path in models:
-            teacher = ReaderModel.load(Path(os.path.expanduser(path))).requires_grad_(False)
-            problems += [f"{path}: {problem}" for problem in _misfits(teacher, model)]
+        for name in models:
+            teacher = ReaderModel.from_pretrained(name).requires_grad_(False)
+            problems += [f"{name}: {problem}" for problem in _misfits(teacher, model)]
             for one in (model, *self.models):
                 if _same_layers(one, teacher):
                     teacher.encoder = one.encoder

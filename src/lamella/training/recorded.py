@@ -50,8 +50,10 @@ class Recorded:
             try:
                 self.recordings[shape] = _Recording(self.backward, self.record, batch, beside)
             except RuntimeError as error:  # of a part that reads values back, or of a full memory
-                self.problem, self.recordings = one_line(error), {}
-                return self.backward(batch, beside, totals)
+                # What spoilt a recording came first; at its end PyTorch says no more than that something did.
+                self.problem, self.recordings = one_line(error.__context__ or error), {}
+        if self.problem:  # and not above: the error holds what was recorded, which must be gone before the next step
+            return self.backward(batch, beside, totals)
         return self.recordings[shape](batch, beside, totals)
 
 
@@ -90,9 +92,14 @@ def _cuda_graphs() -> Record:
     gc.collect()
 
     def record(body: Callable[[], Terms]) -> Callable[[], Terms]:
-        graph = torch.cuda.CUDAGraph()
-        with nothing_collected(), torch.cuda.graph(graph, pool=pool):
-            terms = body()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with nothing_collected(), torch.cuda.graph(graph, pool=pool):
+                terms = body()
+        except RuntimeError:
+            if torch.cuda.current_stream() != stream:
+                _end_failed(stream, pool)
+            raise
 
         def replay() -> Terms:
             graph.replay()
@@ -101,3 +108,17 @@ def _cuda_graphs() -> Record:
         return replay
 
     return record
+
+
+def _end_failed(stream: torch.cuda.Stream, pool: Any) -> None:
+    """Do what PyTorch leaves undone where a recording was spoilt, by a value read back: it raises before it tidies up.
+
+    The stream that was recorded is still the current one, the pool still counts as being recorded to, and the random
+    numbers wait for the end of the recording: every draw would raise. A copy of their state gives the same numbers, and
+    waits for nothing.
+    """
+    torch.cuda.set_stream(stream)
+    generator = torch.cuda.default_generators[stream.device_index]
+    generator.graphsafe_set_state(generator.clone_state())
+    torch._C._cuda_endAllocateToPool(stream.device_index, pool)
+    torch._C._cuda_releasePool(stream.device_index, pool)

@@ -99,7 +99,7 @@ class Steps:
 
     def _order(self, features: Features) -> BucketOrder:
         options = self.options
-        of_example = np.array([self.ranks[question_of(one)] for one in features.examples])
+        of_example = np.array([self.ranks[one.question_id] for one in features.examples])
         bounds = [max(1, round(cut * len(self.ranks))) for cut in self.cuts]
         strata = np.searchsorted(bounds, of_example[features.example], side="right")
         strata[strata == len(bounds)] = -1  # what is in no learner's fraction is not part of the pass
@@ -127,13 +127,8 @@ def passes(step: int, every: float) -> bool:
     return math.floor(step / every + 1e-9) > math.floor((step - 1) / every + 1e-9)
 
 
-def question_of(example: Example) -> str:
-    """What names a question: its group, where it is asked of several contexts."""
-    return example.group or example.id
-
-
 def question_ranks(examples: Sequence[Example], seed: int) -> dict[str, int]:
     """The place of every question in one fixed shuffled order; a fraction of the data is a prefix of it."""
-    questions = list(dict.fromkeys(question_of(example) for example in examples))
+    questions = list(dict.fromkeys(example.question_id for example in examples))
     places = np.random.default_rng([seed, len(questions), 2]).permutation(len(questions))
     return {question: int(place) for question, place in zip(questions, places, strict=True)}

@@ -174,7 +174,7 @@ class PassWatcher:
     def _write_best(self, learner: Learner, predictions: Mapping[str, Prediction]) -> None:
         if self.processes.is_main:
             folder = self.folders[learner.name]
-            write_predictions(folder, learner.model, predictions)
+            write_predictions(folder, learner.model, predictions, self.dev.examples)
             runs.write_json(folder / runs.RESULTS, learner.best)
 
     def _save(self, learners: Sequence[Learner], name: str) -> None:
