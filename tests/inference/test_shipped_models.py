@@ -15,7 +15,11 @@ from lamella.encoder.sources import READERS
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
 # The folder of a reader, and the run that made it.
-SHIPPED = {READERS / "default": "minilm-taught", ROOT / "models" / "e5-small": "e5-small-taught"}
+SHIPPED = {
+    READERS / "default": "minilm-taught-by-mpnet",
+    ROOT / "models" / "e5-small": "e5-small-taught-by-mpnet",
+    ROOT / "models" / "mpnet": "mpnet-taught",
+}
 
 
 @pytest.mark.parametrize(("folder", "run"), SHIPPED.items(), ids=lambda value: getattr(value, "name", value))
@@ -29,6 +33,7 @@ def test_a_shipped_reader_is_thin_and_told_of(folder: Path, run: str) -> None:
     assert parameters == result["cost"]["trainable_parameters"]
     assert parameters <= 0.05 * result["encoder"]["parameters"]
     assert not Path(saved.base_name).is_absolute()
+    assert saved.base_tensors_sha256 is not None, "it is to load on its encoder in whatever file that lies"
     assert (saved.base_name, saved.base_sha256) == (result["encoder"]["name"], result["encoder"]["sha256"])
     assert saved.facts["results"]["f1"] == pytest.approx(result["scores"]["at_0"]["f1"], abs=1e-4)
     assert saved.config.decoding.tuned_on is not None
