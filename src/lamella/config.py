@@ -178,6 +178,11 @@ class LearnerOptions(Section):
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="fixes the head's initial weights and the dropout")
     fraction: Fraction = Field(default=1.0, description="learn from this share of the questions")
     distil: PartSpec | None = Field(default=None, description="a teacher whose logits are learnt as well")
+    start: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a model or run on the same encoder: this starts with what it learnt",
+    )
 
     @property
     def reads_pooled(self) -> bool:

@@ -178,9 +178,13 @@ def build(family: str, spec: str | Mapping[str, Any], *facts: Any) -> Any:
 
 
 def complete(family: str, spec: str | Mapping[str, Any]) -> dict[str, Any]:
-    """A part with all its options, those left to their defaults too: what it means stays when a default changes."""
+    """A part with all its options, those left to their defaults too: what it means stays when a default changes.
+
+    As a file gives it back: the same part is the same table, whether it was read or made.
+    """
     name, options = split(spec)
-    return {"name": name, **part(family, name).resolved(options)}
+    resolved = part(family, name).resolved(options)
+    return {"name": name, **{key: list(one) if isinstance(one, tuple) else one for key, one in resolved.items()}}
 
 
 def split(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

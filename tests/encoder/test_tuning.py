@@ -124,6 +124,20 @@ def test_top_k_trains_the_top_layers_and_every_layer_norm(family: str, k: int) -
     assert k == DEPTH or not embeddings & trained(encoder)
 
 
+@pytest.mark.parametrize("tuning", ["adapter", "lora"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_small_parts_are_trained_as_well(family: str, tuning: str) -> None:
+    alone = trained(tune(family, tuning)[0])
+    types = {"model.embeddings.token_type_embeddings.weight"}
+    assert trained(tune(family, tuning, also=["layer_norm"])[0]) == alone | norms(family)
+    encoder = tune(family, tuning, also=["bias"])[0]
+    assert trained(encoder) == alone | {name for name in names(encoder) if name.endswith(".bias")}
+    if encoder.family.token_types:
+        assert trained(tune(family, tuning, also=["token_types"])[0]) == alone | types
+    else:
+        assert "this encoder has none" in refusal(family, tuning, also=["token_types"])
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_adapter_trains_its_adapters_and_every_layer_norm(family: str) -> None:
     encoder, before = tune(family, "adapter", size=5)

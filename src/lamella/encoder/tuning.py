@@ -18,6 +18,7 @@ Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Projection = Literal["query", "key", "value", "attention_output", "ffn_input", "ffn_output"]
 Projections = Annotated[Sequence[Projection], Field(min_length=1)]
+Small = Literal["layer_norm", "bias", "token_types"]  # parts of a few vectors
 
 
 @register("tuning", "full")
@@ -54,16 +55,24 @@ def top_k(encoder: Encoder, *, k: Count = 1) -> None:
 
 @register("tuning", "adapter")
 def adapter(
-    encoder: Encoder, *, size: Positive = 64, leave_out: Sequence[Count] = (), k: Count = 0, zero: bool = False
+    encoder: Encoder,
+    *,
+    size: Positive = 64,
+    leave_out: Sequence[Count] = (),
+    k: Count = 0,
+    zero: bool = False,
+    also: Sequence[Small] = (),
 ) -> None:
     """Houlsby's bottleneck adapters, two a layer, and every LayerNorm; `k` trains the top k layers as well.
 
     An adapter stands behind the attention's and behind the feed-forward's output, before the sum and the LayerNorm:
     LayerNorm(adapter(f(x)) + x). `leave_out` names layers without adapters, counted from 1 at the bottom. `zero`
-    starts from exactly the pretrained encoder. A shared layer (ALBERT) has one pair for all depths. An earlier run's
-    adapters stay in front of the new ones, and are trained again only with a layer that `k` puts on top.
+    starts from exactly the pretrained encoder. `also` trains every bias, or what tells question and context apart, as
+    well. A shared layer (ALBERT) has one pair for all depths. An earlier run's adapters stay in front of the new ones,
+    and are trained again only with a layer that `k` puts on top.
     """
     layers = encoder.layer_modules
+    _refuse_absent(encoder, also)
     if encoder.family.shared_layers and leave_out:
         raise ConfigError(
             "encoder.tuning.leave_out", ["this encoder uses one layer's weights at every depth: none can be left out."]
@@ -80,6 +89,7 @@ def adapter(
         if number not in leave_out:
             for site in (encoder.family.attention_site, encoder.family.ffn_site):
                 insert_adapter(layer.get_submodule(site), Adapter(encoder.hidden_size, size, zero=zero))
+    _train_small(encoder, also)
 
 
 @register("tuning", "lora")
@@ -90,17 +100,21 @@ def lora(
     alpha: Positive = 16,
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
     targets: Projections = ("query", "value"),
+    also: Sequence[Small] = (),
 ) -> None:
     """LoRA (through peft): W + alpha/rank · B · A on the chosen projections; starts exactly unchanged.
 
-    What an earlier run's LoRA or IA³ learnt is first merged into the weights it stands on.
+    `also` trains every LayerNorm, every bias, or what tells question and context apart, as well. What an earlier run's
+    LoRA or IA³ learnt is first merged into the weights it stands on.
     """
     peft = _peft("tuning 'lora'")
+    _refuse_absent(encoder, also)
     merge(encoder)
     _inject(
         encoder,
         peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=_paths(encoder, targets)),
     )
+    _train_small(encoder, also)
 
 
 @register("tuning", "ia3")
@@ -118,8 +132,8 @@ def ia3(encoder: Encoder, *, targets: Projections = ("key", "value", "ffn_output
 @register("tuning", "bitfit")
 def bitfit(encoder: Encoder) -> None:
     """Train the biases alone (BitFit), those of the LayerNorms among them."""
-    for name, parameter in encoder.named_parameters():
-        parameter.requires_grad_(name.endswith(".bias"))
+    encoder.requires_grad_(False)
+    _train_biases(encoder)
 
 
 @register("tuning", "layer_norm")
@@ -176,10 +190,34 @@ def count_parameters(module: nn.Module) -> tuple[int, int]:
     return sum(count for count, trained in counts if trained), sum(count for count, _ in counts)
 
 
+def _train_small(encoder: Encoder, parts: Sequence[Small]) -> None:
+    """Train some parts of a few vectors beside what is trained already."""
+    if "layer_norm" in parts:
+        _train_layer_norms(encoder)
+    if "bias" in parts:
+        _train_biases(encoder)
+    if "token_types" in parts:
+        encoder.model.get_submodule("embeddings.token_type_embeddings").requires_grad_(True)
+
+
+def _refuse_absent(encoder: Encoder, parts: Sequence[Small]) -> None:
+    if "token_types" in parts and not encoder.family.token_types:
+        raise ConfigError(
+            "encoder.tuning.also",
+            ["token_types: this encoder has none; it tells question and context apart by what stands between them."],
+        )
+
+
 def _train_layer_norms(encoder: Encoder) -> None:
     for module in encoder.modules():
         if isinstance(module, nn.LayerNorm):
             module.requires_grad_(True)
+
+
+def _train_biases(encoder: Encoder) -> None:
+    for name, parameter in encoder.named_parameters():
+        if name.endswith(".bias"):
+            parameter.requires_grad_(True)
 
 
 def _peft(feature: str) -> Any:

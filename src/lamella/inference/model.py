@@ -59,9 +59,10 @@ class ReaderModel(nn.Module):
         self.base_tensors_sha256 = base.tensors_sha256
         self.folders = self.bases = base.folders  # what it was loaded from, and what of that it stands on
         self.tokenizer: PreTrainedTokenizerFast = base.tokenizer
-        self.tuning: dict[str, Any] = config.encoder.tuning
-        self.tuned_before = [dict(tuning) for tuning in tuned_before]
-        self.head_spec = {name: getattr(config.learner, name) for name in HEAD_OPTIONS}
+        # With all options, also those left to their defaults: as they are saved, and so that two can be compared.
+        self.tuning: dict[str, Any] = registry.complete("tuning", config.encoder.tuning)
+        self.tuned_before = [registry.complete("tuning", tuning) for tuning in tuned_before]
+        self.head_spec = _complete_head({name: getattr(config.learner, name) for name in HEAD_OPTIONS})
         self.precision = "fp32"
         self.facts = Facts()
         self.windows: WindowOptions = config.windows
@@ -199,23 +200,24 @@ class ReaderModel(nn.Module):
         return model.eval()
 
     def _config(self, facts: Facts) -> dict[str, Any]:
-        before = [registry.complete("tuning", tuning) for tuning in self.tuned_before]
+        before = self.tuned_before
         tensors = {"tensors_sha256": self.base_tensors_sha256} if self.base_tensors_sha256 else {}
-        head, known = self.head_spec, facts.model_dump(mode="json", exclude_defaults=True)
+        known = facts.model_dump(mode="json", exclude_defaults=True)
         return {
             MODEL_FORMAT: FORMAT_VERSION,
             "base": {"name": self.base_name, "sha256": self.base_sha256, **tensors},
             **({"tuned_before": before} if before else {}),
-            "tuning": registry.complete("tuning", self.tuning),
-            "head": {
-                **head,
-                "task": registry.complete("task", head["task"]),
-                **{key: [registry.complete("mixer", one) for one in head[key]] for key in ("mixer", "beside")},
-            },
+            "tuning": self.tuning,
+            "head": self.head_spec,
             "windows": self.windows.model_dump(),
             "decoding": self.decoding.model_dump(),
             **({"facts": known} if known else {}),
         }
+
+
+def _complete_head(spec: Mapping[str, Any]) -> dict[str, Any]:
+    stages = {key: [registry.complete("mixer", one) for one in spec[key]] for key in ("mixer", "beside")}
+    return {**spec, "task": registry.complete("task", spec["task"]), **stages}
 
 
 @contextmanager

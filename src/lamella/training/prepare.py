@@ -30,6 +30,7 @@ from lamella.plan import Pass
 from lamella.training.learner import Learner, Randomness, layers_of, make_learner
 from lamella.training.overfit import best_possible, spread
 from lamella.training.processes import Processes
+from lamella.training.start import Start, begin_with
 from lamella.training.steps import Steps
 
 Say = Callable[[str], None]
@@ -46,6 +47,7 @@ class Prepared:
     threshold: Features  # to tune it on, once training is over
     feed: Feed
     targets: dict[str, float]  # of the overfit check: what each model can reach
+    starts: list[Start]
     made_from: dict[str, str]  # hashes of what is learnt from: a run goes on with nothing else
     encode: Encode | None  # for all learners at once; None where the one learner trains its encoder
     encode_dev: Encode | None
@@ -58,6 +60,7 @@ class Prepared:
     @property
     def needs(self) -> tuple[Path, ...]:
         found = [(*learner.model.folders, *learner.objective.folders) for learner in self.learners]
+        found += [start.folders for start in self.starts]
         return tuple(dict.fromkeys(folder for folders in found for folder in folders))
 
 
@@ -94,7 +97,7 @@ def prepare(
         train=data_facts(config.data.train, train_data.examples),
         dev=data_facts(config.data.dev, dev_data.examples) if config.data.dev and overfit is None else None,
     )
-    models, randomness = {}, {}
+    models, randomness, starts = {}, {}, {}
     for name, one in configs.items():
         set_seed(one.learner.seed)
         model = ReaderModel(base, one).to(processes.device)
@@ -104,7 +107,11 @@ def prepare(
         if processes.rank:  # the same weights in every process, but not the same dropout
             torch.manual_seed(one.learner.seed * 1_000_003 + processes.rank)
         randomness[name] = Randomness(processes.device)
-        say(f"{name + ': ' if len(configs) > 1 else ''}{trainable_line(model)}")
+        whose = f"{name}: " if len(configs) > 1 else ""
+        say(f"{whose}{trainable_line(model)}")
+        if one.learner.start is not None:
+            starts[name] = begin_with(model, one.learner.start)
+            say(f"{whose}{starts[name].remark}")
 
     recipe = Recipe(base.tokenizer, config)
     feed = Feed(recipe, train_data.examples, say=say)
@@ -146,13 +153,26 @@ def prepare(
         "dev data": _hash(dev),
         "encoder weights": base.sha256,
         "hidden states": storage,
+        **{f"start{f' of {name}' if len(configs) > 1 else ''}": start.sha256 for name, start in starts.items()},
         **{
             f"{what}{f' of {one.name}' if len(learners) > 1 else ''}": value
             for one in learners
             for what, value in one.objective.made_from.items()
         },
     }
-    return Prepared(configs, learners, steps, dev, threshold, feed, targets, made_from, encode, encode_dev)
+    return Prepared(
+        configs,
+        learners,
+        steps,
+        dev,
+        threshold,
+        feed,
+        targets,
+        list(starts.values()),
+        made_from,
+        encode,
+        encode_dev,
+    )
 
 
 def located(configs: Pass, runs_folder: Path) -> Pass:
@@ -161,12 +181,13 @@ def located(configs: Pass, runs_folder: Path) -> Pass:
 
 
 def named_folders(configs: Pass) -> list[Path]:
-    """The folders on disk that some runs name as their encoder or their teachers."""
+    """The folders on disk that some runs name as their encoder, their start or their teachers."""
     named = [
         name
         for config in configs.values()
         for distil in [config.learner.distil or {}]
-        for name in (config.encoder.name, *distil.get("models", []), *distil.get("runs", []))
+        for start in [[config.learner.start] if config.learner.start else []]
+        for name in (config.encoder.name, *start, *distil.get("models", []), *distil.get("runs", []))
     ]
     return [Path(os.path.expanduser(name)) for name in named if os.path.isdir(os.path.expanduser(name))]
 

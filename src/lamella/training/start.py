@@ -1,0 +1,115 @@
+"""Where a learner starts: with what another model on the same encoder has learnt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lamella.encoder.adapters import Adapter
+from lamella.encoder.sources import MODEL_WEIGHTS, hash_weights
+from lamella.encoder.tensors import trained_tensors
+from lamella.encoder.tuning import merge
+from lamella.errors import ConfigError
+from lamella.inference.model import ReaderModel
+
+WHERE = "learner.start"
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a learner started with."""
+
+    folders: tuple[Path, ...]  # where it lies
+    sha256: str
+    remark: str
+
+
+def begin_with(model: ReaderModel, name: str) -> Start:
+    """Put what a saved model learnt into a new one, before that is trained.
+
+    A model of the same tuning gives its tensors as they are: training goes on. To LoRA, any model whose encoder keeps
+    its shape gives the nearest thing that LoRA can be: for each projection the matrix of that rank which is nearest to
+    what the model added to its weights, by their singular values (Eckart and Young), so that a fully trained model
+    becomes a thin one, and training makes good what was lost. The head is taken over where it is built alike.
+    """
+    other = ReaderModel.from_pretrained(name)
+    if not _same_base(model, other):
+        raise ConfigError(WHERE, [f"{name}: stands on {other.base_name!r}, and not on {model.base_name!r}."])
+    same_tuning = (other.tuned_before, other.tuning) == (model.tuned_before, model.tuning)
+    if not same_tuning and model.tuning["name"] != "lora":
+        raise ConfigError(
+            WHERE,
+            [
+                f"{name}: expected the same encoder.tuning as here, {_told(model)}, unless that is lora. Got "
+                f"{_told(other)}."
+            ],
+        )
+    if same_tuning:
+        told = "all that it learnt in its encoder"
+        _copy(trained_tensors(other.encoder), trained_tensors(model.encoder))
+    else:
+        told = _approach(model, other, name)
+    same_head = other.head_spec == model.head_spec
+    if same_head:
+        _copy(dict(other.head.named_parameters()), dict(model.head.named_parameters()))
+    head = "its head" if same_head else "a new head, for its own is built otherwise"
+    sha256 = hash_weights([other.folders[0] / MODEL_WEIGHTS])
+    return Start(other.folders, sha256, f"starts with {told} of {name}, and with {head}")
+
+
+def _approach(model: ReaderModel, other: ReaderModel, name: str) -> str:
+    """Make each LoRA of a model the nearest to what another added to the weights that it stands on."""
+    if any(isinstance(module, Adapter) for module in other.encoder.modules()):
+        raise ConfigError(WHERE, [f"{name}: has adapters, which LoRA cannot start with; only with weights of its own."])
+    merge(other.encoder)
+    theirs = dict(other.encoder.model.named_parameters())
+    kept = added = 0.0
+    for path, lora in _loras(model.encoder.model).items():
+        difference = theirs[f"{path}.weight"].detach() - lora.get_base_layer().weight.detach().cpu()  # [O, I]
+        a, b, share = _nearest(difference, lora.r["default"])
+        scale, rank = lora.scaling["default"] ** -0.5, len(a)  # beyond that rank A is left as drawn, and B as 0
+        ours = {"a": lora.lora_A["default"].weight[:rank], "b": lora.lora_B["default"].weight[:, :rank]}
+        _copy({"a": a * scale, "b": b * scale}, ours)
+        energy = float(difference.square().sum())
+        kept, added = kept + share * energy, added + energy
+    beside = {name: value for name, value in trained_tensors(model.encoder.model).items() if ".lora_" not in name}
+    _copy({name: theirs[name.replace(".base_layer.", ".")] for name in beside}, beside)
+    return f"{100 * kept / added if added else 100:.0f} % of what was added to these projections"
+
+
+def _nearest(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
+    """Two factors A [R, I] and B [O, R] whose product B A is nearest to a matrix [O, I], and its share of the squares.
+
+    U S Vᵀ being the matrix, its first singular values are split evenly between the two, so that they learn alike.
+    """
+    u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
+    rank = min(rank, len(s))
+    root = s[:rank].sqrt()
+    total = float(s.square().sum())
+    return root[:, None] * vt[:rank], u[:, :rank] * root, float(s[:rank].square().sum()) / total if total else 1.0
+
+
+def _loras(model: nn.Module) -> dict[str, Any]:
+    from peft.tuners.lora import LoraLayer
+
+    return {path: module for path, module in model.named_modules() if isinstance(module, LoraLayer)}
+
+
+@torch.no_grad()
+def _copy(theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> None:
+    for name, value in ours.items():
+        value.copy_(theirs[name])
+
+
+def _same_base(one: ReaderModel, other: ReaderModel) -> bool:
+    by_tensors = one.base_tensors_sha256 is not None and one.base_tensors_sha256 == other.base_tensors_sha256
+    return one.base_sha256 == other.base_sha256 or by_tensors
+
+
+def _told(model: ReaderModel) -> str:
+    options = ", ".join(f"{name} = {value}" for name, value in model.tuning.items() if name != "name")
+    return f"{model.tuning['name']} ({options})" if options else str(model.tuning["name"])
