@@ -572,6 +572,28 @@ def test_what_cannot_teach_is_refused_in_one_line(tmp_path: Path) -> None:
         assert said in problem
 
 
+def test_an_id_with_another_question_or_context_is_refused_with_both(tmp_path: Path) -> None:
+    """As after the ids of a file were dealt out anew: the same ids, contexts and questions, in other pairs."""
+    examples, student = some_examples(), tiny_model(seed=2)
+    train = windows_of(student, examples)
+    turned = [replace(one, question=examples[n - 1].question) for n, one in enumerate(examples)]
+    folder = kept_by(tiny_model(seed=1), turned, tmp_path / "turned")
+    with pytest.raises(LamellaError) as caught:
+        taught_by(student, train, folder)
+    assert str(caught.value) == (
+        f"{folder}: question q0: expected the question of the training data, 'Which '. It kept logits of "
+        "'Which Which Which Which Which Which '; predict these very questions with --keep-logits."
+    )
+    ended = [replace(one, context=Context(TEXT + " Twice.")) for one in examples]
+    folder = kept_by(tiny_model(seed=1), ended, tmp_path / "ended")
+    with pytest.raises(LamellaError) as caught:
+        taught_by(student, train, folder)
+    assert str(caught.value) == (  # texts that begin alike are shown where they part
+        f"{folder}: question q0: expected the context of the training data, …'e had built himself.'. It kept logits "
+        "of …'e had built himself. Twice.'; predict these very questions with --keep-logits."
+    )
+
+
 # --- runs ---------------------------------------------------------------------------------------------------------
 
 SMALL = [

@@ -26,14 +26,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lamella.data.examples import Example
 from lamella.data.features import Features
 from lamella.data.padding import Indices
+from lamella.data.problems import quote
 from lamella.errors import DataError
 from lamella.inference.logits import HALF_RANGE, KeptLogits
 from lamella.progress import progress
 
 OUTPUTS = 2  # starts and ends
 CHUNK = 1024  # windows at a time
+SHOWN = 40  # characters of a text
 APART = 2**32  # more characters than any context has
 
 Floats = NDArray[np.float64]
@@ -106,13 +109,8 @@ def _pair(folder: Path, theirs: Features, train: Features) -> tuple[Indices, Ind
     numbers: dict[str, int] = {}
     contexts = np.full(len(train.examples), -1, np.int64)
     for own in np.flatnonzero(answered >= 0).tolist():
-        text = train.examples[own].context.text
-        if text != theirs.examples[answered[own]].context.text:
-            raise DataError(
-                f"{folder}: question {train.examples[own].id}: expected the context of the training data. It was "
-                "answered about another; predict these very questions with --keep-logits."
-            )
-        contexts[own] = numbers.setdefault(text, len(numbers))
+        _refuse_another(folder, train.examples[own], theirs.examples[answered[own]])
+        contexts[own] = numbers.setdefault(train.examples[own].context.text, len(numbers))
     ours = np.flatnonzero(answered[train.example] >= 0)
     if not len(ours):
         raise DataError(
@@ -121,6 +119,28 @@ def _pair(folder: Path, theirs: Features, train: Features) -> tuple[Indices, Ind
     best = _most_overlapping(train, ours, theirs, answered[train.example[ours]])
     order = np.argsort(best, kind="stable")
     return ours[order], best[order], contexts
+
+
+def _refuse_another(folder: Path, ours: Example, theirs: Example) -> None:
+    """An id alone does not make two questions the same one."""
+    for what, own, other in (
+        ("question", ours.question, theirs.question),
+        ("context", ours.context.text, theirs.context.text),
+    ):
+        if own != other:
+            expected, found = _where_they_differ(own, other)
+            raise DataError(
+                f"{folder}: question {ours.id}: expected the {what} of the training data, {expected}. It kept logits "
+                f"of {found}; predict these very questions with --keep-logits."
+            )
+
+
+def _where_they_differ(one: str, other: str) -> Iterator[str]:
+    """The beginnings of two texts; of those that begin alike, what stands around the first difference."""
+    pairs = enumerate(zip(one, other, strict=False))
+    same = next((at for at, (mine, yours) in pairs if mine != yours), min(len(one), len(other)))
+    begin = max(0, same - SHOWN // 2)
+    return (f"{'…' if begin else ''}{quote(text[begin:], SHOWN)}" for text in (one, other))
 
 
 def _most_overlapping(train: Features, ours: Indices, theirs: Features, wanted: NDArray[np.int64]) -> Indices:
