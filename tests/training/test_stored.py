@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from doubles import corpus, example, save_tiny_encoder, tiny_model, tiny_run_config, tiny_tokenizer
@@ -592,6 +593,25 @@ def test_an_id_with_another_question_or_context_is_refused_with_both(tmp_path: P
         f"{folder}: question q0: expected the context of the training data, …'e had built himself.'. It kept logits "
         "of …'e had built himself. Twice.'; predict these very questions with --keep-logits."
     )
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["logits", "tops"])
+@pytest.mark.parametrize("temperature", [1.0, None])
+def test_logits_that_are_no_numbers_are_refused(
+    value: float, where: str, temperature: float | None, tmp_path: Path
+) -> None:
+    features = made_features(["Unhappily", "Happily"], [np.array([(0, 2), (2, 7)])] * 2, 1, (1, 2, 1), 9)
+    folder = keep(tmp_path / "run", features, np.zeros((2, len(features.input_ids))))
+    arrays = load_file(folder / runs.LOGITS)
+    arrays[where][-1 if where == "tops" else features.rows[1] + features.context_begin[1], 1] = value
+    save_file(arrays, folder / runs.LOGITS)
+    index = json.loads((folder / runs.LOGITS_INDEX).read_text())
+    del index["sha256"]  # as if it had been written before files were hashed
+    (folder / runs.LOGITS_INDEX).write_text(json.dumps(index))
+    with pytest.raises(LamellaError) as caught:
+        align([folder], features, temperature=temperature)
+    assert str(caught.value).startswith(f"{folder}: question q1: expected finite logits. Found nan or infinite ones; ")
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------

@@ -92,6 +92,7 @@ class KeptLogits:
     gives_text = True
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         path, index = folder / LOGITS, read_json(folder / LOGITS_INDEX)
         try:
             if index["format"] != FORMAT:

@@ -197,6 +197,7 @@ def _carry_over(
 
     low = int(token.min())
     logits = kept.of_tokens(low, int(token.max()) + 1)[token - low]  # [n, 2]
+    _refuse_no_numbers(kept, theirs, logits, window)
     change = np.flatnonzero(np.diff(window, prepend=-1))  # where each window begins: they all have a [CLS]
     _, chosen, number = np.unique(contexts[train.example[ours]], return_index=True, return_inverse=True)
     own_offsets = [train.offsets[train.example[ours[one]]] for one in chosen]  # a window of each context
@@ -226,6 +227,18 @@ def _carry_over(
         else:
             found[output] -= np.repeat(np.log(np.add.reduceat(mass, change)), lengths)
     return found
+
+
+def _refuse_no_numbers(kept: KeptLogits, windows: Indices, logits: NDArray[np.float16], window: Indices) -> None:
+    """No model's answers are kept with such, so that the file is damaged; a run would be said to have diverged."""
+    bad = ~np.isfinite(kept.tops[windows]).all(axis=1)
+    bad[window[~np.isfinite(logits).all(axis=1)]] = True
+    if bad.any():
+        question = kept.features.examples[kept.features.example[windows[bad.argmax()]]].id
+        raise DataError(
+            f"{kept.folder}: question {question}: expected finite logits. Found nan or infinite ones; its kept logits "
+            "are damaged: predict again with --keep-logits."
+        )
 
 
 def _same(
