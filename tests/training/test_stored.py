@@ -614,6 +614,27 @@ def test_logits_that_are_no_numbers_are_refused(
     assert str(caught.value).startswith(f"{folder}: question q1: expected finite logits. Found nan or infinite ones; ")
 
 
+def test_a_folder_without_logits_is_not_to_be_written_over(tmp_path: Path) -> None:
+    student = tiny_model(seed=2)
+    train = windows_of(student, some_examples())
+    said = "expected a run with kept logits. Found none; make it with: lamella predict TRAIN"
+    trained, answered, new = (tmp_path / name for name in ("mpnet", "answered", "new"))
+    with runs.new_run(trained, "train"):
+        ReaderModel(load_encoder(str(save_tiny_encoder(tmp_path / "encoder"))), tiny_run_config()).save(
+            trained / runs.MODEL
+        )
+    with runs.new_run(answered, "predict"):
+        pass
+    for folder, advice in {
+        trained: f"--model {trained} --keep-logits --out {trained}-logits",
+        answered: f"--model TEACHER --keep-logits --out {answered}-logits",
+        new: f"--model TEACHER --keep-logits --out {new}",
+    }.items():
+        with pytest.raises(LamellaError) as caught:
+            taught_by(student, train, str(folder))
+        assert str(caught.value).splitlines()[-1].strip().endswith(f"{folder}: {said} {advice}")
+
+
 # --- runs ---------------------------------------------------------------------------------------------------------
 
 SMALL = [

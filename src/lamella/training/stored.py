@@ -14,6 +14,7 @@ from torch import Tensor
 from lamella import runs as run_folders
 from lamella.config import Share
 from lamella.data.batches import Batch, Totals, send
+from lamella.encoder.sources import saved_model
 from lamella.errors import ConfigError
 from lamella.heads.losses import Weight
 from lamella.heads.tasks import Span
@@ -96,9 +97,11 @@ class Stored(Distilled):
 def _unusable(folder: Path) -> str | None:
     """Why a folder cannot teach."""
     if not has_logits(folder):
+        holds = folder.is_dir() and any(folder.iterdir())  # such as the teacher's own training: that is to stay
+        teacher = folder if saved_model(str(folder)) else "TEACHER"
         return (
             f"{folder}: expected a run with kept logits. Found none; make it with: lamella predict TRAIN "
-            f"--model TEACHER --keep-logits --out {folder}"
+            f"--model {teacher} --keep-logits --out {folder}{'-logits' if holds else ''}"
         )
     if (state := run_folders.run_state(folder)) not in ("finished", None):
         return f"{folder}: expected a run that is finished. Found one that is {state}."
