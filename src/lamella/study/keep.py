@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from lamella import runs
+from lamella.data.demo import data_path
 from lamella.data.examples import Example
 from lamella.encoder.sources import MODEL_CONFIG, is_saved_model, saved_model
 from lamella.errors import RunError, UnreadableError, UsageError
@@ -139,6 +140,7 @@ def _result(run: RunRecord, data: str | None, known: Known) -> Result:
     if crossfit is not None and folds is not None:
         scores["crossfit"] = {**_summed(crossfit), "folds": int(folds.max()) + 1}
     _refuse_other_scores(run, scores)
+    hashes = {} if data else _recorded_hashes(run)
     paragraph_of = {example.id: example.context.text for example in examples}
     content = {
         "format": FORMAT,
@@ -147,7 +149,7 @@ def _result(run: RunRecord, data: str | None, known: Known) -> Result:
         **_identity(run),
         **_made_of(run),
         "dev": {
-            "files": [_file(name) for name in files],
+            "files": [_file(name, hashes) for name in files],
             "questions": len(ids),
             "unanswerable": int((~best.answerable).sum()),
             "paragraphs": len(set(paragraph_of.values())),
@@ -199,7 +201,7 @@ def _made_of(run: RunRecord) -> dict[str, Any]:
         },
         "tuning": dict(model.config.get("tuning") or encoder.get("tuning") or {}),
         "train": {
-            "files": [_file(one) for one in files],
+            "files": [_file(one, _recorded_hashes(run)) for one in files],
             **{key: train[key] for key in ("questions", "unanswerable") if key in train},
             "fraction": facts.get("fraction", (run.config.get("learner") or {}).get("fraction", 1.0)),
         },
@@ -251,13 +253,20 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _file(name: str) -> dict[str, str]:
-    """A data file without its folder, and its hash where it still lies there."""
-    path = Path(os.path.expanduser(name))
+def _recorded_hashes(run: RunRecord) -> dict[str, str]:
+    """Of the files that a training read, as they were then; runs made before do not tell."""
+    return {one["name"]: one["sha256"] for one in read_object(run.folder / runs.RUN).get("files", [])}
+
+
+def _file(name: str, recorded: Mapping[str, str]) -> dict[str, str]:
+    """A data file without its folder, and its hash: as the run recorded it, else of now, where it lies there."""
+    found, path = {"name": PurePath(name).name}, data_path(name)
+    if name in recorded:
+        return {**found, "sha256": recorded[name]}
     if not path.is_file():
-        return {"name": PurePath(name).name}
+        return found
     with path.open("rb") as file:
-        return {"name": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return {**found, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _summed(scores: QuestionScores) -> dict[str, float]:
