@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -635,6 +636,22 @@ def test_a_folder_without_logits_is_not_to_be_written_over(tmp_path: Path) -> No
         assert str(caught.value).splitlines()[-1].strip().endswith(f"{folder}: {said} {advice}")
 
 
+def test_runs_made_before_do_not_tell_who_taught(tmp_path: Path) -> None:
+    examples, model = some_examples(), tiny_model(seed=1)
+    before = kept_by(model, examples, tmp_path / "before")
+    keeper = LogitsKeeper(model, {"name": "/far/away/model", "sha256": "abc"})
+    predict(model, examples, keeper=keeper)
+    keeper.write(tmp_path / "after")
+    student = tiny_model(seed=2)
+    train = windows_of(student, examples)
+    assert list(taught_by(student, train, before).taught_by) == []
+    both = taught_by(student, train, before, str(tmp_path / "after")).taught_by
+    assert [one.model_dump(exclude_none=True) for one in both] == [
+        {"run": "before"},
+        {"run": "after", "model": "away", "sha256": "abc"},
+    ]
+
+
 # --- runs ---------------------------------------------------------------------------------------------------------
 
 SMALL = [
@@ -677,6 +694,29 @@ def test_an_mpnet_teaches_a_bert_through_the_command_line(lamella: Any, tmp_path
         task = (step["start"] + step["end"]) / 2
         assert step["loss"] == pytest.approx(0.5 * task + step["distillation"], rel=1e-4)
     assert steps[-1]["distillation"] < steps[0]["distillation"]
+
+    weights = tmp_path / "teacher" / runs.MODEL / "model.safetensors"
+    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
+    named = {"name": str(tmp_path / "teacher"), "base": str(teacher), "sha256": sha256}
+    assert json.loads((run / runs.LOGITS_INDEX).read_text())["model"] == named
+    record = json.loads((run / runs.RUN).read_text())["model"]
+    assert (record["name"], record["sha256"], record["tuning"]["name"]) == (named["name"], sha256, "full")
+    told = [{"run": "teacher-train", "model": "teacher", "sha256": sha256}]
+    asked = ("demo:dev", "--model", tmp_path / "student", "--out", tmp_path / "asked")
+    assert lamella("evaluate", *asked)[0] == 0
+    for model in (tmp_path / "student" / runs.MODEL / "config.json", tmp_path / "asked" / runs.RUN):
+        content = json.loads(model.read_text())
+        assert content.get("model", content)["facts"]["teachers"] == told
+    card = (tmp_path / "student" / runs.MODEL / "README.md").read_text()
+    assert f"| taught by | `teacher` (sha256 `{sha256}`) |" in card
+    for name in ("student", "asked"):
+        code, _, err = lamella("compare", tmp_path / name, "--keep", tmp_path / "kept")
+        assert (code, err) == (0, "")
+        kept = (tmp_path / "kept" / f"{name}.json").read_text()
+        assert json.loads(kept)["teachers"] == told
+        assert str(tmp_path) not in kept
+    code, _, err = lamella("compare", tmp_path / "teacher", "--keep", tmp_path / "alone.json")
+    assert (code, "teachers" in json.loads((tmp_path / "alone.json").read_text())) == (0, False)
 
     code, _, err = lamella("train", config, "--out", run, "--overwrite", *changes)
     assert code != 0

@@ -2,7 +2,7 @@
 
     logits.safetensors   the logits [tokens, 2] of all windows one after the other, less the largest of each window
                          (`tops`, fp32); the arrays of the windows
-    logits.json          questions and contexts, how the model decodes, and the sha256 of the other file
+    logits.json          questions and contexts, which model it was and how it decodes, the sha256 of the other file
 
 Numbers near 0 are those that fp16 tells apart best, so that hardly anything is lost where answers are decided: a logit
 100 below the best is off by 0.03 at most, one that is 1 below by 0.0005. With both files, answers can be decoded anew
@@ -12,7 +12,7 @@ without the model, its tokenizer or the data. Nothing here needs torch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -40,13 +40,14 @@ HALF_RANGE = float(np.finfo(np.float16).max)
 class LogitsKeeper:
     """Takes in logits while a model answers. It holds them all: with their windows, about 11 bytes a token."""
 
-    def __init__(self, model: Deciding) -> None:
+    def __init__(self, model: Deciding, record: Mapping[str, Any] | None = None) -> None:
+        """`record` says which model it is, as `model_record` tells it."""
         if not model.gives_text:
             raise UsageError(
                 "--keep-logits: expected a model that finds answers. Got one that only tells whether there is one; its "
                 "null_odds.json holds all there is to keep."
             )
-        self._decoding = model.decoding
+        self._decoding, self._record = model.decoding, record or {}
         self._parts: list[_Part] = []
 
     def add(self, features: Features, padded: Padded, logits: NDArray[Any]) -> None:
@@ -74,6 +75,7 @@ class LogitsKeeper:
         index = {
             "format": FORMAT,
             "sha256": hashlib.sha256(data).hexdigest(),
+            **({"model": _named(self._record)} if self._record else {}),
             "decoding": self._decoding.model_dump(),
             "max_seq_length": features.max_seq_length,
             "template": asdict(features.template),
@@ -104,6 +106,7 @@ class KeptLogits:
                 raise ValueError("the files do not belong together")
             self._logits, self.tops = self._file.get_slice("logits"), self._file.get_tensor("tops")
             self.decoding = DecodingOptions(**index["decoding"])
+            self.model: dict[str, str] = dict(index.get("model", {}))  # name, base, sha256; empty: it was not recorded
             self.features = self._windows(index)
             shapes = (self._logits.get_shape(), list(self.tops.shape))
             if shapes != ([len(self.features.input_ids), 2], [len(self.features), 2]) or not _sound(self.features):
@@ -164,6 +167,12 @@ def same_windows(ours: Features, theirs: Features) -> bool:
         )
         and all(np.array_equal(one, two) for one, two in zip(ours.offsets, theirs.offsets, strict=True))
     )
+
+
+def _named(record: Mapping[str, Any]) -> dict[str, str]:
+    """What of the record of a model tells it from others."""
+    base = {"base": record["base"]["name"]} if "base" in record else {}
+    return {"name": record["name"], **base, **({"sha256": record["sha256"]} if "sha256" in record else {})}
 
 
 def _sha256(path: Path) -> str:

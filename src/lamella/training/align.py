@@ -18,7 +18,7 @@ teacher, and little else.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ class Aligned:
     values: NDArray[np.float16]  # [O, tokens]; -inf where no teacher says anything
     tops: NDArray[np.float32]  # [O, windows]
     taught: NDArray[np.bool_]  # [windows]
+    models: tuple[Mapping[str, str], ...] = ()  # which said it, run by run; empty of a run that does not tell
 
     def padded(self, windows: Indices, width: int) -> NDArray[np.float32]:
         """Those of some windows, [O, B, T]; pads have -inf."""
@@ -78,11 +79,13 @@ def align(folders: Sequence[Path], train: Features, *, temperature: float | None
     tops = np.zeros((OUTPUTS, windows), np.float32)
     teachers = np.zeros(windows, np.int64)
     counts = np.zeros(values.shape, np.int16) if temperature is None else None  # of teachers that have a logit
+    models: list[Mapping[str, str]] = []
     with progress("matching the teachers' tokens", None):
         for folder in folders:
             kept = KeptLogits(folder)
             ours, theirs, contexts = _pair(folder, kept.features, train)
             teachers[ours] += 1
+            models.append(kept.model)
             for begin in range(0, len(ours), CHUNK):
                 some, lengths = ours[begin : begin + CHUNK], train.lengths[ours[begin : begin + CHUNK]]
                 said = _carry_over(kept, train, some, theirs[begin : begin + CHUNK], contexts, temperature)
@@ -97,7 +100,7 @@ def align(folders: Sequence[Path], train: Features, *, temperature: float | None
             del kept  # before the next is read
     if counts is None:
         tops -= np.log(np.maximum(teachers, 1)).astype(np.float32)  # from the sum of probabilities to their mean
-    return Aligned(train.rows, values, tops, teachers > 0)
+    return Aligned(train.rows, values, tops, teachers > 0, tuple(models))
 
 
 def _pair(folder: Path, theirs: Features, train: Features) -> tuple[Indices, Indices, NDArray[np.int64]]:

@@ -139,6 +139,9 @@ def prepare(
         )
         for name, one in configs.items()
     ]
+    for learner in learners:
+        taught_by = list(learner.objective.taught_by)
+        learner.model.facts = learner.model.facts.model_copy(update={"teachers": taught_by})
     encode: Encode | None = None if base.encoder.trainable else learners[0].model.encode
     encode_dev: Encode | None = None
     storage = "live"
