@@ -15,7 +15,7 @@ import platform
 import shutil
 import sys
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -96,13 +96,15 @@ def new_run(
     within: Iterable[str] = (),
     data: Mapping[str, Any] | None = None,
     model: Mapping[str, Any] | None = None,
+    files: Sequence[Mapping[str, Any]] | None = None,
 ) -> Iterator[Path]:
     """Open a run folder for writing; marks it finished, failed or interrupted when the block ends.
 
     A folder that holds anything is refused, unless it holds an earlier run and `overwrite` is given; then only the
     files of a run and its model folders are removed from it. With `resume` they stay. `needs` are folders that the run
     reads: it is refused if they lie where it writes, or it in one of them that is no run. `within` names the folders of
-    further runs inside this one, `data` is the record of the questions that it answers, `model` of what answers them.
+    further runs inside this one, `data` is the record of the questions that it answers, `model` of what answers them,
+    `files` of the data files that a training reads.
     """
     whole = folder.resolve()
     for path in needs:
@@ -122,6 +124,8 @@ def new_run(
         record["data"] = dict(data)
     if model is not None:
         record["model"] = dict(model)
+    if files is not None:
+        record["files"] = list(files)
     with held(folder):
         write_json(folder / RUN, record)  # first: a kill while the earlier run is removed must not leave `finished`
         if resume:

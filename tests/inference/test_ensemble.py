@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
 from doubles import example, save_tiny_encoder, tiny_run_config, tiny_tokenizer
 from lamella import runs
@@ -383,12 +384,48 @@ def test_windows_differ_by_tokens_questions_and_options(questions: list[Example]
         lambda folder: (folder / runs.LOGITS).write_bytes(b"nothing"),
         lambda folder: (folder / runs.LOGITS_INDEX).write_text('{"format": 1}'),
         lambda folder: (folder / runs.LOGITS_INDEX).write_text("[]"),
+        lambda folder: shutil.copy(folder.parent / "other" / runs.LOGITS, folder),
+        lambda folder: rewrite_index(folder, sha256="0" * 64),
+        lambda folder: rewrite_index(folder, without="sha256", questions=[]),
+        lambda folder: rewrite_arrays(folder, example=lambda array: array + 1000),
+        lambda folder: rewrite_arrays(folder, example=lambda array: array - 1),
+        lambda folder: rewrite_arrays(folder, first_token=lambda array: array + 1000),
+        lambda folder: rewrite_arrays(folder, context_end=lambda array: array + 1000),
+        lambda folder: rewrite_arrays(folder, context_begin=lambda array: array[:-1]),
+        lambda folder: rewrite_arrays(folder, rows=lambda array: array + 1),
+        lambda folder: rewrite_arrays(folder, max_context=lambda array: array[:-1]),
     ],
 )
 def test_damaged_logits_are_said_to_be(kept: list[Path], tmp_path: Path, harm: Callable[[Path], Any]) -> None:
+    """Also those of another model for the same questions, whose windows are the same."""
+    shutil.copytree(kept[1], tmp_path / "other")
     harm(Path(shutil.copytree(kept[0], tmp_path / "p")))
-    with pytest.raises(UnreadableError, match="its kept logits are damaged; predict again with --keep-logits"):
+    with pytest.raises(UnreadableError) as caught:
         KeptLogits(tmp_path / "p")
+    assert str(caught.value) == (
+        f"{tmp_path / 'p'}: its kept logits are damaged, or logits.safetensors and logits.json are of two runs; "
+        "predict again with --keep-logits."
+    )
+
+
+def rewrite_index(folder: Path, without: str = "", **entries: Any) -> None:
+    index = json.loads((folder / runs.LOGITS_INDEX).read_text())
+    index.pop(without, None)
+    (folder / runs.LOGITS_INDEX).write_text(json.dumps({**index, **entries}))
+
+
+def rewrite_arrays(folder: Path, **changes: Callable[[Any], Any]) -> None:
+    """As if it had been written before files were hashed."""
+    arrays = load_file(folder / runs.LOGITS)
+    changed = {name: change(arrays[name]) for name, change in changes.items()}
+    save_file({**arrays, **changed}, folder / runs.LOGITS)
+    rewrite_index(folder, without="sha256")
+
+
+def test_logits_that_were_kept_before_files_were_hashed_still_open(kept: list[Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(kept[0], tmp_path / "p"))
+    rewrite_index(folder, without="sha256")
+    assert same_windows(KeptLogits(folder).features, KeptLogits(kept[0]).features)
 
 
 def test_logits_of_another_version_or_gone(kept: list[Path], tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import random
 from collections.abc import Callable, Mapping
@@ -235,6 +237,41 @@ def test_a_training_and_its_evaluation_are_kept_alike(tmp_path: Path, lamella: L
     assert trained["scores"]["crossfit"]["f1"] == pytest.approx(
         json.loads((tmp_path / "trained" / "eval_results.json").read_text())["crossfit_f1"], abs=1e-4
     )
+
+
+def test_files_are_kept_as_the_training_read_them(
+    tmp_path: Path, data: Path, lamella: Lamella, one_thread: None
+) -> None:
+    """Whatever lies there by then."""
+    train, apart = tmp_path / "train.json.gz", tmp_path / "apart.json"
+    train.write_bytes(gzip.compress(data.read_bytes()))
+    apart.write_text(data.read_text() + "  ")
+    read = {path: (path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()) for path in (train, data, apart)}
+    (tmp_path / "run.toml").write_text(f"""
+        data = {{train = "{train}", dev = "{data}", threshold = "{apart}", max_train_samples = 8}}
+        windows = {{max_seq_length = 128, doc_stride = 16}}
+        encoder = {{name = "{save_tiny_encoder(tmp_path / "tiny")}", tuning = "frozen"}}
+        training = {{max_steps = 1}}
+        learner = [{{name = "a"}}, {{name = "b", seed = 1}}]
+    """)
+    code, _, err = lamella("train", tmp_path / "run.toml", "--out", tmp_path / "runs")
+    assert (code, err) == (0, "")
+    recorded = [{"name": str(path), "size": size, "sha256": sha256} for path, (size, sha256) in read.items()]
+    for name in ("a", "b"):
+        assert json.loads((tmp_path / "runs" / name / "run.json").read_text())["files"] == recorded
+    train.write_bytes(b"another")
+    data.write_text(data.read_text() + "\n")
+    _, files = keep_and_compare([tmp_path / "runs"], tmp_path / "kept")
+    for content in map(content_of, files):
+        assert content["train"]["files"] == [{"name": "train.json.gz", "sha256": read[train][1]}]
+        assert content["dev"]["files"] == [{"name": "dev.json", "sha256": read[data][1]}]
+    now = hashlib.sha256(data.read_bytes()).hexdigest()
+    _, (file,) = keep_and_compare([tmp_path / "runs" / "a"], tmp_path / "told.json", data=str(data))
+    assert content_of(file)["dev"]["files"][0]["sha256"] == now  # what --data names is what is scored
+    before = tmp_path / "runs" / "a" / "run.json"
+    before.write_text(json.dumps({**json.loads(before.read_text()), "files": []}))
+    _, (file,) = keep_and_compare([tmp_path / "runs" / "a"], tmp_path / "before.json")
+    assert content_of(file)["dev"]["files"][0]["sha256"] == now
 
 
 def test_where_nothing_can_be_tuned_the_own_threshold_counts(tmp_path: Path, data: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -16,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from doubles import corpus, example, save_tiny_encoder, tiny_model, tiny_run_config, tiny_tokenizer
@@ -572,6 +574,84 @@ def test_what_cannot_teach_is_refused_in_one_line(tmp_path: Path) -> None:
         assert said in problem
 
 
+def test_an_id_with_another_question_or_context_is_refused_with_both(tmp_path: Path) -> None:
+    """As after the ids of a file were dealt out anew: the same ids, contexts and questions, in other pairs."""
+    examples, student = some_examples(), tiny_model(seed=2)
+    train = windows_of(student, examples)
+    turned = [replace(one, question=examples[n - 1].question) for n, one in enumerate(examples)]
+    folder = kept_by(tiny_model(seed=1), turned, tmp_path / "turned")
+    with pytest.raises(LamellaError) as caught:
+        taught_by(student, train, folder)
+    assert str(caught.value) == (
+        f"{folder}: question q0: expected the question of the training data, 'Which '. It kept logits of "
+        "'Which Which Which Which Which Which '; predict these very questions with --keep-logits."
+    )
+    ended = [replace(one, context=Context(TEXT + " Twice.")) for one in examples]
+    folder = kept_by(tiny_model(seed=1), ended, tmp_path / "ended")
+    with pytest.raises(LamellaError) as caught:
+        taught_by(student, train, folder)
+    assert str(caught.value) == (  # texts that begin alike are shown where they part
+        f"{folder}: question q0: expected the context of the training data, …'e had built himself.'. It kept logits "
+        "of …'e had built himself. Twice.'; predict these very questions with --keep-logits."
+    )
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["logits", "tops"])
+@pytest.mark.parametrize("temperature", [1.0, None])
+def test_logits_that_are_no_numbers_are_refused(
+    value: float, where: str, temperature: float | None, tmp_path: Path
+) -> None:
+    features = made_features(["Unhappily", "Happily"], [np.array([(0, 2), (2, 7)])] * 2, 1, (1, 2, 1), 9)
+    folder = keep(tmp_path / "run", features, np.zeros((2, len(features.input_ids))))
+    arrays = load_file(folder / runs.LOGITS)
+    arrays[where][-1 if where == "tops" else features.rows[1] + features.context_begin[1], 1] = value
+    save_file(arrays, folder / runs.LOGITS)
+    index = json.loads((folder / runs.LOGITS_INDEX).read_text())
+    del index["sha256"]  # as if it had been written before files were hashed
+    (folder / runs.LOGITS_INDEX).write_text(json.dumps(index))
+    with pytest.raises(LamellaError) as caught:
+        align([folder], features, temperature=temperature)
+    assert str(caught.value).startswith(f"{folder}: question q1: expected finite logits. Found nan or infinite ones; ")
+
+
+def test_a_folder_without_logits_is_not_to_be_written_over(tmp_path: Path) -> None:
+    student = tiny_model(seed=2)
+    train = windows_of(student, some_examples())
+    said = "expected a run with kept logits. Found none; make it with: lamella predict TRAIN"
+    trained, answered, new = (tmp_path / name for name in ("mpnet", "answered", "new"))
+    with runs.new_run(trained, "train"):
+        ReaderModel(load_encoder(str(save_tiny_encoder(tmp_path / "encoder"))), tiny_run_config()).save(
+            trained / runs.MODEL
+        )
+    with runs.new_run(answered, "predict"):
+        pass
+    for folder, advice in {
+        trained: f"--model {trained} --keep-logits --out {trained}-logits",
+        answered: f"--model TEACHER --keep-logits --out {answered}-logits",
+        new: f"--model TEACHER --keep-logits --out {new}",
+    }.items():
+        with pytest.raises(LamellaError) as caught:
+            taught_by(student, train, str(folder))
+        assert str(caught.value).splitlines()[-1].strip().endswith(f"{folder}: {said} {advice}")
+
+
+def test_runs_made_before_do_not_tell_who_taught(tmp_path: Path) -> None:
+    examples, model = some_examples(), tiny_model(seed=1)
+    before = kept_by(model, examples, tmp_path / "before")
+    keeper = LogitsKeeper(model, {"name": "/far/away/model", "sha256": "abc"})
+    predict(model, examples, keeper=keeper)
+    keeper.write(tmp_path / "after")
+    student = tiny_model(seed=2)
+    train = windows_of(student, examples)
+    assert list(taught_by(student, train, before).taught_by) == []
+    both = taught_by(student, train, before, str(tmp_path / "after")).taught_by
+    assert [one.model_dump(exclude_none=True) for one in both] == [
+        {"run": "before"},
+        {"run": "after", "model": "away", "sha256": "abc"},
+    ]
+
+
 # --- runs ---------------------------------------------------------------------------------------------------------
 
 SMALL = [
@@ -614,6 +694,29 @@ def test_an_mpnet_teaches_a_bert_through_the_command_line(lamella: Any, tmp_path
         task = (step["start"] + step["end"]) / 2
         assert step["loss"] == pytest.approx(0.5 * task + step["distillation"], rel=1e-4)
     assert steps[-1]["distillation"] < steps[0]["distillation"]
+
+    weights = tmp_path / "teacher" / runs.MODEL / "model.safetensors"
+    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
+    named = {"name": str(tmp_path / "teacher"), "base": str(teacher), "sha256": sha256}
+    assert json.loads((run / runs.LOGITS_INDEX).read_text())["model"] == named
+    record = json.loads((run / runs.RUN).read_text())["model"]
+    assert (record["name"], record["sha256"], record["tuning"]["name"]) == (named["name"], sha256, "full")
+    told = [{"run": "teacher-train", "model": "teacher", "sha256": sha256}]
+    asked = ("demo:dev", "--model", tmp_path / "student", "--out", tmp_path / "asked")
+    assert lamella("evaluate", *asked)[0] == 0
+    for model in (tmp_path / "student" / runs.MODEL / "config.json", tmp_path / "asked" / runs.RUN):
+        content = json.loads(model.read_text())
+        assert content.get("model", content)["facts"]["teachers"] == told
+    card = (tmp_path / "student" / runs.MODEL / "README.md").read_text()
+    assert f"| taught by | `teacher` (sha256 `{sha256}`) |" in card
+    for name in ("student", "asked"):
+        code, _, err = lamella("compare", tmp_path / name, "--keep", tmp_path / "kept")
+        assert (code, err) == (0, "")
+        kept = (tmp_path / "kept" / f"{name}.json").read_text()
+        assert json.loads(kept)["teachers"] == told
+        assert str(tmp_path) not in kept
+    code, _, err = lamella("compare", tmp_path / "teacher", "--keep", tmp_path / "alone.json")
+    assert (code, "teachers" in json.loads((tmp_path / "alone.json").read_text())) == (0, False)
 
     code, _, err = lamella("train", config, "--out", run, "--overwrite", *changes)
     assert code != 0

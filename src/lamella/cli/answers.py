@@ -41,7 +41,7 @@ def predict(
     """Answer the questions of a data file; writes predictions.json and what belongs to it."""
     from lamella.data.writers import check_submission, write_submission
     from lamella.errors import UsageError
-    from lamella.inference.evaluate import read_questions
+    from lamella.inference.evaluate import model_record, read_questions
     from lamella.inference.loading import load_model
     from lamella.inference.logits import LogitsKeeper
     from lamella.inference.predict import answers_by_question, write_predictions
@@ -57,15 +57,17 @@ def predict(
         raise UsageError("predict --submission: this model tells whether there is an answer, and gives none to submit.")
     if submission is not None:
         check_submission(submission, data, out)
-    keeper = LogitsKeeper(reader) if keep_logits else None
-    answered = data_record([data], (one.id for one in examples))
+    answered, answers = data_record([data], (one.id for one in examples)), model_record(model, reader)
+    keeper = LogitsKeeper(reader, answers) if keep_logits else None
     with ExitStack() as stack:
         if engine == "ray":
             from lamella.study.cluster import cluster
             from lamella.study.spread import predict_on_ray
 
             stack.enter_context(cluster(address))  # before the folder is touched
-        folder = stack.enter_context(new_run(out, "predict", overwrite=overwrite, needs=reader.folders, data=answered))
+        folder = stack.enter_context(
+            new_run(out, "predict", overwrite=overwrite, needs=reader.folders, data=answered, model=answers)
+        )
         if engine == "ray":
             predictions = predict_on_ray(model, examples, batch_size=batch_size, precision=precision)
         else:
@@ -75,8 +77,8 @@ def predict(
             keeper.write(folder)
         if submission is not None:
             threshold = reader.decoding.null_score_diff_threshold
-            answers = answers_by_question(reader, examples, predictions)
-            write_submission({id: one.text(threshold) for id, one in answers.items()}, submission)
+            by_question = answers_by_question(reader, examples, predictions)
+            write_submission({id: one.text(threshold) for id, one in by_question.items()}, submission)
     questions = len({one.question_id for one in examples})
     contexts = f" from {len(examples)} contexts" if len(examples) > questions else ""
     typer.echo(f"{out}: {questions} questions answered{contexts}")
@@ -148,9 +150,8 @@ def evaluate(
         if null_odds or na_prob or threshold is not None or missing != "error":
             raise UsageError("evaluate --model: options about scores are for a predictions file; a model has its own.")
         examples, reader = read_questions(data, labelled=True), load_model(model, precision=precision)
-        keeper = LogitsKeeper(reader) if keep_logits else None
-        answered = data_record([data], (one.id for one in examples))
-        answers = model_record(model, reader)
+        answered, answers = data_record([data], (one.id for one in examples)), model_record(model, reader)
+        keeper = LogitsKeeper(reader, answers) if keep_logits else None
         with new_run(
             out, "evaluate", overwrite=overwrite, needs=reader.folders, data=answered, model=answers
         ) as folder:

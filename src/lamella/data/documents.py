@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import csv
 import gzip
+import hashlib
 import io
 import json
 import re
@@ -29,7 +30,7 @@ T = TypeVar("T", str, list[Any], dict[str, Any])
 
 def parse(source: Source) -> Document:
     """Parse the file of a source; raises UnreadableError when nothing of it can be read."""
-    text = _decode(_load(data_path(source.path)), source.path)
+    text = _decode(_load(data_path(source.path), source), source.path)
     if text.lstrip()[:1] not in ("{", "["):
         document = _parse_csv(text, source)
         if document is not None:
@@ -108,6 +109,8 @@ class Source:
     examples: list[Example] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     unread: int = 0
+    size: int = 0  # in bytes, as it lies there
+    sha256: str = ""
     contexts: dict[tuple[str, str], Context] = field(default_factory=dict)
 
     def report(
@@ -175,8 +178,8 @@ def _line(number: int) -> Place:
     return Place((f"line {number}",), line=number)
 
 
-def _load(path: Path) -> bytes:
-    """The bytes of a file, unpacked when they are gzip."""
+def _load(path: Path, source: Source) -> bytes:
+    """The bytes of a file, unpacked when they are gzip; the source is told what was read."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -185,6 +188,7 @@ def _load(path: Path) -> bytes:
         raise UnreadableError(f"{path}: expected a data file, found a folder.") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise UnreadableError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}).") from None
+    source.size, source.sha256 = len(data), hashlib.sha256(data).hexdigest()
     if not data.startswith(b"\x1f\x8b"):
         return data
     try:

@@ -37,6 +37,8 @@ class DataFile:
     examples: tuple[Example, ...]
     problems: tuple[Problem, ...]
     unread: int = 0
+    size: int = 0  # in bytes, packed or not, as it was read
+    sha256: str = ""
 
 
 def read(path: str | Path) -> DataFile:
@@ -52,7 +54,14 @@ def read(path: str | Path) -> DataFile:
         "unlabelled", "no question has answers or is_impossible: fine to predict on, not to train or to score"
     )
     return DataFile(
-        source.path, format, document.version, tuple(source.examples), tuple(source.problems), source.unread
+        source.path,
+        format,
+        document.version,
+        tuple(source.examples),
+        tuple(source.problems),
+        source.unread,
+        source.size,
+        source.sha256,
     )
 
 

@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from lamella.config import RunConfig
 from lamella.errors import EncoderError, MissingExtraError, UsageError, did_you_mean
@@ -176,6 +176,20 @@ def saved_model(name: str) -> Path | None:
         folder = READERS / name
     folder = model_folder(folder)
     return folder if is_saved_model(folder) else None
+
+
+def short_model_name(name: str) -> str:
+    """A model's name without the folders of a machine: `/runs/first/model` is `first`, `…/first/models/0.3` is
+    `first@0.3`; an id of the hub stays what it is.
+    """
+    path = PurePath(name)
+    if not (path.is_absolute() or name[:1] in "~." or os.path.isdir(name)):
+        return name
+    if path.name == MODEL:
+        return path.parent.name
+    if path.parent.name == MODELS:
+        return f"{path.parent.parent.name}@{path.name}"
+    return path.name
 
 
 def _in_folder(name: str, folder: Path) -> Source:

@@ -33,12 +33,21 @@ class DataFacts(Section):
     unanswerable: int
 
 
+class TeacherFacts(Section):
+    """Who taught: a run with kept logits, and, where it tells, the model that gave them."""
+
+    run: str  # the last name of its folder
+    model: str | None = None
+    sha256: str | None = None  # of the model's weights
+
+
 class Facts(Section):
     """What is known of a training; it is kept in the model's config.json, so that every later copy has it too."""
 
     train: DataFacts | None = None
     dev: DataFacts | None = None
     fraction: float = 1.0  # the share of the train questions that was learnt from
+    teachers: list[TeacherFacts] = Field(default=[])
     results: dict[str, Any] = Field(default={})  # of the best evaluation on the dev data
 
 
@@ -61,7 +70,7 @@ def model_card(model: ReaderModel, facts: Facts, size: int, *, half: bool = Fals
     """The text of the card, in Markdown with the hub's YAML in front; `size` is that of the weights in bytes."""
     base = _base(model)
     sections = {
-        "Use": _use(model),
+        "Use": _use(model, facts),
         "Data": _data(facts),
         "Results": _results(facts),
         "Cost": _cost(model, size, half),
@@ -93,7 +102,7 @@ def _front_matter(model: ReaderModel) -> str:
     return "\n".join(["---", *(f"{key}: {json.dumps(value)}" for key, value in table.items()), "---"])
 
 
-def _use(model: ReaderModel) -> str:
+def _use(model: ReaderModel, facts: Facts) -> str:
     lines = ["from lamella import Reader", "", 'reader = Reader.load("FOLDER")', "reader.ask(question, context)"]
     if not model.gives_text:
         lines = ["lamella predict DATA --model FOLDER --out RUN"]
@@ -107,6 +116,7 @@ def _use(model: ReaderModel) -> str:
         ("beside it", ", ".join(_part("mixer", stage) for stage in model.head_spec["beside"])),
         ("skip", "the last layer beside the mixer's output" if model.head_spec["skip"] else ""),
         ("layers", f"{model.head_spec['layers']}"),
+        ("taught by", ", ".join(map(_teacher, facts.teachers))),
     ]
     language = "python" if model.gives_text else "sh"
     code = "\n".join([f"```{language}", *lines, "```"])
@@ -119,6 +129,11 @@ def _part(family: str, spec: Mapping[str, Any]) -> str:
     name, options = registry.split(registry.complete(family, spec))
     told = ", ".join(f"{key} = {json.dumps(value)}" for key, value in options.items())
     return f"`{name}`" + (f" ({told})" if told else "")
+
+
+def _teacher(teacher: TeacherFacts) -> str:
+    """As `mpnet` (sha256 `0123…`); of a run that does not tell its model, the run."""
+    return f"`{teacher.model or teacher.run}`" + (f" (sha256 `{teacher.sha256}`)" if teacher.sha256 else "")
 
 
 def _data(facts: Facts) -> str:

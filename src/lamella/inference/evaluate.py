@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lamella import runs
 from lamella.data.examples import Example
 from lamella.data.loading import Loaded, load_examples
-from lamella.encoder.sources import MODEL_CONFIG, is_saved_model
+from lamella.encoder.sources import MODEL_CONFIG, Source, hash_weights, is_saved_model
 from lamella.errors import DataError, UnreadableError
 from lamella.inference.metrics import score
 from lamella.inference.several_contexts import asked_once
@@ -72,13 +72,15 @@ def evaluate_model(
 
 
 def model_record(name: str, model: Answering) -> dict[str, Any]:
-    """Which model answers: as it was named, and, where it is one of ours, what it stands on and learnt from."""
+    """Which model answers: its name as given, a hash of its weights; of ours also the base and what it learnt from."""
     folder = next(iter(model.folders), None)
+    weights = [] if folder is None else Source(name, folder, "folder").weights or sorted(folder.glob("*.onnx"))
+    record: dict[str, Any] = {"name": name, **({"sha256": hash_weights(weights)} if weights else {})}
     if folder is None or not is_saved_model(folder):
-        return {"name": name}
+        return record
     config = runs.read_json(folder / MODEL_CONFIG)
-    facts = {key: value for key, value in config.get("facts", {}).items() if key in ("train", "fraction")}
-    return {"name": name, "base": config["base"], "tuning": config["tuning"], "facts": facts}
+    facts = {key: value for key, value in config.get("facts", {}).items() if key in ("train", "fraction", "teachers")}
+    return {**record, "base": config["base"], "tuning": config["tuning"], "facts": facts}
 
 
 def calibrate_model(

@@ -2,7 +2,7 @@
 
     logits.safetensors   the logits [tokens, 2] of all windows one after the other, less the largest of each window
                          (`tops`, fp32); the arrays of the windows
-    logits.json          questions and contexts, and how the model decodes
+    logits.json          questions and contexts, which model it was and how it decodes, the sha256 of the other file
 
 Numbers near 0 are those that fp16 tells apart best, so that hardly anything is lost where answers are decided: a logit
 100 below the best is off by 0.03 at most, one that is 1 below by 0.0005. With both files, answers can be decoded anew
@@ -11,7 +11,8 @@ without the model, its tokenizer or the data. Nothing here needs torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -39,13 +40,14 @@ HALF_RANGE = float(np.finfo(np.float16).max)
 class LogitsKeeper:
     """Takes in logits while a model answers. It holds them all: with their windows, about 11 bytes a token."""
 
-    def __init__(self, model: Deciding) -> None:
+    def __init__(self, model: Deciding, record: Mapping[str, Any] | None = None) -> None:
+        """`record` says which model it is, as `model_record` tells it."""
         if not model.gives_text:
             raise UsageError(
                 "--keep-logits: expected a model that finds answers. Got one that only tells whether there is one; its "
                 "null_odds.json holds all there is to keep."
             )
-        self._decoding = model.decoding
+        self._decoding, self._record = model.decoding, record or {}
         self._parts: list[_Part] = []
 
     def add(self, features: Features, padded: Padded, logits: NDArray[Any]) -> None:
@@ -68,9 +70,12 @@ class LogitsKeeper:
             "logits": np.concatenate([part.logits for part in self._parts]),
             "tops": np.concatenate([part.tops for part in self._parts]),
         }
-        write_bytes(folder / LOGITS, save(arrays))
+        data = save(arrays)
+        write_bytes(folder / LOGITS, data)
         index = {
             "format": FORMAT,
+            "sha256": hashlib.sha256(data).hexdigest(),
+            **({"model": _named(self._record)} if self._record else {}),
             "decoding": self._decoding.model_dump(),
             "max_seq_length": features.max_seq_length,
             "template": asdict(features.template),
@@ -89,6 +94,7 @@ class KeptLogits:
     gives_text = True
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         path, index = folder / LOGITS, read_json(folder / LOGITS_INDEX)
         try:
             if index["format"] != FORMAT:
@@ -96,16 +102,22 @@ class KeptLogits:
                     f"{folder / LOGITS_INDEX}: expected format {FORMAT}. Got {index['format']!r}, of another lamella."
                 )
             self._file = cast(Any, safe_open(path, framework="numpy"))
+            if "sha256" in index and index["sha256"] != _sha256(path):  # it was not written before
+                raise ValueError("the files do not belong together")
             self._logits, self.tops = self._file.get_slice("logits"), self._file.get_tensor("tops")
             self.decoding = DecodingOptions(**index["decoding"])
+            self.model: dict[str, str] = dict(index.get("model", {}))  # name, base, sha256; empty: it was not recorded
             self.features = self._windows(index)
             shapes = (self._logits.get_shape(), list(self.tops.shape))
-            if shapes != ([len(self.features.input_ids), 2], [len(self.features), 2]):
+            if shapes != ([len(self.features.input_ids), 2], [len(self.features), 2]) or not _sound(self.features):
                 raise ValueError("the logits are not those of the windows")
         except FileNotFoundError:
             raise UnreadableError(f"{path}: no such file, though {LOGITS_INDEX} is there.") from None
         except (KeyError, IndexError, TypeError, ValueError, SafetensorError, ValidationError):
-            raise UnreadableError(f"{folder}: its kept logits are damaged; predict again with --keep-logits.") from None
+            raise UnreadableError(
+                f"{folder}: its kept logits are damaged, or {LOGITS} and {LOGITS_INDEX} are of two runs; predict again "
+                "with --keep-logits."
+            ) from None
 
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """Those of some windows of `features`, [2, B, T]; pads have 0."""
@@ -155,6 +167,31 @@ def same_windows(ours: Features, theirs: Features) -> bool:
         )
         and all(np.array_equal(one, two) for one, two in zip(ours.offsets, theirs.offsets, strict=True))
     )
+
+
+def _named(record: Mapping[str, Any]) -> dict[str, str]:
+    """What of the record of a model tells it from others."""
+    base = {"base": record["base"]["name"]} if "base" in record else {}
+    return {"name": record["name"], **base, **({"sha256": record["sha256"]} if "sha256" in record else {})}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sound(features: Features) -> bool:
+    """Whether windows can be those of their questions: every place in them is within what it is a place of."""
+    begin, end, first = features.context_begin, features.context_end, features.first_token
+    if {len(begin), len(end), len(first), len(features.rows) - 1} != {len(features)}:
+        return False
+    if (features.rows[0], features.rows[-1], len(features.max_context)) != (0, *2 * (len(features.input_ids),)):
+        return False
+    if not ((features.example >= 0) & (features.example < len(features.examples))).all():
+        return False
+    tokens = np.array([len(offsets) for offsets in features.offsets])[features.example]
+    inside = (begin >= 0) & (begin <= end) & (end <= features.lengths) & (first >= 0) & (first + end - begin <= tokens)
+    return bool(inside.all() and (features.lengths > features.template.cls).all())
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from lamella import runs
+from lamella.data.demo import data_path
 from lamella.data.examples import Example
-from lamella.encoder.sources import MODEL_CONFIG, is_saved_model, saved_model
+from lamella.encoder.sources import MODEL_CONFIG, is_saved_model, saved_model, short_model_name
 from lamella.errors import RunError, UnreadableError, UsageError
 from lamella.inference.calibrate import scores_of_best
 from lamella.inference.evaluate import language_of
@@ -139,6 +140,7 @@ def _result(run: RunRecord, data: str | None, known: Known) -> Result:
     if crossfit is not None and folds is not None:
         scores["crossfit"] = {**_summed(crossfit), "folds": int(folds.max()) + 1}
     _refuse_other_scores(run, scores)
+    hashes = {} if data else _recorded_hashes(run)
     paragraph_of = {example.id: example.context.text for example in examples}
     content = {
         "format": FORMAT,
@@ -147,7 +149,7 @@ def _result(run: RunRecord, data: str | None, known: Known) -> Result:
         **_identity(run),
         **_made_of(run),
         "dev": {
-            "files": [_file(name) for name in files],
+            "files": [_file(name, hashes) for name in files],
             "questions": len(ids),
             "unanswerable": int((~best.answerable).sum()),
             "paragraphs": len(set(paragraph_of.values())),
@@ -183,7 +185,7 @@ class _Model:
 
 
 def _made_of(run: RunRecord) -> dict[str, Any]:
-    """Encoder, tuning and train data: from the model in the run, else as `evaluate` recorded those of its model."""
+    """Encoder, tuning, train data, teachers: from a model in the run, else as `evaluate` recorded those of its own."""
     model = _model(run)
     facts = model.config.get("facts") or {}
     train = facts.get("train") or {}
@@ -192,17 +194,18 @@ def _made_of(run: RunRecord) -> dict[str, Any]:
     name = model.base.get("name") or encoder.get("name")
     return {
         "encoder": {
-            "name": None if name is None else _model_name(str(name)),
+            "name": None if name is None else short_model_name(str(name)),
             "sha256": model.base.get("sha256"),
             "parameters": run.cost.get("encoder_parameters"),
             **({"by_way_of": list(model.by_way_of)} if model.by_way_of else {}),
         },
         "tuning": dict(model.config.get("tuning") or encoder.get("tuning") or {}),
         "train": {
-            "files": [_file(one) for one in files],
+            "files": [_file(one, _recorded_hashes(run)) for one in files],
             **{key: train[key] for key in ("questions", "unanswerable") if key in train},
             "fraction": facts.get("fraction", (run.config.get("learner") or {}).get("fraction", 1.0)),
         },
+        **({"teachers": facts["teachers"]} if facts.get("teachers") else {}),
     }
 
 
@@ -213,23 +216,9 @@ def _model(run: RunRecord) -> _Model:
     base: Mapping[str, Any] = config.get("base") or {}
     passed: list[str] = []
     while len(passed) < _LINKS and (on := saved_model(str(base.get("name") or os.devnull))):
-        passed.append(_model_name(str(base["name"])))
+        passed.append(short_model_name(str(base["name"])))
         base = read_object(on / MODEL_CONFIG).get("base") or {}
     return _Model(config, base, tuple(passed))
-
-
-def _model_name(name: str) -> str:
-    """A model's name without the folders of a machine: `/runs/first/model` is `first`, `…/first/models/0.3` is
-    `first@0.3`; an id of the hub stays what it is.
-    """
-    path = PurePath(name)
-    if not (path.is_absolute() or name[:1] in "~." or os.path.isdir(name)):
-        return name
-    if path.name == runs.MODEL:
-        return path.parent.name
-    if path.parent.name == runs.MODELS:
-        return f"{path.parent.parent.name}@{path.name}"
-    return path.name
 
 
 def _options(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,20 +233,31 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
         if flat.get(key):
             flat[key] = [PurePath(one).name for one in flat[key]]
     if isinstance(flat.get("encoder.name"), str):
-        flat["encoder.name"] = _model_name(flat["encoder.name"])
+        flat["encoder.name"] = short_model_name(flat["encoder.name"])
     distil = flat.get("learner.distil")
-    if isinstance(distil, Mapping) and "models" in distil:
-        flat["learner.distil"] = {**distil, "models": [_model_name(str(one)) for one in distil["models"]]}
+    if isinstance(distil, Mapping):
+        named = [key for key in ("models", "runs") if key in distil]
+        flat["learner.distil"] = {
+            **distil,
+            **{key: [short_model_name(str(one)) for one in distil[key]] for key in named},
+        }
     return flat
 
 
-def _file(name: str) -> dict[str, str]:
-    """A data file without its folder, and its hash where it still lies there."""
-    path = Path(os.path.expanduser(name))
+def _recorded_hashes(run: RunRecord) -> dict[str, str]:
+    """Of the files that a training read, as they were then; runs made before do not tell."""
+    return {one["name"]: one["sha256"] for one in read_object(run.folder / runs.RUN).get("files", [])}
+
+
+def _file(name: str, recorded: Mapping[str, str]) -> dict[str, str]:
+    """A data file without its folder, and its hash: as the run recorded it, else of now, where it lies there."""
+    found, path = {"name": PurePath(name).name}, data_path(name)
+    if name in recorded:
+        return {**found, "sha256": recorded[name]}
     if not path.is_file():
-        return {"name": PurePath(name).name}
+        return found
     with path.open("rb") as file:
-        return {"name": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return {**found, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _summed(scores: QuestionScores) -> dict[str, float]:

@@ -18,7 +18,7 @@ teacher, and little else.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lamella.data.examples import Example
 from lamella.data.features import Features
 from lamella.data.padding import Indices
+from lamella.data.problems import quote
 from lamella.errors import DataError
 from lamella.inference.logits import HALF_RANGE, KeptLogits
 from lamella.progress import progress
 
 OUTPUTS = 2  # starts and ends
 CHUNK = 1024  # windows at a time
+SHOWN = 40  # characters of a text
 APART = 2**32  # more characters than any context has
 
 Floats = NDArray[np.float64]
@@ -48,6 +51,7 @@ class Aligned:
     values: NDArray[np.float16]  # [O, tokens]; -inf where no teacher says anything
     tops: NDArray[np.float32]  # [O, windows]
     taught: NDArray[np.bool_]  # [windows]
+    models: tuple[Mapping[str, str], ...] = ()  # which said it, run by run; empty of a run that does not tell
 
     def padded(self, windows: Indices, width: int) -> NDArray[np.float32]:
         """Those of some windows, [O, B, T]; pads have -inf."""
@@ -75,11 +79,13 @@ def align(folders: Sequence[Path], train: Features, *, temperature: float | None
     tops = np.zeros((OUTPUTS, windows), np.float32)
     teachers = np.zeros(windows, np.int64)
     counts = np.zeros(values.shape, np.int16) if temperature is None else None  # of teachers that have a logit
+    models: list[Mapping[str, str]] = []
     with progress("matching the teachers' tokens", None):
         for folder in folders:
             kept = KeptLogits(folder)
             ours, theirs, contexts = _pair(folder, kept.features, train)
             teachers[ours] += 1
+            models.append(kept.model)
             for begin in range(0, len(ours), CHUNK):
                 some, lengths = ours[begin : begin + CHUNK], train.lengths[ours[begin : begin + CHUNK]]
                 said = _carry_over(kept, train, some, theirs[begin : begin + CHUNK], contexts, temperature)
@@ -94,7 +100,7 @@ def align(folders: Sequence[Path], train: Features, *, temperature: float | None
             del kept  # before the next is read
     if counts is None:
         tops -= np.log(np.maximum(teachers, 1)).astype(np.float32)  # from the sum of probabilities to their mean
-    return Aligned(train.rows, values, tops, teachers > 0)
+    return Aligned(train.rows, values, tops, teachers > 0, tuple(models))
 
 
 def _pair(folder: Path, theirs: Features, train: Features) -> tuple[Indices, Indices, NDArray[np.int64]]:
@@ -106,13 +112,8 @@ def _pair(folder: Path, theirs: Features, train: Features) -> tuple[Indices, Ind
     numbers: dict[str, int] = {}
     contexts = np.full(len(train.examples), -1, np.int64)
     for own in np.flatnonzero(answered >= 0).tolist():
-        text = train.examples[own].context.text
-        if text != theirs.examples[answered[own]].context.text:
-            raise DataError(
-                f"{folder}: question {train.examples[own].id}: expected the context of the training data. It was "
-                "answered about another; predict these very questions with --keep-logits."
-            )
-        contexts[own] = numbers.setdefault(text, len(numbers))
+        _refuse_another(folder, train.examples[own], theirs.examples[answered[own]])
+        contexts[own] = numbers.setdefault(train.examples[own].context.text, len(numbers))
     ours = np.flatnonzero(answered[train.example] >= 0)
     if not len(ours):
         raise DataError(
@@ -121,6 +122,28 @@ def _pair(folder: Path, theirs: Features, train: Features) -> tuple[Indices, Ind
     best = _most_overlapping(train, ours, theirs, answered[train.example[ours]])
     order = np.argsort(best, kind="stable")
     return ours[order], best[order], contexts
+
+
+def _refuse_another(folder: Path, ours: Example, theirs: Example) -> None:
+    """An id alone does not make two questions the same one."""
+    for what, own, other in (
+        ("question", ours.question, theirs.question),
+        ("context", ours.context.text, theirs.context.text),
+    ):
+        if own != other:
+            expected, found = _where_they_differ(own, other)
+            raise DataError(
+                f"{folder}: question {ours.id}: expected the {what} of the training data, {expected}. It kept logits "
+                f"of {found}; predict these very questions with --keep-logits."
+            )
+
+
+def _where_they_differ(one: str, other: str) -> Iterator[str]:
+    """The beginnings of two texts; of those that begin alike, what stands around the first difference."""
+    pairs = enumerate(zip(one, other, strict=False))
+    same = next((at for at, (mine, yours) in pairs if mine != yours), min(len(one), len(other)))
+    begin = max(0, same - SHOWN // 2)
+    return (f"{'…' if begin else ''}{quote(text[begin:], SHOWN)}" for text in (one, other))
 
 
 def _most_overlapping(train: Features, ours: Indices, theirs: Features, wanted: NDArray[np.int64]) -> Indices:
@@ -177,6 +200,7 @@ def _carry_over(
 
     low = int(token.min())
     logits = kept.of_tokens(low, int(token.max()) + 1)[token - low]  # [n, 2]
+    _refuse_no_numbers(kept, theirs, logits, window)
     change = np.flatnonzero(np.diff(window, prepend=-1))  # where each window begins: they all have a [CLS]
     _, chosen, number = np.unique(contexts[train.example[ours]], return_index=True, return_inverse=True)
     own_offsets = [train.offsets[train.example[ours[one]]] for one in chosen]  # a window of each context
@@ -206,6 +230,18 @@ def _carry_over(
         else:
             found[output] -= np.repeat(np.log(np.add.reduceat(mass, change)), lengths)
     return found
+
+
+def _refuse_no_numbers(kept: KeptLogits, windows: Indices, logits: NDArray[np.float16], window: Indices) -> None:
+    """No model's answers are kept with such, so that the file is damaged; a run would be said to have diverged."""
+    bad = ~np.isfinite(kept.tops[windows]).all(axis=1)
+    bad[window[~np.isfinite(logits).all(axis=1)]] = True
+    if bad.any():
+        question = kept.features.examples[kept.features.example[windows[bad.argmax()]]].id
+        raise DataError(
+            f"{kept.folder}: question {question}: expected finite logits. Found nan or infinite ones; its kept logits "
+            "are damaged: predict again with --keep-logits."
+        )
 
 
 def _same(

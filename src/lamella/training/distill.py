@@ -29,6 +29,7 @@ from lamella.encoder.tensors import trained_tensors
 from lamella.errors import ConfigError
 from lamella.heads.losses import Weight
 from lamella.heads.tasks import Choice
+from lamella.inference.card import TeacherFacts
 from lamella.inference.model import ReaderModel
 from lamella.registry import register
 from lamella.training.objective import Forward, PassFacts, TaskLoss, Terms
@@ -56,6 +57,7 @@ class Distilled:
     steady = False
     remark = ""
     made_from: Mapping[str, str] = MappingProxyType({})
+    taught_by: Sequence[TeacherFacts] = ()
     labels = 1.0  # the weight of the loss of the task, once there is a teacher
 
     def __init__(

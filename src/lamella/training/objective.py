@@ -17,6 +17,7 @@ from lamella.data.batches import Batch, Totals
 from lamella.data.features import Features
 from lamella.encoder.encoder import HiddenStates
 from lamella.heads.tasks import Choice, Task
+from lamella.inference.card import TeacherFacts
 from lamella.inference.model import ReaderModel
 
 Terms = dict[str, Tensor]  # `loss` has a gradient; the others are told beside it
@@ -32,6 +33,7 @@ class Objective(Protocol):
     steady: bool  # whether it does the same with every batch, so that a device can record it once and replay it
     remark: str  # what is told of it before training
     made_from: Mapping[str, str]  # hashes of what it learns from besides the training data
+    taught_by: Sequence[TeacherFacts]  # what a model's facts are to say of its teachers
 
     def gather(self, batch: Batch) -> Tensor | None:
         """What it reads of a batch besides the batch itself, on the batch's device: `forward.beside` when called."""
@@ -94,6 +96,7 @@ class TaskLoss:
     steady = True
     remark = ""
     made_from: Mapping[str, str] = MappingProxyType({})
+    taught_by: Sequence[TeacherFacts] = ()
 
     def __init__(
         self,

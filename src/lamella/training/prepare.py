@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate.utils import set_seed
@@ -48,6 +49,7 @@ class Prepared:
     feed: Feed
     targets: dict[str, float]  # of the overfit check: what each model can reach
     starts: list[Start]
+    files: list[dict[str, Any]]  # name, size and sha256 of each data file, as it was read
     made_from: dict[str, str]  # hashes of what is learnt from: a run goes on with nothing else
     encode: Encode | None  # for all learners at once; None where the one learner trains its encoder
     encode_dev: Encode | None
@@ -137,6 +139,9 @@ def prepare(
         )
         for name, one in configs.items()
     ]
+    for learner in learners:
+        taught_by = list(learner.objective.taught_by)
+        learner.model.facts = learner.model.facts.model_copy(update={"teachers": taught_by})
     encode: Encode | None = None if base.encoder.trainable else learners[0].model.encode
     encode_dev: Encode | None = None
     storage = "live"
@@ -169,6 +174,7 @@ def prepare(
         feed,
         targets,
         list(starts.values()),
+        _files(train_data, dev_data, threshold_data),
         made_from,
         encode,
         encode_dev,
@@ -216,6 +222,12 @@ def _check_metric(config: RunConfig, models: Sequence[ReaderModel], dev: Feature
         raise ConfigError("training.metric", [f"{metric}: the dev data has no question of that kind."])
     if any(not model.gives_text for model in models) and not metric.startswith("answerability"):
         raise ConfigError("training.metric", [f"{metric}: a reader of answerability gives no text to score so."])
+
+
+def _files(*data: Loaded) -> list[dict[str, Any]]:
+    """What says years later which files these were; one that is read twice is told once."""
+    read = {file.path: file for one in data for file in one.files}
+    return [{"name": name, "size": file.size, "sha256": file.sha256} for name, file in read.items()]
 
 
 def _hash(features: Features) -> str:

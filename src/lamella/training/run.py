@@ -73,6 +73,7 @@ def train_plan(
         resume=goes_on,
         needs=(*ready[0].needs, *(folder for configs in plan.passes[1:] for folder in named_folders(configs))),
         within=plan.runs if several else (),
+        files=None if several else ready[0].files,
     )
     with opened if processes.is_main else nullcontext():
         for number, configs in enumerate(plan.passes):
@@ -88,7 +89,11 @@ def train_plan(
                 with ExitStack() as stack:
                     stack.callback(prepared.feed.close)
                     for folder in folders.values() if several and processes.is_main else ():
-                        stack.enter_context(runs.new_run(folder, "train", overwrite=True, resume=content is not None))
+                        stack.enter_context(
+                            runs.new_run(
+                                folder, "train", overwrite=True, resume=content is not None, files=prepared.files
+                            )
+                        )
                     train_pass(
                         prepared, folders, checkpoint, processes, content=content, auto_batch=auto_batch, say=say
                     )

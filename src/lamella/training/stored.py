@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +14,11 @@ from torch import Tensor
 from lamella import runs as run_folders
 from lamella.config import Share
 from lamella.data.batches import Batch, Totals, send
+from lamella.encoder.sources import saved_model, short_model_name
 from lamella.errors import ConfigError
 from lamella.heads.losses import Weight
 from lamella.heads.tasks import Span
+from lamella.inference.card import TeacherFacts
 from lamella.inference.logits import has_logits
 from lamella.inference.model import ReaderModel
 from lamella.registry import register
@@ -79,6 +81,7 @@ class Stored(Distilled):
         taught, windows = int(self.aligned.taught.sum()), len(facts.train)
         self.remark = f"{taught} of {windows} windows are taught by the logits that {_count(len(runs))} kept"
         self.made_from = {"kept logits": self.aligned.sha256}
+        self.taught_by = _teachers(self.folders, self.aligned.models)
 
     def gather(self, batch: Batch) -> Tensor:
         """What the teachers say of these windows, [O, B, T]; -inf where they say nothing."""
@@ -96,13 +99,29 @@ class Stored(Distilled):
 def _unusable(folder: Path) -> str | None:
     """Why a folder cannot teach."""
     if not has_logits(folder):
+        holds = folder.is_dir() and any(folder.iterdir())  # such as the teacher's own training: that is to stay
+        teacher = folder if saved_model(str(folder)) else "TEACHER"
         return (
             f"{folder}: expected a run with kept logits. Found none; make it with: lamella predict TRAIN "
-            f"--model TEACHER --keep-logits --out {folder}"
+            f"--model {teacher} --keep-logits --out {folder}{'-logits' if holds else ''}"
         )
     if (state := run_folders.run_state(folder)) not in ("finished", None):
         return f"{folder}: expected a run that is finished. Found one that is {state}."
     return None
+
+
+def _teachers(folders: Sequence[Path], models: Sequence[Mapping[str, str]]) -> list[TeacherFacts]:
+    """Who taught; nothing where no run tells of its model, as those made before."""
+    if not any(models):
+        return []
+    return [
+        TeacherFacts(
+            run=folder.resolve().name,
+            model=short_model_name(model["name"]) if model else None,
+            sha256=model.get("sha256"),
+        )
+        for folder, model in zip(folders, models, strict=True)
+    ]
 
 
 def _count(runs: int) -> str:
