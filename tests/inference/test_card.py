@@ -59,7 +59,7 @@ def test_a_card_says_what_is_known(base: Path, tmp_path: Path) -> None:
         "tags": ["lamella", "extractive-question-answering", "adapter"],
     }
     assert text.startswith("# A reader on tiny\n")
-    assert "| tuning | `adapter` (size = 5, leave_out = [], k = 0, zero = false) |" in text
+    assert "| tuning | `adapter` (size = 5, leave_out = [], k = 0, zero = false, also = []) |" in text
     unanswerable = sum(not one.answerable for one in examples)
     assert f"| dev | `demo:dev` | {len(examples)} | {unanswerable} |" in section(text, "Data")
     assert "| train | `train-v2.0.json` | 5 |" in section(text, "Data")
