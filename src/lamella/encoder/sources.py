@@ -79,10 +79,13 @@ def find_encoder(name: str) -> Source:
     if name == DEFAULT_READER:
         return Source(name, READERS / name, "package")
     short = name.removeprefix(HUB_OWNER)
+    found = _named(name) or packaged_encoder(short) or _in_cache(hub_id(name))
+    if found is not None:
+        return found
     try:
-        return _named(name) or packaged_encoder(short) or _in_cache(hub_id(name)) or _from_hub(hub_id(name))
+        return _from_hub(hub_id(name))
     except EncoderError:
-        if short in PACKAGED:
+        if short in PACKAGED:  # and its package is absent: it would have been found
             raise MissingExtraError(f"the encoder {name!r}, which comes as a package,", PACKAGED[short].extra) from None
         raise
 
@@ -92,6 +95,8 @@ def _named(name: str) -> Source | None:
     encoders = os.environ.get(ENCODERS)
     inside = encoders and not os.path.isabs(name) and ".." not in Path(name).parts
     if not encoders or not inside or not os.path.isdir(folder := os.path.join(os.path.expanduser(encoders), name)):
+        return None
+    if not (model_folder(Path(folder)) / MODEL_CONFIG).is_file():  # the name may be found elsewhere
         return None
     return replace(_in_folder(name, Path(folder)), kind="named")
 
@@ -210,8 +215,8 @@ def _from_hub(name: str) -> Source:
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
-    places = f"no folder, not in {ENCODERS}, no packaged encoder ({', '.join(PACKAGED)}) and not in the local cache"
-    nowhere = f"encoder {name!r}: is {places}"
+    places = f"no folder, not in {ENCODERS} (with a config.json), no packaged encoder ({', '.join(PACKAGED)})"
+    nowhere = f"encoder {name!r}: is {places} and not in the local cache"
     if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE") == "1":
         raise EncoderError(f"{nowhere}, and the hub is switched off (HF_HUB_OFFLINE).{_nearest(name)}")
     try:
