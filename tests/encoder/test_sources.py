@@ -420,6 +420,7 @@ def test_a_name_that_is_no_hub_id_is_one_line(name: str, tmp_path: Path, monkeyp
 
 def test_a_misspelt_packaged_name_is_mended() -> None:
     assert refusal("all-MiniLM-L6").endswith("Did you mean 'all-MiniLM-L6-v2'?")
+    assert refusal("defualt").endswith("Did you mean 'default'?")
 
 
 def test_a_repository_without_safetensors_is_not_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:

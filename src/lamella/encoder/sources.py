@@ -242,7 +242,7 @@ def _from_hub(name: str) -> Source:
 
 
 def _nearest(name: str) -> str:
-    hint = did_you_mean(name, PACKAGED)
+    hint = did_you_mean(name, [*PACKAGED, DEFAULT_READER])
     return hint if "mean" in hint else ""
 
 
