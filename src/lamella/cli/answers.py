@@ -251,7 +251,10 @@ def ensemble(
 def ask(
     question: Annotated[str, typer.Argument(help="The question.")],
     context: Annotated[str, typer.Option("--context", "-c", help="The text to read: a file, or - for standard input.")],
-    model: ModelName = "default",
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="As for predict; default: the reader that comes with the package."),
+    ] = None,
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many answers to give.")] = 1,
     as_json: AsJson = False,
 ) -> None:

@@ -1,8 +1,8 @@
 """Where encoders come from: a folder, a folder of encoders, a Python package, the hub's cache, the hub; in this order.
 
-The first may be that of a saved model, and one such comes with this package, under the name `default`. A folder of
-encoders (`LAMELLA_ENCODERS`) has them under their names on the hub, so that a model trained with one of them knows its
-base by a name that holds on other machines too.
+The first may be that of a saved model, and one such comes with this package, under the name `default`; only a folder of
+that name that holds a model goes before it. A folder of encoders (`LAMELLA_ENCODERS`) has them under their names on the
+hub, so that a model trained with one of them knows its base by a name that holds on other machines too.
 
 Here they are only found, without torch; loading.py loads them. Only safetensors weights count: a pickle can run code.
 """
@@ -73,11 +73,11 @@ class Source:
 
 def find_encoder(name: str) -> Source:
     """Resolve a name to a folder on this machine, downloading from the hub only when nothing else has it."""
-    folder = os.path.expanduser(name)  # this and isdir say no where pathlib would fail: a long name, an unknown ~user
-    if os.path.isdir(folder):
-        return _in_folder(name, Path(folder))
-    if name == DEFAULT_READER:
-        return Source(name, READERS / name, "package")
+    folder = named_folder(name)
+    if name == DEFAULT_READER and folder.parent == READERS:
+        return Source(name, folder, "package")
+    if os.path.isdir(folder):  # says no where pathlib would fail: a long name
+        return _in_folder(name, folder)
     short = name.removeprefix(HUB_OWNER)
     found = _named(name) or packaged_encoder(short) or _in_cache(hub_id(name))
     if found is not None:
@@ -88,6 +88,20 @@ def find_encoder(name: str) -> Source:
         if short in PACKAGED:  # and its package is absent: it would have been found
             raise MissingExtraError(f"the encoder {name!r}, which comes as a package,", PACKAGED[short].extra) from None
         raise
+
+
+def named_folder(name: str) -> Path:
+    """The folder that a name may mean; `default` is the packaged reader, unless a folder of that name holds a model."""
+    folder = Path(os.path.expanduser(name))  # unlike pathlib's, it leaves an unknown ~user as it is
+    if name == DEFAULT_READER and not _holds_model(folder):
+        return READERS / name
+    return folder
+
+
+def _holds_model(path: Path) -> bool:
+    """Whether a folder is a model's, or a run's with one; a run without one has a config.json too, its own."""
+    folder = model_folder(path)
+    return (folder / MODEL_CONFIG).is_file() and run_state(folder) is None
 
 
 def _named(name: str) -> Source | None:
@@ -176,10 +190,7 @@ def model_folder(path: Path) -> Path:
 
 def saved_model(name: str) -> Path | None:
     """The folder of the saved model that a name means, where it means one; unlike `find_encoder` it asks no hub."""
-    folder = Path(os.path.expanduser(name))
-    if name == DEFAULT_READER and not os.path.isdir(folder):
-        folder = READERS / name
-    folder = model_folder(folder)
+    folder = model_folder(named_folder(name))
     return folder if is_saved_model(folder) else None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lamella.data.examples import Context, Example
-from lamella.encoder.sources import DEFAULT_READER
+from lamella.encoder.sources import DEFAULT_READER, READERS
 from lamella.errors import UsageError
 from lamella.inference.decode import Prediction, rank_together
 from lamella.inference.loading import Backend, Precision, load_model
@@ -62,7 +62,7 @@ class Reader:
     @classmethod
     def load(
         cls,
-        name: str | os.PathLike[str] = DEFAULT_READER,
+        name: str | os.PathLike[str] | None = None,
         *,
         device: str | torch.device | None = None,
         precision: Precision = "auto",
@@ -72,11 +72,13 @@ class Reader:
     ) -> Reader:
         """Load a model: a model folder or a run folder, an exported one, or any QA checkpoint of transformers.
 
-        Without a name it is the reader that comes with the package, on the small encoder that does so, too.
+        Without a name it is the reader that comes with the package, on the small encoder that does so, too. Its name is
+        "default", which a folder of that name in the working directory means instead if it holds a model.
 
         `precision="auto"` is bf16 where the hardware computes it, else fp32. `backend="auto"` looks at the folder:
         `"onnx"` runs an exported one, without torch, and `"torch"` any other. `threads` are all cores unless given.
         """
+        name = READERS / DEFAULT_READER if name is None else name
         model = load_model(name, device=device, precision=precision, backend=backend, threads=threads, lean=True)
         return cls(model, batch_size=batch_size)
 
