@@ -601,6 +601,12 @@ MISTAKES: dict[str, tuple[list[Any], int, str]] = {
     "out without a model": (["evaluate", "demo:dev", "list.json", "--out", "run"], 2, "--out"),
     "fix to a strange name": (["check", "demo:dev", "--fix", "out.csv"], 2, ".jsonl"),
     "no such context": (["ask", "Who?", "--context", "nowhere.txt", "--model", "nowhere"], 2, "nowhere.txt"),
+    "a text for a context": (["ask", "Who?", "-c", "It was Huygens."], 2, "; give a file, or - for standard input."),
+    "a long text for a context": (
+        ["ask", "Who?", "-c", "It was\nhe. " * 999],
+        2,
+        f"'{'It was he. ' * 5}It wa…': cannot",
+    ),
     "neither predictions nor model": (["evaluate", "demo:dev"], 2, "--model"),
     "both predictions and model": (["evaluate", "demo:dev", "text.txt", "--model", "x"], 2, "--model"),
     "model without out": (["evaluate", "demo:dev", "--model", "x"], 2, "--out"),

@@ -17,6 +17,8 @@ KeepLogits = Annotated[
     bool, typer.Option("--keep-logits", help="Keep the logits too, so that `ensemble` needs no model.")
 ]
 
+LONGEST_ECHO = 60  # characters of a wrong value that an error repeats
+
 
 @app.command()
 def predict(
@@ -342,7 +344,11 @@ def _read_text(source: str) -> str:
     except UnicodeDecodeError as error:
         raise UnreadableError(f"{source}: expected UTF-8 text; byte {error.start} is not.") from None
     except OSError as error:
-        raise UnreadableError(f"{source}: cannot be read ({error.strerror}).") from None
+        told = " ".join(source.split())  # it may be the text itself
+        told = told if len(told) <= LONGEST_ECHO else f"{told[:LONGEST_ECHO]}…"
+        raise UnreadableError(
+            f"ask --context {told!r}: cannot be read ({error.strerror}); give a file, or - for standard input."
+        ) from None
 
 
 def _print_results(results: dict[str, Any], as_json: bool) -> None:
