@@ -252,7 +252,10 @@ def ensemble(
 @app.command()
 def ask(
     question: Annotated[str, typer.Argument(help="The question.")],
-    context: Annotated[str, typer.Option("--context", "-c", help="The text to read: a file, or - for standard input.")],
+    context: Annotated[
+        list[str],
+        typer.Option("--context", "-c", help="The text to read: a file, or - for standard input. May be given again."),
+    ],
     model: Annotated[
         str | None,
         typer.Option("--model", "-m", help="As for predict; default: the reader that comes with the package."),
@@ -260,20 +263,29 @@ def ask(
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many answers to give.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a question of a text."""
-    text = _read_text(context)
+    """Ask a question of a text, or of several together."""
+    from lamella.errors import UsageError
+
+    if context.count("-") > 1:
+        raise UsageError("ask --context: standard input (-) can be read only once.")
+    texts = [_read_text(one) for one in context]
 
     from lamella.inference.reader import Reader
 
-    answers = Reader.load(model).ask(question, text, top_k=top_k)
+    several = len(texts) > 1
+    answers = Reader.load(model).ask(question, texts if several else texts[0], top_k=top_k)
+    if several:
+        for answer in answers:
+            answer["file"] = context[answer["context"]] if answer["answer"] else None
     if as_json:
         typer.echo(json.dumps(answers.to_json(), ensure_ascii=False))
         return
     for answer in answers:
         if answer["answer"]:
-            typer.echo(f"{answer['answer']}  [{answer['score']:.2f}, characters {answer['start']}-{answer['end']}]")
+            place = f"{answer['file']}, characters" if several else "characters"
+            typer.echo(f"{answer['answer']}  [{answer['score']:.2f}, {place} {answer['start']}-{answer['end']}]")
         else:  # its share among the candidates says little: the threshold is not a half
-            typer.echo(f"(no answer)  [{answers.na_prob:.2f}, the text does not say]")
+            typer.echo(f"(no answer)  [{answers.na_prob:.2f}, the text{'s do' if several else ' does'} not say]")
 
 
 @app.command()
