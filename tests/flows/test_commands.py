@@ -626,6 +626,8 @@ MISTAKES: dict[str, tuple[list[Any], int, str]] = {
     "out without a model": (["evaluate", "demo:dev", "list.json", "--out", "run"], 2, "--out"),
     "fix to a strange name": (["check", "demo:dev", "--fix", "out.csv"], 2, ".jsonl"),
     "no such context": (["ask", "Who?", "--context", "nowhere.txt", "--model", "nowhere"], 2, "nowhere.txt"),
+    "no question": (["ask", " ", "-c", "text.txt"], 2, "expected a question"),
+    "no text": (["ask", "Who?", "-c", "blank.txt", "-c", "blank.txt"], 2, "Found none in blank.txt, blank.txt."),
     "standard input twice": (["ask", "Who?", "-c", "-", "-c", "-"], 2, "only once"),
     "a text for a context": (["ask", "Who?", "-c", "It was Huygens."], 2, "; give a file, or - for standard input."),
     "a long text for a context": (
@@ -661,6 +663,7 @@ def test_a_mistake_gets_one_clear_line(
     arguments, expected, hint = MISTAKES[name]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("some text")
+    (tmp_path / "blank.txt").write_text(" \n")
     (tmp_path / "broken.json").write_text("{broken")
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "deep.json").write_text("[" * 200_000)

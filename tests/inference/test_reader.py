@@ -120,6 +120,11 @@ class TestAsk:
             (("q", [], 1), "at least one context"),
             (("q", "text", 2.5), r"top_k: expected a whole number of at least 1. Got 2\.5"),
             (("q", "text", None), "top_k: expected a whole number"),
+            (("", "text", 1), "question: expected a text. Got an empty one"),
+            ((["q", " \n"], "text", 1), "question 2: expected a text. Got an empty one"),
+            (("q", "", 1), "context: expected a text. Got an empty one"),
+            (("q", ["", "\t"], 1), "context: expected a text. Got an empty one"),
+            ((["q", "r"], ["text", " "], 1), "context of question 2: expected a text. Got an empty one"),
             ((None, "text", 1), "question: expected a text or a list of them. Got nothing"),
             ((["q", None], "text", 1), "question: expected a text. Got nothing"),
             ((b"q", "text", 1), "question: .* Got bytes"),
@@ -132,6 +137,13 @@ class TestAsk:
     def test_what_cannot_be_asked(self, reader: Reader, arguments: tuple[Any, Any, int], message: str) -> None:
         with pytest.raises(UsageError, match=message):
             reader.ask(arguments[0], arguments[1], top_k=arguments[2])
+
+    def test_a_blank_context_among_others_does_no_harm(self, reader: Reader) -> None:
+        text = corpus()[0]
+        alone = [one["answer"] for one in reader.ask(QUESTIONS[0], [text], top_k=5) if one["answer"]]
+        found = [one for one in reader.ask(QUESTIONS[0], ["", text, " "], top_k=5) if one["answer"]]
+        assert {one["context"] for one in found} == {1}
+        assert [one["answer"] for one in found] == alone
 
     def test_lists_may_come_in_any_form(self, reader: Reader) -> None:
         contexts = corpus()[:3]

@@ -266,9 +266,13 @@ def ask(
     """Ask a question of a text, or of several together."""
     from lamella.errors import UsageError
 
+    if not question.strip():
+        raise UsageError("ask: expected a question. Got an empty one.")
     if context.count("-") > 1:
         raise UsageError("ask --context: standard input (-) can be read only once.")
     texts = [_read_text(one) for one in context]
+    if not any(map(str.strip, texts)):
+        raise UsageError(f"ask --context: expected a text. Found none in {', '.join(context)}.")
 
     from lamella.inference.reader import Reader
 

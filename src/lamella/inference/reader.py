@@ -87,7 +87,8 @@ class Reader:
 
         A question may have several contexts, which are ranked together: `context` in an answer is the number of its
         own. A list of questions gives a list of results; it goes with one context for all, or with a list of as many,
-        each a text or a list of texts.
+        each a text or a list of texts. A question without words is refused, and so is one that has only blank contexts;
+        among others a blank one does no harm.
         """
         _at_least_one("top_k", top_k)
         if isinstance(question, str):
@@ -146,10 +147,13 @@ class Reader:
             texts = [context] if isinstance(context, str) else _several("context", context)
             if not texts:
                 raise UsageError("ask: expected at least one context for every question. Got an empty list.")
-            asked = _text("question", question)
-            examples += [
-                Example(f"{number}/{at}", asked, Context(_text("context", one))) for at, one in enumerate(texts)
-            ]
+            asked, texts = _text("question", question), [_text("context", one) for one in texts]
+            which = f" {number + 1}" if len(pairs) > 1 else ""
+            if not asked.strip():
+                raise UsageError(f"question{which}: expected a text. Got an empty one.")
+            if not any(map(str.strip, texts)):
+                raise UsageError(f"context{which and f' of question{which}'}: expected a text. Got an empty one.")
+            examples += [Example(f"{number}/{at}", asked, Context(one)) for at, one in enumerate(texts)]
             owners.append([f"{number}/{at}" for at in range(len(texts))])
         predictions = predict(self.model, examples, batch_size=self.batch_size)
         return [
