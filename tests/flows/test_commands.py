@@ -207,7 +207,10 @@ def test_ask_from_a_file_and_from_standard_input(run_folder: Path, lamella: Any,
     ]
     piped = subprocess.run(command, input=text, capture_output=True, text=True, check=True, env=ONE_THREAD)
     assert json.loads(piped.stdout)["answers"] == answers
-    assert "characters" in lamella("ask", "Who?", "-c", tmp_path / "titan.txt", "-m", run_folder, "--top-k", 2)[1]
+    lines = lamella("ask", "Who?", "-c", tmp_path / "titan.txt", "-m", run_folder, "--top-k", 3)[1]
+    for one in answers:
+        place = f"characters {one['start']}-{one['end']}" if one["answer"] else "the text does not say"
+        assert f"{one['answer'] or '(no answer)'}  [{one['probability']:.2f}, {place}]\n" in lines
 
 
 def test_ask_of_several_files(run_folder: Path, lamella: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ class TestAsk:
         answers = reader.ask(QUESTIONS[0], text, top_k=5)
         assert len(answers) == 5
         assert all(text[one["start"] : one["end"]] == one["answer"] for one in answers)
-        assert all(set(one) == {"score", "start", "end", "answer"} for one in answers)
+        assert all(set(one) == {"score", "probability", "start", "end", "answer"} for one in answers)
         assert answers.to_json() == {
             "answers": list(answers),
             "no_answer": answers.no_answer,
@@ -81,6 +81,23 @@ class TestAsk:
         answers = Reader(model).ask(QUESTIONS[0], corpus()[0], top_k=3)
         assert answers.no_answer is silent
         assert (answers[0]["answer"] == "") is silent
+
+    @pytest.mark.parametrize("calibration", [None, {"method": "temperature", "temperature": 3.0, "bias": -2.0}])
+    def test_probabilities_are_of_one_scale(self, calibration: dict[str, Any] | None) -> None:
+        """That of no answer is `na_prob`, calibrated where the model is; the answers share the rest as their scores."""
+        model = tiny_model(seed=1, decoding={"calibration": calibration})
+        answers = Reader(model).ask(QUESTIONS[0], corpus()[0], top_k=99)
+        odds = answers.null_score if calibration is None else answers.null_score / 3 - 2
+        none, spans = [one for one in answers if not one["answer"]], [one for one in answers if one["answer"]]
+        assert [one["probability"] for one in none] == [answers.na_prob]
+        assert answers.na_prob == pytest.approx(1 / (1 + math.exp(-odds)))
+        assert sum(one["probability"] for one in answers) == pytest.approx(1)
+        ratios = [one["probability"] / one["score"] for one in spans]
+        assert ratios == pytest.approx([ratios[0]] * len(spans))
+
+    def test_a_text_without_a_token_leaves_all_to_no_answer(self, reader: Reader) -> None:
+        answers = reader.ask(QUESTIONS[0], "\u200b", top_k=9)
+        assert sum(one["probability"] for one in answers) == pytest.approx(1)
 
     def test_a_list_of_questions_is_each_by_itself(self, reader: Reader) -> None:
         contexts = corpus()[:3]

@@ -285,11 +285,12 @@ def ask(
         typer.echo(json.dumps(answers.to_json(), ensure_ascii=False))
         return
     for answer in answers:
-        if answer["answer"]:
-            place = f"{answer['file']}, characters" if several else "characters"
-            typer.echo(f"{answer['answer']}  [{answer['score']:.2f}, {place} {answer['start']}-{answer['end']}]")
-        else:  # its share among the candidates says little: the threshold is not a half
-            typer.echo(f"(no answer)  [{answers.na_prob:.2f}, the text{'s do' if several else ' does'} not say]")
+        place = f"characters {answer['start']}-{answer['end']}"
+        if several:
+            place = f"{answer['file']}, {place}"
+        if not answer["answer"]:
+            place = f"the text{'s do' if several else ' does'} not say"
+        typer.echo(f"{answer['answer'] or '(no answer)'}  [{answer['probability']:.2f}, {place}]")
 
 
 @app.command()

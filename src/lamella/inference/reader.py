@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class Answers(list[dict[str, Any]]):
-    """The answers of one question, best first: `score` (a probability), `start` and `end` (characters), `answer`.
+    """The answers of one question, best first: `score`, `probability`, `start` and `end` (characters), `answer`.
+
+    `score` is the share among all candidates, "no answer" being one, as official n-best files have it. `probability`
+    shares out what `na_prob`, which may be calibrated, leaves to the answers; that of "no answer" is `na_prob`.
 
     "No answer" is one of them, with an empty `answer`; it leads where `no_answer` is true.
     """
@@ -51,7 +54,7 @@ class Reader:
 
     >>> reader = Reader.load("runs/demo")
     >>> reader.ask("Who built it?", "The tower was built by Robert Stevenson.")
-    [{'score': 0.93, 'start': 23, 'end': 39, 'answer': 'Robert Stevenson'}]
+    [{'score': 0.93, 'probability': 0.84, 'start': 23, 'end': 39, 'answer': 'Robert Stevenson'}]
     """
 
     def __init__(self, model: Answering, *, batch_size: int = 16) -> None:
@@ -169,12 +172,19 @@ class Reader:
         decoding, odds = self.model.decoding, prediction.null_odds
         chosen = prediction.chosen(decoding.null_score_diff_threshold)
         ranked = sorted(prediction.candidates, key=lambda one: one != chosen)  # stable: the chosen one leads
+        na_prob = float(na_probability(np.array([odds]), decoding.calibration)[0])
+        all_answers = sum(one.probability for one in ranked if one.text) or 1.0  # 0.0: "no answer" is all there is
         answers = [
-            {"score": one.probability, "start": one.begin_char, "end": one.end_char, "answer": one.text}
+            {
+                "score": one.probability,
+                "probability": (1 - na_prob) * one.probability / all_answers if one.text else na_prob,
+                "start": one.begin_char,
+                "end": one.end_char,
+                "answer": one.text,
+            }
             | ({"context": one.context} if many else {})
             for one in ranked[:top_k]
         ]
-        na_prob = float(na_probability(np.array([odds]), decoding.calibration)[0])
         return Answers(answers, null_score=odds, na_prob=na_prob, no_answer=not chosen.text)
 
 
