@@ -270,6 +270,10 @@ class TestLoad:
         [
             ({"backend": "onnxx"}, "backend 'onnxx' does not exist. Did you mean 'onnx'?"),
             ({"precision": "int4"}, "precision 'int4' does not exist"),
+            ({"torch_dtype": torch.int8}, "precision 'int8' does not exist"),
+            ({"dtype": "float64"}, "precision 'float64' does not exist"),
+            ({"dtype": "float16", "precision": "bf16"}, "dtype: is another name of precision; give one of them"),
+            ({"dtype": "float16", "torch_dtype": torch.float32}, "dtype: is another name of precision; give one"),
             ({"threads": 0}, "threads: expected at least 1. Got 0"),
             ({"device": "nowhere"}, "device: 'nowhere' cannot be used here"),
             ({"device": "xpu"}, "device: 'xpu' cannot be used here"),
@@ -281,6 +285,19 @@ class TestLoad:
             Reader.load(tmp_path / "model", **options)
         assert str(caught.value).startswith(message)
         assert "\n" not in str(caught.value)
+
+    def test_precision_may_be_called_as_transformers_does(self, tmp_path: Path) -> None:
+        stock_folder(tmp_path, "bert")
+
+        def weights(**options: Any) -> torch.dtype:
+            found = Reader.load(tmp_path, device="cpu", **options).model.model.dtype  # type: ignore[attr-defined]
+            assert isinstance(found, torch.dtype)
+            return found
+
+        assert weights(dtype="float32") == weights(torch_dtype=torch.float32) == torch.float32
+        assert weights(dtype=torch.bfloat16) == weights(torch_dtype="bfloat16", precision="bf16") == torch.bfloat16
+        assert weights(torch_dtype="float16") == weights(dtype="fp16") == torch.float16
+        assert weights(dtype="auto") == weights()
 
     def test_of_several_runs_one_is_to_be_named(self, tmp_path: Path) -> None:
         with runs.new_run(tmp_path / "both", "train", within=["first", "second"]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -69,6 +69,8 @@ class Reader:
         *,
         device: str | torch.device | None = None,
         precision: Precision = "auto",
+        dtype: str | torch.dtype | None = None,
+        torch_dtype: str | torch.dtype | None = None,
         backend: Backend = "auto",
         threads: int | None = None,
         batch_size: int = 16,
@@ -78,9 +80,13 @@ class Reader:
         Without a name it is the reader that comes with the package, on the small encoder that does so, too. Its name is
         "default", which a folder of that name in the working directory means instead if it holds a model.
 
-        `precision="auto"` is bf16 where the hardware computes it, else fp32. `backend="auto"` looks at the folder:
+        `precision="auto"` is bf16 where the hardware computes it, else fp32. `dtype`, or `torch_dtype`, is the same as
+        transformers calls it: `torch.bfloat16` or `"bfloat16"`. `backend="auto"` looks at the folder:
         `"onnx"` runs an exported one, without torch, and `"torch"` any other. `threads` are all cores unless given.
         """
+        for given in (dtype, torch_dtype):
+            if given is not None:
+                precision = _precision(given, precision)
         name = READERS / DEFAULT_READER if name is None else name
         model = load_model(name, device=device, precision=precision, backend=backend, threads=threads, lean=True)
         return cls(model, batch_size=batch_size)
@@ -186,6 +192,15 @@ class Reader:
             for one in ranked[:top_k]
         ]
         return Answers(answers, null_score=odds, na_prob=na_prob, no_answer=not chosen.text)
+
+
+def _precision(dtype: Any, precision: Precision) -> Precision:
+    """What transformers calls a dtype, in our words; one that we have no word for is refused with theirs."""
+    named = str(dtype).removeprefix("torch.")
+    meant = cast(Precision, {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(named, named))
+    if precision not in ("auto", meant):
+        raise UsageError(f"dtype: is another name of precision; give one of them. Got {named} and {precision}.")
+    return meant
 
 
 def _several(what: str, given: Any) -> list[Any]:
