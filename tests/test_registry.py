@@ -203,3 +203,13 @@ def test_families_are_loaded_on_first_use_only() -> None:
         "assert lamella.registry.names('mixer') and 'torch' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_reader_is_offered_before_it_is_imported() -> None:
+    script = (
+        "import sys, lamella\n"
+        "assert {'Reader', 'LamellaError', '__version__', '__name__'} <= set(dir(lamella)), dir(lamella)\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'lamella.inference'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -20,3 +20,8 @@ def __getattr__(name: str) -> Any:
 
         return Reader
     raise AttributeError(f"module 'lamella' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """`Reader` is offered where names are completed, before anything of it is imported."""
+    return sorted({*globals(), *__all__})

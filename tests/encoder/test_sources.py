@@ -110,6 +110,25 @@ def test_a_folder_of_encoders_has_them_by_their_hub_names(
         find_encoder("org/../org/tiny")
 
 
+def test_a_folder_of_encoders_with_a_faulty_one(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without config.json is none, and the package has it; of one without weights the real fault is told."""
+    packaged = Path(shutil.copytree(tiny, tmp_path / "site" / "whole_package" / "files"))
+    (packaged.parent / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setitem(PACKAGED, "tiny", Packaged("whole-dist", "whole_package", "files", "0" * 64, "bundled"))
+    monkeypatch.setenv("LAMELLA_ENCODERS", str(tmp_path / "encoders"))
+    for name in ("tiny", "org/other"):
+        (tmp_path / "encoders" / name).mkdir(parents=True)
+        (tmp_path / "encoders" / name / "notes.txt").touch()
+    assert find_encoder("tiny") == sources.Source("tiny", packaged, "package", "0" * 64)
+    assert "not in LAMELLA_ENCODERS (with a config.json)" in refusal("org/other")
+
+    shutil.copy(tiny / "config.json", tmp_path / "encoders" / "tiny")
+    said = refusal("tiny")
+    assert said.startswith(f"{tmp_path / 'encoders' / 'tiny'}: expected weights in safetensors format")
+    assert "not installed" not in said
+
+
 def test_a_package_that_is_not_installed_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-package", "no_such_module", "files", "0" * 64, "bundled"))
     with pytest.raises(MissingExtraError, match=r"pip install 'lamella\[bundled\]'$"):
@@ -384,9 +403,8 @@ def test_a_saved_model_with_a_damaged_configuration_is_refused(copy: Path, tmp_p
 
 def test_with_the_hub_switched_off_it_is_one_line() -> None:
     assert refusal("org/absent") == (
-        "encoder 'org/absent': is no folder, not in LAMELLA_ENCODERS, no packaged encoder (all-MiniLM-L6-v2) and not "
-        "in the local cache, "
-        "and the hub is switched off (HF_HUB_OFFLINE)."
+        "encoder 'org/absent': is no folder, not in LAMELLA_ENCODERS (with a config.json), no packaged encoder "
+        "(all-MiniLM-L6-v2) and not in the local cache, and the hub is switched off (HF_HUB_OFFLINE)."
     )
 
 
@@ -402,6 +420,7 @@ def test_a_name_that_is_no_hub_id_is_one_line(name: str, tmp_path: Path, monkeyp
 
 def test_a_misspelt_packaged_name_is_mended() -> None:
     assert refusal("all-MiniLM-L6").endswith("Did you mean 'all-MiniLM-L6-v2'?")
+    assert refusal("defualt").endswith("Did you mean 'default'?")
 
 
 def test_a_repository_without_safetensors_is_not_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:

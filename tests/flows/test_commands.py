@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -206,7 +207,34 @@ def test_ask_from_a_file_and_from_standard_input(run_folder: Path, lamella: Any,
     ]
     piped = subprocess.run(command, input=text, capture_output=True, text=True, check=True, env=ONE_THREAD)
     assert json.loads(piped.stdout)["answers"] == answers
-    assert "characters" in lamella("ask", "Who?", "-c", tmp_path / "titan.txt", "-m", run_folder, "--top-k", 2)[1]
+    lines = lamella("ask", "Who?", "-c", tmp_path / "titan.txt", "-m", run_folder, "--top-k", 3)[1]
+    for one in answers:
+        place = f"characters {one['start']}-{one['end']}" if one["answer"] else "the text does not say"
+        assert f"{one['answer'] or '(no answer)'}  [{one['probability']:.2f}, {place}]\n" in lines
+
+
+def test_ask_of_several_files(run_folder: Path, lamella: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = {"a.txt": "Titan was discovered by Christiaan Huygens.", "-": "Kuiper saw its air."}
+    Path("a.txt").write_text(texts["a.txt"])
+    Path("b.txt").write_text(texts["-"])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(texts["-"].encode())))
+    call = ("ask", "Who?", "-m", run_folder, "--top-k", 20)
+    code, out, err = lamella(*call, "-c", "a.txt", "-c", "-", "--json")
+    assert (code, err) == (0, "")
+    found = [one for one in json.loads(out)["answers"] if one["answer"]]
+    assert {one["file"] for one in found} == set(texts)
+    assert all(texts[one["file"]][one["start"] : one["end"]] == one["answer"] for one in found)
+    assert [one["file"] for one in json.loads(out)["answers"] if not one["answer"]] in ([], [None])
+
+    lines = lamella(*call, "-c", "a.txt", "-c", "b.txt")[1].splitlines()
+    assert {name for line in lines for name in ("a.txt", "b.txt") if f", {name}, characters " in line} == {
+        "a.txt",
+        "b.txt",
+    }
+    assert all(", characters " in line or line.startswith("(no answer)  [") for line in lines)
+    assert ".txt" not in lamella(*call, "-c", "a.txt")[1]
+    assert "file" not in json.loads(lamella(*call, "-c", "a.txt", "--json")[1])["answers"][0]
 
 
 def test_the_reader_in_python_answers_as_the_command_does(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
@@ -601,6 +629,15 @@ MISTAKES: dict[str, tuple[list[Any], int, str]] = {
     "out without a model": (["evaluate", "demo:dev", "list.json", "--out", "run"], 2, "--out"),
     "fix to a strange name": (["check", "demo:dev", "--fix", "out.csv"], 2, ".jsonl"),
     "no such context": (["ask", "Who?", "--context", "nowhere.txt", "--model", "nowhere"], 2, "nowhere.txt"),
+    "no question": (["ask", " ", "-c", "text.txt"], 2, "expected a question"),
+    "no text": (["ask", "Who?", "-c", "blank.txt", "-c", "blank.txt"], 2, "Found none in blank.txt, blank.txt."),
+    "standard input twice": (["ask", "Who?", "-c", "-", "-c", "-"], 2, "only once"),
+    "a text for a context": (["ask", "Who?", "-c", "It was Huygens."], 2, "; give a file, or - for standard input."),
+    "a long text for a context": (
+        ["ask", "Who?", "-c", "It was\nhe. " * 999],
+        2,
+        f"'{'It was he. ' * 5}It wa…': cannot",
+    ),
     "neither predictions nor model": (["evaluate", "demo:dev"], 2, "--model"),
     "both predictions and model": (["evaluate", "demo:dev", "text.txt", "--model", "x"], 2, "--model"),
     "model without out": (["evaluate", "demo:dev", "--model", "x"], 2, "--out"),
@@ -629,6 +666,7 @@ def test_a_mistake_gets_one_clear_line(
     arguments, expected, hint = MISTAKES[name]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("some text")
+    (tmp_path / "blank.txt").write_text(" \n")
     (tmp_path / "broken.json").write_text("{broken")
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "deep.json").write_text("[" * 200_000)

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lamella import Reader
+from doubles import save_tiny_encoder, tiny_run_config
+from lamella import Reader, runs
 from lamella.data.loading import load_examples
-from lamella.encoder.sources import DEFAULT_READER, READERS, find_encoder
+from lamella.encoder.loading import load_encoder
+from lamella.encoder.sources import DEFAULT_READER, READERS, find_encoder, saved_model
 from lamella.encoder.tuning import count_parameters
 from lamella.inference.loading import load_model
 from lamella.inference.model import ReaderModel
@@ -27,6 +29,11 @@ def model() -> ReaderModel:
     found = load_model(DEFAULT_READER, device="cpu", precision="fp32")
     assert isinstance(found, ReaderModel)
     return found
+
+
+def tiny_reader(folder: Path) -> ReaderModel:
+    """One that can be loaded again: its encoder lies in the folder."""
+    return ReaderModel(load_encoder(str(save_tiny_encoder(folder / "tiny"))), tiny_run_config())
 
 
 def test_it_is_a_thin_change_of_its_encoder(model: ReaderModel) -> None:
@@ -49,6 +56,37 @@ def test_it_is_asked_where_no_other_is_named(lamella, tmp_path: Path, monkeypatc
     code, output, _ = lamella("ask", "Who discovered Titan?", "--context", "saturn.txt", "--json")
     assert code == 0
     assert json.loads(output)["answers"][0]["answer"] == "Christiaan Huygens"
+
+
+def test_only_a_folder_with_a_model_goes_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder, packaged = Path("default"), READERS / DEFAULT_READER
+
+    def meant() -> set[Path | None]:
+        model = load_model(DEFAULT_READER, device="cpu", precision="fp32")
+        return {find_encoder(DEFAULT_READER).folder, saved_model(DEFAULT_READER), model.folders[0]}
+
+    folder.mkdir()
+    assert meant() == {packaged}
+    with runs.new_run(folder, "train"):
+        pass
+    (folder / "config.json").write_text("{}")  # a run's own, which is no model's
+    assert meant() == {packaged}
+    tiny_reader(tmp_path).save(folder / "model")
+    assert meant() == {folder / "model"}
+
+
+def test_no_folder_goes_before_it_where_no_model_is_named(
+    lamella,  # type: ignore[no-untyped-def]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny_reader(tmp_path).save(Path("default"))
+    Path("saturn.txt").write_text(TITAN)
+    code, output, error = lamella("ask", "Who discovered Titan?", "--context", "saturn.txt")
+    assert code == 0, error
+    assert output.startswith("Christiaan Huygens")
 
 
 def test_heads_can_stand_on_it() -> None:

@@ -66,7 +66,7 @@ class TestAsk:
         answers = reader.ask(QUESTIONS[0], text, top_k=5)
         assert len(answers) == 5
         assert all(text[one["start"] : one["end"]] == one["answer"] for one in answers)
-        assert all(set(one) == {"score", "start", "end", "answer"} for one in answers)
+        assert all(set(one) == {"score", "probability", "start", "end", "answer"} for one in answers)
         assert answers.to_json() == {
             "answers": list(answers),
             "no_answer": answers.no_answer,
@@ -81,6 +81,23 @@ class TestAsk:
         answers = Reader(model).ask(QUESTIONS[0], corpus()[0], top_k=3)
         assert answers.no_answer is silent
         assert (answers[0]["answer"] == "") is silent
+
+    @pytest.mark.parametrize("calibration", [None, {"method": "temperature", "temperature": 3.0, "bias": -2.0}])
+    def test_probabilities_are_of_one_scale(self, calibration: dict[str, Any] | None) -> None:
+        """That of no answer is `na_prob`, calibrated where the model is; the answers share the rest as their scores."""
+        model = tiny_model(seed=1, decoding={"calibration": calibration})
+        answers = Reader(model).ask(QUESTIONS[0], corpus()[0], top_k=99)
+        odds = answers.null_score if calibration is None else answers.null_score / 3 - 2
+        none, spans = [one for one in answers if not one["answer"]], [one for one in answers if one["answer"]]
+        assert [one["probability"] for one in none] == [answers.na_prob]
+        assert answers.na_prob == pytest.approx(1 / (1 + math.exp(-odds)))
+        assert sum(one["probability"] for one in answers) == pytest.approx(1)
+        ratios = [one["probability"] / one["score"] for one in spans]
+        assert ratios == pytest.approx([ratios[0]] * len(spans))
+
+    def test_a_text_without_a_token_leaves_all_to_no_answer(self, reader: Reader) -> None:
+        answers = reader.ask(QUESTIONS[0], "\u200b", top_k=9)
+        assert sum(one["probability"] for one in answers) == pytest.approx(1)
 
     def test_a_list_of_questions_is_each_by_itself(self, reader: Reader) -> None:
         contexts = corpus()[:3]
@@ -120,6 +137,11 @@ class TestAsk:
             (("q", [], 1), "at least one context"),
             (("q", "text", 2.5), r"top_k: expected a whole number of at least 1. Got 2\.5"),
             (("q", "text", None), "top_k: expected a whole number"),
+            (("", "text", 1), "question: expected a text. Got an empty one"),
+            ((["q", " \n"], "text", 1), "question 2: expected a text. Got an empty one"),
+            (("q", "", 1), "context: expected a text. Got an empty one"),
+            (("q", ["", "\t"], 1), "context: expected a text. Got an empty one"),
+            ((["q", "r"], ["text", " "], 1), "context of question 2: expected a text. Got an empty one"),
             ((None, "text", 1), "question: expected a text or a list of them. Got nothing"),
             ((["q", None], "text", 1), "question: expected a text. Got nothing"),
             ((b"q", "text", 1), "question: .* Got bytes"),
@@ -132,6 +154,13 @@ class TestAsk:
     def test_what_cannot_be_asked(self, reader: Reader, arguments: tuple[Any, Any, int], message: str) -> None:
         with pytest.raises(UsageError, match=message):
             reader.ask(arguments[0], arguments[1], top_k=arguments[2])
+
+    def test_a_blank_context_among_others_does_no_harm(self, reader: Reader) -> None:
+        text = corpus()[0]
+        alone = [one["answer"] for one in reader.ask(QUESTIONS[0], [text], top_k=5) if one["answer"]]
+        found = [one for one in reader.ask(QUESTIONS[0], ["", text, " "], top_k=5) if one["answer"]]
+        assert {one["context"] for one in found} == {1}
+        assert [one["answer"] for one in found] == alone
 
     def test_lists_may_come_in_any_form(self, reader: Reader) -> None:
         contexts = corpus()[:3]
@@ -241,6 +270,10 @@ class TestLoad:
         [
             ({"backend": "onnxx"}, "backend 'onnxx' does not exist. Did you mean 'onnx'?"),
             ({"precision": "int4"}, "precision 'int4' does not exist"),
+            ({"torch_dtype": torch.int8}, "precision 'int8' does not exist"),
+            ({"dtype": "float64"}, "precision 'float64' does not exist"),
+            ({"dtype": "float16", "precision": "bf16"}, "dtype: is another name of precision; give one of them"),
+            ({"dtype": "float16", "torch_dtype": torch.float32}, "dtype: is another name of precision; give one"),
             ({"threads": 0}, "threads: expected at least 1. Got 0"),
             ({"device": "nowhere"}, "device: 'nowhere' cannot be used here"),
             ({"device": "xpu"}, "device: 'xpu' cannot be used here"),
@@ -252,6 +285,19 @@ class TestLoad:
             Reader.load(tmp_path / "model", **options)
         assert str(caught.value).startswith(message)
         assert "\n" not in str(caught.value)
+
+    def test_precision_may_be_called_as_transformers_does(self, tmp_path: Path) -> None:
+        stock_folder(tmp_path, "bert")
+
+        def weights(**options: Any) -> torch.dtype:
+            found = Reader.load(tmp_path, device="cpu", **options).model.model.dtype  # type: ignore[attr-defined]
+            assert isinstance(found, torch.dtype)
+            return found
+
+        assert weights(dtype="float32") == weights(torch_dtype=torch.float32) == torch.float32
+        assert weights(dtype=torch.bfloat16) == weights(torch_dtype="bfloat16", precision="bf16") == torch.bfloat16
+        assert weights(torch_dtype="float16") == weights(dtype="fp16") == torch.float16
+        assert weights(dtype="auto") == weights()
 
     def test_of_several_runs_one_is_to_be_named(self, tmp_path: Path) -> None:
         with runs.new_run(tmp_path / "both", "train", within=["first", "second"]):

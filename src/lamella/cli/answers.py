@@ -17,6 +17,8 @@ KeepLogits = Annotated[
     bool, typer.Option("--keep-logits", help="Keep the logits too, so that `ensemble` needs no model.")
 ]
 
+LONGEST_ECHO = 60  # characters of a wrong value that an error repeats
+
 
 @app.command()
 def predict(
@@ -251,25 +253,45 @@ def ensemble(
 @app.command()
 def ask(
     question: Annotated[str, typer.Argument(help="The question.")],
-    context: Annotated[str, typer.Option("--context", "-c", help="The text to read: a file, or - for standard input.")],
-    model: ModelName = "default",
+    context: Annotated[
+        list[str],
+        typer.Option("--context", "-c", help="The text to read: a file, or - for standard input. May be given again."),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="As for predict; default: the reader that comes with the package."),
+    ] = None,
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many answers to give.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a question of a text."""
-    text = _read_text(context)
+    """Ask a question of a text, or of several together."""
+    from lamella.errors import UsageError
+
+    if not question.strip():
+        raise UsageError("ask: expected a question. Got an empty one.")
+    if context.count("-") > 1:
+        raise UsageError("ask --context: standard input (-) can be read only once.")
+    texts = [_read_text(one) for one in context]
+    if not any(map(str.strip, texts)):
+        raise UsageError(f"ask --context: expected a text. Found none in {', '.join(context)}.")
 
     from lamella.inference.reader import Reader
 
-    answers = Reader.load(model).ask(question, text, top_k=top_k)
+    several = len(texts) > 1
+    answers = Reader.load(model).ask(question, texts if several else texts[0], top_k=top_k)
+    if several:
+        for answer in answers:
+            answer["file"] = context[answer["context"]] if answer["answer"] else None
     if as_json:
         typer.echo(json.dumps(answers.to_json(), ensure_ascii=False))
         return
     for answer in answers:
-        if answer["answer"]:
-            typer.echo(f"{answer['answer']}  [{answer['score']:.2f}, characters {answer['start']}-{answer['end']}]")
-        else:  # its share among the candidates says little: the threshold is not a half
-            typer.echo(f"(no answer)  [{answers.na_prob:.2f}, the text does not say]")
+        place = f"characters {answer['start']}-{answer['end']}"
+        if several:
+            place = f"{answer['file']}, {place}"
+        if not answer["answer"]:
+            place = f"the text{'s do' if several else ' does'} not say"
+        typer.echo(f"{answer['answer'] or '(no answer)'}  [{answer['probability']:.2f}, {place}]")
 
 
 @app.command()
@@ -340,7 +362,11 @@ def _read_text(source: str) -> str:
     except UnicodeDecodeError as error:
         raise UnreadableError(f"{source}: expected UTF-8 text; byte {error.start} is not.") from None
     except OSError as error:
-        raise UnreadableError(f"{source}: cannot be read ({error.strerror}).") from None
+        told = " ".join(source.split())  # it may be the text itself
+        told = told if len(told) <= LONGEST_ECHO else f"{told[:LONGEST_ECHO]}…"
+        raise UnreadableError(
+            f"ask --context {told!r}: cannot be read ({error.strerror}); give a file, or - for standard input."
+        ) from None
 
 
 def _print_results(results: dict[str, Any], as_json: bool) -> None:

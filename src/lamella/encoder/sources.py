@@ -1,8 +1,8 @@
 """Where encoders come from: a folder, a folder of encoders, a Python package, the hub's cache, the hub; in this order.
 
-The first may be that of a saved model, and one such comes with this package, under the name `default`. A folder of
-encoders (`LAMELLA_ENCODERS`) has them under their names on the hub, so that a model trained with one of them knows its
-base by a name that holds on other machines too.
+The first may be that of a saved model, and one such comes with this package, under the name `default`; only a folder of
+that name that holds a model goes before it. A folder of encoders (`LAMELLA_ENCODERS`) has them under their names on the
+hub, so that a model trained with one of them knows its base by a name that holds on other machines too.
 
 Here they are only found, without torch; loading.py loads them. Only safetensors weights count: a pickle can run code.
 """
@@ -73,18 +73,35 @@ class Source:
 
 def find_encoder(name: str) -> Source:
     """Resolve a name to a folder on this machine, downloading from the hub only when nothing else has it."""
-    folder = os.path.expanduser(name)  # this and isdir say no where pathlib would fail: a long name, an unknown ~user
-    if os.path.isdir(folder):
-        return _in_folder(name, Path(folder))
-    if name == DEFAULT_READER:
-        return Source(name, READERS / name, "package")
+    folder = named_folder(name)
+    if name == DEFAULT_READER and folder.parent == READERS:
+        return Source(name, folder, "package")
+    if os.path.isdir(folder):  # says no where pathlib would fail: a long name
+        return _in_folder(name, folder)
     short = name.removeprefix(HUB_OWNER)
+    found = _named(name) or packaged_encoder(short) or _in_cache(hub_id(name))
+    if found is not None:
+        return found
     try:
-        return _named(name) or packaged_encoder(short) or _in_cache(hub_id(name)) or _from_hub(hub_id(name))
+        return _from_hub(hub_id(name))
     except EncoderError:
-        if short in PACKAGED:
+        if short in PACKAGED:  # and its package is absent: it would have been found
             raise MissingExtraError(f"the encoder {name!r}, which comes as a package,", PACKAGED[short].extra) from None
         raise
+
+
+def named_folder(name: str) -> Path:
+    """The folder that a name may mean; `default` is the packaged reader, unless a folder of that name holds a model."""
+    folder = Path(os.path.expanduser(name))  # unlike pathlib's, it leaves an unknown ~user as it is
+    if name == DEFAULT_READER and not _holds_model(folder):
+        return READERS / name
+    return folder
+
+
+def _holds_model(path: Path) -> bool:
+    """Whether a folder is a model's, or a run's with one; a run without one has a config.json too, its own."""
+    folder = model_folder(path)
+    return (folder / MODEL_CONFIG).is_file() and run_state(folder) is None
 
 
 def _named(name: str) -> Source | None:
@@ -92,6 +109,8 @@ def _named(name: str) -> Source | None:
     encoders = os.environ.get(ENCODERS)
     inside = encoders and not os.path.isabs(name) and ".." not in Path(name).parts
     if not encoders or not inside or not os.path.isdir(folder := os.path.join(os.path.expanduser(encoders), name)):
+        return None
+    if not (model_folder(Path(folder)) / MODEL_CONFIG).is_file():  # the name may be found elsewhere
         return None
     return replace(_in_folder(name, Path(folder)), kind="named")
 
@@ -171,10 +190,7 @@ def model_folder(path: Path) -> Path:
 
 def saved_model(name: str) -> Path | None:
     """The folder of the saved model that a name means, where it means one; unlike `find_encoder` it asks no hub."""
-    folder = Path(os.path.expanduser(name))
-    if name == DEFAULT_READER and not os.path.isdir(folder):
-        folder = READERS / name
-    folder = model_folder(folder)
+    folder = model_folder(named_folder(name))
     return folder if is_saved_model(folder) else None
 
 
@@ -224,8 +240,8 @@ def _from_hub(name: str) -> Source:
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
-    places = f"no folder, not in {ENCODERS}, no packaged encoder ({', '.join(PACKAGED)}) and not in the local cache"
-    nowhere = f"encoder {name!r}: is {places}"
+    places = f"no folder, not in {ENCODERS} (with a config.json), no packaged encoder ({', '.join(PACKAGED)})"
+    nowhere = f"encoder {name!r}: is {places} and not in the local cache"
     if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE") == "1":
         raise EncoderError(f"{nowhere}, and the hub is switched off (HF_HUB_OFFLINE).{_nearest(name)}")
     try:
@@ -251,7 +267,7 @@ def _from_hub(name: str) -> Source:
 
 
 def _nearest(name: str) -> str:
-    hint = did_you_mean(name, PACKAGED)
+    hint = did_you_mean(name, [*PACKAGED, DEFAULT_READER])
     return hint if "mean" in hint else ""
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from lamella.encoder.sources import find_encoder, is_saved_model, model_folder
+from lamella.encoder.sources import find_encoder, is_saved_model, model_folder, named_folder
 from lamella.errors import EncoderError, UnknownNameError, UsageError, one_line
 from lamella.inference.onnx_model import OnnxModel, is_exported
 from lamella.runs import kind_of_run, run_state
@@ -43,7 +43,7 @@ def load_model(
             raise UnknownNameError(what, value, get_args(known))
     if threads is not None and threads < 1:
         raise UsageError(f"threads: expected at least 1. Got {threads}.")
-    folder = Path(os.path.expanduser(os.fspath(name)))
+    folder = named_folder(os.fspath(name))
     if os.path.isdir(folder) and is_exported(folder):
         return _load_exported(folder, device, precision, backend, threads)
     if backend == "onnx":
@@ -88,7 +88,7 @@ def _load(name: str) -> ReaderModel | StockModel:
     from lamella.inference.model import ReaderModel
     from lamella.inference.stock import StockModel
 
-    folder = Path(os.path.expanduser(name))
+    folder = named_folder(name)
     if os.path.isdir(folder) and is_saved_model(model_folder(folder)):
         return ReaderModel.load(folder)
     state = run_state(folder) if os.path.isdir(folder) else None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from lamella.data.examples import Context, Example
-from lamella.encoder.sources import DEFAULT_READER
+from lamella.encoder.sources import DEFAULT_READER, READERS
 from lamella.errors import UsageError
 from lamella.inference.decode import Prediction, rank_together
 from lamella.inference.loading import Backend, Precision, load_model
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class Answers(list[dict[str, Any]]):
-    """The answers of one question, best first: `score` (a probability), `start` and `end` (characters), `answer`.
+    """The answers of one question, best first: `score`, `probability`, `start` and `end` (characters), `answer`.
+
+    `score` is the share among all candidates, "no answer" being one, as official n-best files have it. `probability`
+    shares out what `na_prob`, which may be calibrated, leaves to the answers; that of "no answer" is `na_prob`.
 
     "No answer" is one of them, with an empty `answer`; it leads where `no_answer` is true.
     """
@@ -51,7 +54,7 @@ class Reader:
 
     >>> reader = Reader.load("runs/demo")
     >>> reader.ask("Who built it?", "The tower was built by Robert Stevenson.")
-    [{'score': 0.93, 'start': 23, 'end': 39, 'answer': 'Robert Stevenson'}]
+    [{'score': 0.93, 'probability': 0.84, 'start': 23, 'end': 39, 'answer': 'Robert Stevenson'}]
     """
 
     def __init__(self, model: Answering, *, batch_size: int = 16) -> None:
@@ -62,21 +65,29 @@ class Reader:
     @classmethod
     def load(
         cls,
-        name: str | os.PathLike[str] = DEFAULT_READER,
+        name: str | os.PathLike[str] | None = None,
         *,
         device: str | torch.device | None = None,
         precision: Precision = "auto",
+        dtype: str | torch.dtype | None = None,
+        torch_dtype: str | torch.dtype | None = None,
         backend: Backend = "auto",
         threads: int | None = None,
         batch_size: int = 16,
     ) -> Reader:
         """Load a model: a model folder or a run folder, an exported one, or any QA checkpoint of transformers.
 
-        Without a name it is the reader that comes with the package, on the small encoder that does so, too.
+        Without a name it is the reader that comes with the package, on the small encoder that does so, too. Its name is
+        "default", which a folder of that name in the working directory means instead if it holds a model.
 
-        `precision="auto"` is bf16 where the hardware computes it, else fp32. `backend="auto"` looks at the folder:
+        `precision="auto"` is bf16 where the hardware computes it, else fp32. `dtype`, or `torch_dtype`, is the same as
+        transformers calls it: `torch.bfloat16` or `"bfloat16"`. `backend="auto"` looks at the folder:
         `"onnx"` runs an exported one, without torch, and `"torch"` any other. `threads` are all cores unless given.
         """
+        for given in (dtype, torch_dtype):
+            if given is not None:
+                precision = _precision(given, precision)
+        name = READERS / DEFAULT_READER if name is None else name
         model = load_model(name, device=device, precision=precision, backend=backend, threads=threads, lean=True)
         return cls(model, batch_size=batch_size)
 
@@ -85,7 +96,8 @@ class Reader:
 
         A question may have several contexts, which are ranked together: `context` in an answer is the number of its
         own. A list of questions gives a list of results; it goes with one context for all, or with a list of as many,
-        each a text or a list of texts.
+        each a text or a list of texts. A question without words is refused, and so is one that has only blank contexts;
+        among others a blank one does no harm.
         """
         _at_least_one("top_k", top_k)
         if isinstance(question, str):
@@ -144,10 +156,13 @@ class Reader:
             texts = [context] if isinstance(context, str) else _several("context", context)
             if not texts:
                 raise UsageError("ask: expected at least one context for every question. Got an empty list.")
-            asked = _text("question", question)
-            examples += [
-                Example(f"{number}/{at}", asked, Context(_text("context", one))) for at, one in enumerate(texts)
-            ]
+            asked, texts = _text("question", question), [_text("context", one) for one in texts]
+            which = f" {number + 1}" if len(pairs) > 1 else ""
+            if not asked.strip():
+                raise UsageError(f"question{which}: expected a text. Got an empty one.")
+            if not any(map(str.strip, texts)):
+                raise UsageError(f"context{which and f' of question{which}'}: expected a text. Got an empty one.")
+            examples += [Example(f"{number}/{at}", asked, Context(one)) for at, one in enumerate(texts)]
             owners.append([f"{number}/{at}" for at in range(len(texts))])
         predictions = predict(self.model, examples, batch_size=self.batch_size)
         return [
@@ -163,13 +178,29 @@ class Reader:
         decoding, odds = self.model.decoding, prediction.null_odds
         chosen = prediction.chosen(decoding.null_score_diff_threshold)
         ranked = sorted(prediction.candidates, key=lambda one: one != chosen)  # stable: the chosen one leads
+        na_prob = float(na_probability(np.array([odds]), decoding.calibration)[0])
+        all_answers = sum(one.probability for one in ranked if one.text) or 1.0  # 0.0: "no answer" is all there is
         answers = [
-            {"score": one.probability, "start": one.begin_char, "end": one.end_char, "answer": one.text}
+            {
+                "score": one.probability,
+                "probability": (1 - na_prob) * one.probability / all_answers if one.text else na_prob,
+                "start": one.begin_char,
+                "end": one.end_char,
+                "answer": one.text,
+            }
             | ({"context": one.context} if many else {})
             for one in ranked[:top_k]
         ]
-        na_prob = float(na_probability(np.array([odds]), decoding.calibration)[0])
         return Answers(answers, null_score=odds, na_prob=na_prob, no_answer=not chosen.text)
+
+
+def _precision(dtype: Any, precision: Precision) -> Precision:
+    """What transformers calls a dtype, in our words; one that we have no word for is refused with theirs."""
+    named = str(dtype).removeprefix("torch.")
+    meant = cast(Precision, {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(named, named))
+    if precision not in ("auto", meant):
+        raise UsageError(f"dtype: is another name of precision; give one of them. Got {named} and {precision}.")
+    return meant
 
 
 def _several(what: str, given: Any) -> list[Any]:
