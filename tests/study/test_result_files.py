@@ -281,6 +281,12 @@ def test_wrong_calls(tmp_path: Path, data: Path, lamella: Lamella) -> None:
     runs = [write_scored_run(tmp_path / name, data, seed) for seed, name in enumerate("ab")]
     with pytest.raises(UsageError, match="expected a folder, for 2 runs"):
         keep_and_compare(runs, tmp_path / "one.json")
+    code, _, err = lamella("compare", runs[0], "--keep", tmp_path / "one.txt")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "one.txt: expected FILE.json or a folder" in err
+    assert not (tmp_path / "one.txt").exists()
+    (tmp_path / "of-0.3").mkdir()
+    assert lamella("compare", runs[0], "--keep", tmp_path / "of-0.3")[0] == 0
     _, (kept,) = keep_and_compare(runs[:1], tmp_path / "a.json")
     with pytest.raises(UsageError, match="result files already"):
         keep_and_compare([kept], tmp_path / "again")
