@@ -102,12 +102,30 @@ def test_a_bar_in_a_name_breaks_no_table(kept: Path) -> None:
     assert r"| Mini\|LM | bundled train" in result_page([kept])[0]
 
 
+def test_an_option_that_only_the_files_know_is_a_column(kept: Path) -> None:
+    words = kept / "page.toml"
+    words.write_text(words.read_text().replace('"learner.mixer"', '"learner.former", "training.patience"', 1))
+    with pytest.raises(LamellaError, match=r"learner\.former"):
+        result_page([kept])
+    path = kept / "compress-seed0.json"
+    content = json.loads(path.read_text())
+    content["options"]["learner.former"] = 7  # of another version
+    path.write_text(json.dumps(content))
+    assert "| former | patience |" in result_page([kept])[0]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
         ('"last-*"', '"lost-*"', "'Which layers' shows 'lost-*'. No result has that name"),
         ('baseline = "last"', 'baseline = "lats"', "compares with 'lats', which it does not show. Did you mean 'last'"),
         ('"delta"', '"delto"', "has a column 'delto'"),
+        (
+            '"learner.learning_rate"',
+            '"learner.learningrate"',
+            "has a column 'learner.learningrate'; expected one of the page's or an option of the run file, as "
+            "learner.seed. Did you mean 'learner.learning_rate'",
+        ),
         ('file = "speed.json"', 'file = "speedy.json"', "no such file|None shows speed.json"),
         ('file = "speed.json"', 'file = "speed.json"\nruns = ["*"]', "either runs or a file"),
         ('rows = "rows"', 'rows = "lines"', "expected objects to show as rows at lines"),

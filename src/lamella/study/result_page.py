@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 
 from lamella import registry, runs
-from lamella.config import Section
+from lamella.config import RunConfig, Section
 from lamella.errors import ConfigError, UnreadableError, UsageError, did_you_mean
 from lamella.study.compare import COSTS, Against, Contender, compare_with, pareto_front, read_contenders
 from lamella.study.keep import with_results
@@ -150,11 +150,13 @@ def _questions_line(run: RunRecord, labels: Labels) -> str:
 
 
 def _runs_table(section: PageSection, contenders: Sequence[Contender], labels: Labels, where: Path) -> str:
+    options = {key for one in contenders for run in one.runs if run.kept for key in run.kept.content["options"]}
+    known = [*COLUMNS, *sorted(options | set(RunConfig().flat()))]
     for key in section.columns:
-        if key not in COLUMNS and "." not in key:
+        if key not in known:
             raise UsageError(
                 f"{where}: section {section.title!r} has a column {key!r}; expected one of the page's or an option of "
-                f"the run file, as learner.seed.{did_you_mean(key, COLUMNS)}"
+                f"the run file, as learner.seed.{did_you_mean(key, known)}"
             )
     fixed = ["encoder", "train"]
     keys = [*fixed, *(key for key in section.columns or DEFAULT_COLUMNS if key not in fixed)]
