@@ -89,6 +89,42 @@ def test_without_words_all_runs_are_in_one_section(kept: Path) -> None:
     assert "beats" in page
 
 
+def test_a_page_says_which_columns_and_which_costs_count(kept: Path) -> None:
+    words = kept / "page.toml"
+    before, _ = result_page([kept])
+    assert "by train s" in before
+    assert before.count("\nTimes and memory were measured on") == 2
+    chosen = 'columns = ["delta", "training_flops", "f1"]\ncosts = ["trainable_parameters", "training_flops"]\n'
+    words.write_text(chosen + words.read_text().replace(', "peak_memory_bytes"', ""))
+    after, _ = result_page([kept])
+    first, second = (line for line in after.splitlines() if line.startswith("| run |"))
+    assert first.endswith("| seeds | delta parameters (% of the encoder) | training FLOPs | F1 |")
+    assert "| mixer | learning rate |" in second  # a section's own come first
+    assert "Unbeaten at their cost: by parameters, last; by training FLOPs, last." in after
+    for absent in ("train s", "ms/question", "Times and memory"):
+        assert absent not in after
+    words.write_text("costs = []\n" + words.read_text().partition("\n")[2].partition("\n")[2])
+    assert "Unbeaten" not in result_page([kept])[0]
+    words.write_text('costs = ["train_second"]\n' + words.read_text().partition("\n")[2])
+    with pytest.raises(LamellaError, match=r"costs: 'train_second' is none to rank runs by\. Did you mean 'train_s"):
+        result_page([kept])
+
+
+def test_the_flops_of_a_run_are_those_of_all_windows_that_it_learnt_from(kept: Path) -> None:
+    path = kept / "dot-seed0.json"
+    content = json.loads(path.read_text())
+    content["cost"] |= {"training_flops_per_window": 2e9, "train_seconds": 50.0, "windows_per_second": 30.0}
+    path.write_text(json.dumps(content))
+    (kept / "page.toml").unlink()
+    (kept / "page.toml").write_text(
+        'columns = ["training_flops"]\n[[section]]\ntitle = "All"\nruns = ["dot-seed0", "*"]\n'
+        '[[section]]\ntitle = "Speed"\nfile = "speed.json"\nrows = "rows"\n'
+    )
+    for name in ("dot-seed1", "last-seed0"):
+        (kept / f"{name}.json").unlink()
+    assert "| dot-seed0 | all-MiniLM-L6-v2 | demo:train, the first 60 | 3.00 TFLOP |" in result_page([kept])[0]
+
+
 def test_one_run_is_a_page_too(kept: Path) -> None:
     page, count = result_page([kept / "dot-seed0.json"])
     assert count == 1
