@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lamella.errors import LamellaError
@@ -123,6 +124,28 @@ def test_the_flops_of_a_run_are_those_of_all_windows_that_it_learnt_from(kept: P
     for name in ("dot-seed1", "last-seed0"):
         (kept / f"{name}.json").unlink()
     assert "| dot-seed0 | all-MiniLM-L6-v2 | demo:train, the first 60 | 3.00 TFLOP |" in result_page([kept])[0]
+
+
+def test_every_f1_has_an_interval_over_paragraphs(kept: Path) -> None:
+    page, _ = result_page([kept])
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| dot-seed0 |")]
+    result = read_result(kept / "dot-seed0.json")
+    sums = np.bincount(result.paragraphs, result.f1)
+    sizes = np.bincount(result.paragraphs)
+    drawn = np.random.default_rng(7).integers(len(sums), size=(4000, len(sums)))  # plainly, one draw after the other
+    low, high = 100 * np.quantile(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1), [0.025, 0.975])
+    told = next(cell for cell in rows[0] if cell.startswith("31.35 ["))
+    found = [float(one) for one in told.removeprefix("31.35 [").removesuffix("]").split(", ")]
+    assert found == pytest.approx([low, high], abs=0.4)
+    assert low < 31.35 < high
+
+
+def test_the_page_says_what_its_verdicts_are_about(kept: Path) -> None:
+    page, _ = result_page([kept])
+    assert "Where a run has one seed, a verdict is about these questions and says nothing of other seeds" in page
+    assert "Articles are never drawn, and no draw tunes its thresholds anew" in page
+    assert "(dot is ahead at 0 questions, last at 3, p = 0.250)" in page  # means of two seeds
+    assert "(compress-seed0 alone is right 3 times, dot-seed0 0 times, p = 0.250)" in page
 
 
 def test_one_run_is_a_page_too(kept: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from lamella.study.compare import Contender
 from lamella.study.report_options import told_option
+from lamella.study.significance import bootstrap_differences
 
 NOTHING = "–"
 
@@ -124,7 +125,12 @@ def _delta(labels: Labels, one: Contender) -> str:
 
 
 def _f1(labels: Labels, one: Contender) -> str:
-    return f"{100 * float(one.f1.mean()):.2f}" + ("" if one.deviation is None else f" ±{one.deviation:.2f}")
+    """With its deviation between seeds, and its interval: `80.50 ±0.18 [79.2, 81.8]`."""
+    kept = one.runs[0].kept
+    assert kept is not None
+    (drawn,) = bootstrap_differences(one.f1[:, None], kept.paragraphs)
+    seeds = "" if one.deviation is None else f" ±{one.deviation:.2f}"
+    return f"{one.mean_f1:.2f}{seeds} [{100 * drawn.low:.1f}, {100 * drawn.high:.1f}]"
 
 
 def _group(key: str) -> Callable[[Labels, Contender], str]:

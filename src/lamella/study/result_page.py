@@ -40,9 +40,13 @@ PAGE_COSTS = {
 MADE = "<!-- Made by `lamella report` from result files and the words beside them: change those, not this page. -->"
 LEGEND = (
     "EM and F1 are *cross-fitted*: every article is scored at the threshold for no answer that is best on the other "
-    "articles. *At 0* nothing is tuned; *best* is the best threshold on the very questions that are scored, and so too "
-    "good. Brackets are 95 % intervals of a paired bootstrap; p is McNemar's exact test on the questions that only one "
-    "of the two gets exactly right. ± is the deviation between seeds."
+    "articles. *At 0* nothing is tuned; *best* is the best threshold on the very questions that are scored, and so "
+    "too good. Brackets beside F1 are its 95 % interval when paragraphs are drawn anew; those of a difference are of "
+    "a paired bootstrap, of questions between two single runs, of paragraphs where there are several seeds. Articles "
+    "are never drawn, and no draw tunes its thresholds anew: both tend to make intervals too narrow. p is McNemar's "
+    "exact test on the questions that only one of the two gets exactly right. ± is the deviation between seeds. "
+    "Where a run has one seed, a verdict is about these questions and says nothing of other seeds. A mean of several "
+    "is ahead or behind also at questions that only a part of them gets right."
 )
 
 
@@ -206,6 +210,10 @@ def _runs_table(columns: Sequence[str], contenders: Sequence[Contender], labels:
 
 def _verdict(one: Against) -> str:
     chance = "" if one.p is None else f", p = {one.p:.3f}" if one.p >= 0.001 else ", p < 0.001"
+    if max(len(one.ours.runs), len(one.theirs.runs)) > 1:
+        return (
+            f"{one.verdict} ({one.ours.name} is ahead at {one.won} questions, {one.theirs.name} at {one.lost}{chance})"
+        )
     return f"{one.verdict} ({one.ours.name} alone is right {one.won} times, {one.theirs.name} {one.lost} times{chance})"
 
 
