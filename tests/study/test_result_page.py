@@ -37,6 +37,15 @@ def test_the_page_is_what_the_results_say(folder: Path, page: Path) -> None:
     assert page.read_bytes() == made.encode(), f"make it anew: lamella report {folder} --out {page} --overwrite"
 
 
+def test_what_the_page_says_of_epochs_is_so() -> None:
+    assert "by the best F1: in\nevery run here that was the last one" in PAGES["results"][1].read_text(encoding="utf-8")
+    for file in json_files(ROOT / "results"):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if is_result(content):
+            assert content["options"]["training.metric"] == "best_f1"
+            assert content["scores"]["own"]["epoch"] == content["options"]["training.epochs"], file.name
+
+
 def test_the_command_writes_the_same_bytes_each_time(kept: Path, tmp_path: Path, lamella: Lamella) -> None:
     out = tmp_path / "page.md"
     for _ in range(2):
