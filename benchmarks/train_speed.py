@@ -11,6 +11,9 @@ alike, so that a few steps of it are enough. The first step is not timed on eith
 the first batches of any shape, neither are our first two epochs. There it is also told how busy the GPU was, and which
 share of its limit the operations of the encoder are: of what it computes in one large bf16 product a second.
 
+`--out` writes one object. A file that holds a list (`[]` to begin with), as `results/speed.json` does, keeps its rows
+and gets this one, in the place of the row for the same encoder, device and batch size.
+
 Text comes from `--data` (any file in SQuAD format; the last tenth of its questions is the dev set) or is made of the
 bundled set: the text around every answer, as long as SQuAD's contexts are.
 
@@ -23,6 +26,7 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
+import json
 import shutil
 import statistics
 import subprocess
@@ -119,7 +123,7 @@ class Setup:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the numbers to this json file")
+    parser.add_argument("--out", type=Path, help="write the numbers to this json file; where it holds a list, as a row")
     parser.add_argument("--quick", action="store_true", help="a handful of steps, and no dev loss")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--encoder", default=DEFAULT_ENCODER, help="a folder, a packaged encoder or a hub id")
@@ -169,7 +173,7 @@ def main() -> None:
         "versions": library_versions(),
     }
     if arguments.out:
-        write_json(arguments.out, result)
+        write_json(arguments.out, with_row(arguments.out, result))
     print(
         f"{result['encoder']} on {result['device']}, {setup.precision}, batches of {setup.batch} windows of "
         f"{result['mean_length']:.0f} tokens on average: {result['ours']:.1f} windows/s ours, {result['peer']:.1f} peer"
@@ -182,6 +186,16 @@ def main() -> None:
     print(f"dev loss: {losses['verdict']}" if losses else "dev loss: not compared in a quick run")
     spread = f"{min(ratios):.1f} to {max(ratios):.1f}"
     print(f"train_speed: {result['ratio']:.1f} x the windows per second of transformers.Trainer ({spread})")
+
+
+def with_row(path: Path, result: dict[str, Any]) -> Any:
+    """What is to be written: the numbers alone, or the list that is there with them in it."""
+    there = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if not isinstance(there, list):
+        return result
+    same = [all(row[key] == result[key] for key in ("encoder", "device", "batch_size")) for row in there]
+    at = same.index(True) if True in same else len(there)
+    return [*there[:at], result, *there[at + 1 :]]
 
 
 def speed_of_ours(setup: Setup, features: Features, *, seed: int) -> float:

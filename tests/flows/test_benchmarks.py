@@ -32,6 +32,33 @@ def test_it_has_the_options_that_all_have(
     assert "--out" in said
 
 
+def test_speeds_of_several_encoders_are_rows_of_one_file(tmp_path: Path) -> None:
+    with_row = runpy.run_path(str(BENCHMARKS[0].with_name("train_speed.py")))["with_row"]
+    file, row = tmp_path / "speed.json", {"encoder": "a", "device": "cpu", "batch_size": 12, "ours": 1.0}
+    assert with_row(file, row) == row
+    file.write_text(json.dumps({"encoder": "z"}))
+    assert with_row(file, row) == row
+    file.write_text("[]")
+    for added in (row, {**row, "encoder": "b"}, {**row, "batch_size": 48}, {**row, "device": "GPU"}):
+        file.write_text(json.dumps(with_row(file, added)))
+    before = json.loads(file.read_text())
+    assert len(before) == 4
+    after = with_row(file, {**row, "encoder": "b", "ours": 2.0})
+    assert [one["ours"] for one in after] == [1.0, 2.0, 1.0, 1.0]
+    assert [after[0], *after[2:]] == [before[0], *before[2:]]
+
+
+def test_the_file_of_results_is_as_the_benchmark_writes_it(tmp_path: Path) -> None:
+    from lamella.runs import write_json
+
+    kept = BENCHMARKS[0].parents[1] / "results" / "speed.json"
+    with_row = runpy.run_path(str(kept.parents[1] / "benchmarks" / "train_speed.py"))["with_row"]
+    (tmp_path / "speed.json").write_text("[]")
+    for row in json.loads(kept.read_text(encoding="utf-8")):
+        write_json(tmp_path / "speed.json", with_row(tmp_path / "speed.json", row))
+    assert (tmp_path / "speed.json").read_bytes() == kept.read_bytes()
+
+
 @pytest.mark.slow
 @every_benchmark
 def test_a_quick_run_says_its_ratio_last_and_writes_the_numbers(path: Path, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_tuned_threshold_is_stored_and_used_everywhere(
     assert report["stored"] is True
     assert report["f1_in_sample"] >= max(report["f1_at_0"], report["crossfit_f1"])
     after = {path.name: path.read_bytes() for path in (run / "model").iterdir()}
-    assert {name for name in after if after[name] != before.get(name)} == {"config.json"}
+    assert {name for name in after if after[name] != before.get(name)} == {"config.json", "README.md"}
     decoding = decoding_of(run)
     assert decoding["null_score_diff_threshold"] == report["threshold"] != 0
     assert decoding["calibration"] == report["calibration"]
@@ -125,6 +125,32 @@ def test_a_tuned_threshold_is_stored_and_used_everywhere(
     calibration = Calibration.model_validate(decoding["calibration"])
     assert asked.na_prob == na_probability(np.array([asked.null_score]), calibration)[0]
     assert asked.to_json()["na_prob"] == asked.na_prob
+
+
+def test_the_card_tells_of_the_threshold_that_is_stored(
+    run: Path, files: dict[str, Path], lamella: Any, tmp_path: Path
+) -> None:
+    card = run / "model" / "README.md"
+    before = card.read_text(encoding="utf-8")
+    assert "## Threshold" not in before
+    report = json.loads(lamella("calibrate", files["tuning"], "-m", run, "--json", *FP32)[1])
+    text = card.read_text(encoding="utf-8")
+    questions = len(read(str(files["tuning"])).examples)
+    assert f"exceed {report['threshold']:.2f}, which was tuned on {questions} questions of `tuning.json`" in text
+    assert "What depends on the threshold was scored at 0.00, before it was tuned" in text
+    for row in ("at 0", "at the threshold, on these very questions: too good", "on other articles"):
+        assert row in text
+    assert f"what to expect | {report['crossfit_exact']:.2f} | {report['crossfit_f1']:.2f} |" in text
+    assert f"was {report['ece_uncalibrated']:.2f} %, and is {report['crossfit_ece']:.2f} % on other articles" in text
+    # What the card says of all else is as it was, and a later copy says the same.
+    cost = before.partition("## Cost")[2]
+    assert cost
+    assert text.partition("## Cost")[2] == cost
+    ReaderModel.load(run).save(tmp_path / "other" / "model")
+    assert (tmp_path / "other" / "model" / "README.md").read_text(encoding="utf-8") == text
+    lamella("export", run, "--half", tmp_path / "half")
+    lamella("calibrate", files["tuning"], "-m", tmp_path / "half", *FP32)
+    assert "in fp16, rounded once from fp32" in (tmp_path / "half" / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_command_tells_people_and_a_dry_run_stores_nothing(run: Path, files: dict[str, Path], lamella: Any) -> None:
@@ -163,6 +189,8 @@ def test_a_run_file_names_the_data_to_tune_on(
     out = lamella("calibrate", files["tuning"], "-m", trained, "--dry-run", "--json", *FP32)[1]
     assert decoding_of(run)["tuned_on"] == json.loads(out)["tuned_on"]
     threshold = decoding_of(run)["null_score_diff_threshold"]
+    assert f"exceed {threshold:.2f}, which was tuned on" in (run / "model" / "README.md").read_text(encoding="utf-8")
+    assert read_json(run / "model" / "config.json")["facts"]["calibrated"]["threshold"] == threshold
     assert threshold == json.loads(out)["threshold"]
     assert any(line.startswith(f"threshold {threshold:.4f}") for line in told)
     plain, scores = (read_json(folder / "eval_results.json") for folder in (trained, run))

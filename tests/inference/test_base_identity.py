@@ -251,8 +251,8 @@ def test_a_half_model_is_made_new_without_a_change_of_its_tensors(saved: Path, t
     halve(saved, tmp_path / "old")
     files = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
     make_old(tmp_path / "old")
-    halve(tmp_path / "old", tmp_path / "new")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()} == files
+    halve(tmp_path / "old", tmp_path / "new" / "old")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "new" / "old").iterdir()} == files
 
 
 # --- what is written down, and when

@@ -86,6 +86,25 @@ def test_a_learner_of_some_of_the_questions_says_so(base: Path, tmp_path: Path) 
         assert ReaderModel.load(tmp_path / "model").facts.fraction == fraction
 
 
+def test_a_card_names_the_reader_as_it_is_loaded(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, there = make(base), tmp_path / "there"
+    there.mkdir()
+    monkeypatch.chdir(there)
+    for folder, told in (
+        (tmp_path / "default", "default"),
+        (tmp_path / "first" / "model", "FOLDER"),  # equal runs have equal files
+        (tmp_path / "first" / "models" / "0.3", "FOLDER"),
+        (tmp_path / "models" / "mpnet", "mpnet"),
+        (Path("near"), "near"),
+    ):
+        model.save(folder)
+        assert f'Reader.load("{told}")' in card(folder)[1]
+    model.save(tmp_path / "model", name="org/reader")
+    assert 'Reader.load("org/reader")' in card(tmp_path / "model")[1]
+    make(base, learner={"task": "answerability", "mixer": "scalar_mix"}).save(tmp_path / "a b")
+    assert "lamella predict DATA --model 'a b' --out RUN" in card(tmp_path / "a b")[1]
+
+
 def test_where_nothing_is_known_it_says_so(base: Path, tmp_path: Path) -> None:
     make(base).save(tmp_path / "model")
     _, text = card(tmp_path / "model")

@@ -116,9 +116,9 @@ def test_a_flat_model_has_the_logits_of_its_chain(
     assert torch.equal(logits(flat, family), expected)
     assert flat.base_name == str(bases[family])
     assert flat.keeps_encoder is ({*names(tunings).split("-")} == {"frozen"})
-    flatten(tmp_path / "flat", tmp_path / "again")
+    flatten(tmp_path / "flat", tmp_path / "again" / "flat")
     for file in (tmp_path / "flat").iterdir():
-        assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes(), file.name
+        assert file.read_bytes() == (tmp_path / "again" / "flat" / file.name).read_bytes(), file.name
 
 
 def test_a_flat_model_holds_what_its_chain_changed_and_no_more(bases: dict[str, Path], tmp_path: Path) -> None:

@@ -112,9 +112,10 @@ def test_equal_models_give_equal_files(base: Path, tmp_path: Path) -> None:
     for name in ("one", "two", "three"):
         torch.manual_seed(3)
         config = tiny_run_config(encoder={"tuning": "full"})
-        ReaderModel(load_encoder(str(base)), config).save(tmp_path / name)
-    for file in (tmp_path / "one").iterdir():
-        assert len({(tmp_path / name / file.name).read_bytes() for name in ("one", "two", "three")}) == 1, file.name
+        ReaderModel(load_encoder(str(base)), config).save(tmp_path / name / "reader")  # a card tells the name
+    for file in (tmp_path / "one" / "reader").iterdir():
+        files = {(tmp_path / name / "reader" / file.name).read_bytes() for name in ("one", "two", "three")}
+        assert len(files) == 1, file.name
 
 
 def test_saving_replaces_an_older_model_as_a_whole(model: ReaderModel, saved: Path, tmp_path: Path) -> None:

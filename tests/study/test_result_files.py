@@ -25,7 +25,7 @@ from lamella.study.compare import compare, compare_found, keep_and_compare
 from lamella.study.keep import with_results
 from lamella.study.recommend import recommend
 from lamella.study.report_data import collect
-from lamella.study.result_files import SCALE, per_question, read_result, result_of
+from lamella.study.result_files import SCALE, per_question, read_result, result_of, result_text
 from lamella.study.runs import read_runs
 from run_folders import write_files
 
@@ -318,6 +318,12 @@ def test_wrong_calls(tmp_path: Path, data: Path, lamella: Lamella) -> None:
     runs = [write_scored_run(tmp_path / name, data, seed) for seed, name in enumerate("ab")]
     with pytest.raises(UsageError, match="expected a folder, for 2 runs"):
         keep_and_compare(runs, tmp_path / "one.json")
+    code, _, err = lamella("compare", runs[0], "--keep", tmp_path / "one.txt")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "one.txt: expected FILE.json or a folder" in err
+    assert not (tmp_path / "one.txt").exists()
+    (tmp_path / "of-0.3").mkdir()
+    assert lamella("compare", runs[0], "--keep", tmp_path / "of-0.3")[0] == 0
     _, (kept,) = keep_and_compare(runs[:1], tmp_path / "a.json")
     with pytest.raises(UsageError, match="result files already"):
         keep_and_compare([kept], tmp_path / "again")
@@ -373,6 +379,9 @@ def _edit(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (_edit("dev.questions", 47), "dev.questions is 47"),
         (_edit("cost", []), "cost is no object"),
         (_edit("encoder", None), "something is missing"),
+        (_edit("scores.at_0.f1", 99.0), "its sha256 is that of another content"),
+        (_edit("cost.trainable_parameters", 1), "its sha256 is that of another content"),
+        (_edit("sha256", "0" * 64), "its sha256 is that of another content"),
     ],
 )
 def test_a_file_that_was_changed_is_found_out(
@@ -385,6 +394,17 @@ def test_a_file_that_was_changed_is_found_out(
     with pytest.raises(UnreadableError, match=said) as raised:
         read_runs([file])
     assert "\n" not in str(raised.value)
+
+
+def test_a_file_of_before_has_no_hash_and_the_layout_of_another_does_not_matter(tmp_path: Path, data: Path) -> None:
+    _, (file,) = keep_and_compare([write_scored_run(tmp_path / "run", data, 0)], tmp_path / "kept")
+    content = content_of(file)
+    assert result_text(content) == file.read_text()  # once kept, it is written the same again
+    file.write_text(json.dumps(dict(sorted(content.items())), indent=7))
+    assert read_result(file).content == content
+    del content["sha256"]
+    file.write_text(json.dumps(content))
+    assert "sha256" not in read_result(file).content
 
 
 def test_any_other_file_is_refused(tmp_path: Path, lamella: Lamella) -> None:

@@ -181,15 +181,17 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Tune when a model says "no answer", and how sure it is, on a data file; stores both with the model."""
-    from lamella.inference.calibrate import folder_to_tune, store
+    from lamella.inference.calibrate import folder_to_tune
     from lamella.inference.evaluate import calibrate_model, read_questions
     from lamella.inference.loading import load_model
+    from lamella.inference.model import ReaderModel
 
     folder = None if dry_run else folder_to_tune(model, data)
     examples, reader = read_questions(data, labelled=True), load_model(model, precision=precision)
     tuned = calibrate_model(reader, examples, data, method=method, batch_size=batch_size)
     if folder is not None:
-        store(folder, tuned.decoding)
+        assert isinstance(reader, ReaderModel)  # or there would be no folder to tune
+        reader.store_tuned(folder, tuned)
     if as_json:
         decoding = tuned.decoding.model_dump(include={"calibration", "tuned_on"})
         typer.echo(json.dumps({**tuned.report, **decoding, "stored": folder is not None}, indent=2))

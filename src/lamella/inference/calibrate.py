@@ -1,4 +1,4 @@
-"""A model's threshold and calibration: fitted on its predictions, reported with their effect, stored in its folder."""
+"""A model's threshold and calibration: fitted on its predictions, and reported with their effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from lamella.config import TUNING_ELSEWHERE, DecodingOptions, TunedOn, load_config, same_file
 from lamella.data.examples import Example
-from lamella.encoder.sources import MODEL_CONFIG, is_saved_model, model_folder
+from lamella.encoder.sources import is_saved_model, model_folder
 from lamella.errors import DataError, UsageError
 from lamella.inference.decode import Prediction
 from lamella.inference.metrics import Language, QuestionScores, score_questions
@@ -29,7 +29,7 @@ from lamella.inference.threshold import (
     na_probability,
     tune,
 )
-from lamella.runs import CONFIG, read_json, run_state, write_json
+from lamella.runs import CONFIG, run_state
 
 SHORT = {"exact": "EM", "f1": "F1", "answerability_accuracy": "accuracy"}
 
@@ -109,12 +109,6 @@ def threshold_report(
         found |= _percent("crossfit_{}", cross_fit(scores, odds, folds), gives_text)
     probability = na_probability(odds, decoding.calibration)
     return found | {"ece": 100 * expected_calibration_error(probability, ~scores.answerable)}
-
-
-def store(folder: Path, decoding: DecodingOptions) -> None:
-    """Put decoding options into a model folder; its weights, by which others know it, stay as they are."""
-    path = folder / MODEL_CONFIG
-    write_json(path, {**read_json(path), "decoding": decoding.model_dump()})
 
 
 def folder_to_tune(name: str, data: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ class Facts(Section):
     fraction: float = 1.0  # the share of the train questions that was learnt from
     teachers: list[TeacherFacts] = Field(default=[])
     results: dict[str, Any] = Field(default={})  # of the best evaluation on the dev data
+    calibrated: dict[str, Any] = Field(default={})  # what `lamella calibrate` reported of the threshold that it stored
 
 
 def data_facts(files: Iterable[str], examples: Sequence[Example]) -> DataFacts:
@@ -66,13 +68,17 @@ def facts_from(table: Mapping[str, Any], where: str) -> Facts:
         raise ModelError(f"{where}: is damaged, or of another lamella: {problems}") from None
 
 
-def model_card(model: ReaderModel, facts: Facts, size: int, *, half: bool = False) -> str:
-    """The text of the card, in Markdown with the hub's YAML in front; `size` is that of the weights in bytes."""
+def model_card(model: ReaderModel, facts: Facts, size: int, *, name: str, half: bool = False) -> str:
+    """The text of the card, in Markdown with the hub's YAML in front; `size` is that of the weights in bytes.
+
+    `name` is what the reader is loaded by, or its folder.
+    """
     base = _base(model)
     sections = {
-        "Use": _use(model, facts),
+        "Use": _use(model, facts, _loaded_by(name)),
         "Data": _data(facts),
-        "Results": _results(facts),
+        "Results": _results(model, facts),
+        "Threshold": _threshold(model, facts),
         "Cost": _cost(model, size, half),
         "Layer weights": _layer_weights(model),
         "Limits": _limits(model),
@@ -90,6 +96,13 @@ def _base(model: ReaderModel) -> str:
     return f"{run}@{last}" if above == MODELS else above if last == MODEL else last
 
 
+def _loaded_by(name: str) -> str:
+    """A name, or the last part of a folder's; not that of a run, whose files are the same wherever it is written."""
+    path = PurePath(name)
+    of_run = path.name == MODEL or (path.parent.name == MODELS and path.name.replace(".", "", 1).isdigit())
+    return name if not path.is_absolute() else "FOLDER" if of_run else path.name
+
+
 def _front_matter(model: ReaderModel) -> str:
     """Values are written as JSON, which is YAML too: no name can break it."""
     tunings = [one["name"] for one in (*model.tuned_before, model.tuning)]
@@ -102,10 +115,11 @@ def _front_matter(model: ReaderModel) -> str:
     return "\n".join(["---", *(f"{key}: {json.dumps(value)}" for key, value in table.items()), "---"])
 
 
-def _use(model: ReaderModel, facts: Facts) -> str:
-    lines = ["from lamella import Reader", "", 'reader = Reader.load("FOLDER")', "reader.ask(question, context)"]
+def _use(model: ReaderModel, facts: Facts, name: str) -> str:
+    load = f"reader = Reader.load({json.dumps(name, ensure_ascii=False)})"
+    lines = ["from lamella import Reader", "", load, "reader.ask(question, context)"]
     if not model.gives_text:
-        lines = ["lamella predict DATA --model FOLDER --out RUN"]
+        lines = [f"lamella predict DATA --model {shlex.quote(name)} --out RUN"]
     table = [
         ("base", f"`{_base(model)}`"),
         ("sha256 of the base", f"`{model.base_sha256}`"),
@@ -148,7 +162,7 @@ def _data(facts: Facts) -> str:
     return "\n".join(["| split | files | questions | unanswerable |", "|---|---|---:|---:|", *rows, *share])
 
 
-def _results(facts: Facts) -> str:
+def _results(model: ReaderModel, facts: Facts) -> str:
     numbers = {
         key: value
         for key, value in facts.results.items()
@@ -161,7 +175,39 @@ def _results(facts: Facts) -> str:
         for key, value in numbers.items()
     ]
     told = "On the dev data, which also chose this model in its training; `best_*` are upper bounds, not results."
+    before = numbers.get("threshold", 0.0)
+    if model.decoding.tuned_on is not None and before != model.decoding.null_score_diff_threshold:
+        told += f" What depends on the threshold was scored at {before:.2f}, before it was tuned and calibrated"
+        told += "; `crossfit_*` tell what to expect since." if any("crossfit_" in key for key in numbers) else "."
     return "\n".join([told, "", "| metric | |", "|---|---:|", *rows])
+
+
+def _threshold(model: ReaderModel, facts: Facts) -> str:
+    """The threshold that it has, what that was tuned on, and what is known of the scores there."""
+    decoding, found = model.decoding, facts.calibrated
+    if decoding.tuned_on is None:
+        return ""
+    told = (
+        f"It gives no answer where the odds of that exceed {decoding.null_score_diff_threshold:.2f}, which was tuned "
+        f"on {decoding.tuned_on.questions:,} questions of `{decoding.tuned_on.data}`."
+    )
+    if not found:
+        return told
+    kinds = {
+        "{}_at_0": "at 0",
+        "{}_in_sample": "at the threshold, on these very questions: too good",
+        "crossfit_{}": "on other articles, each tuned on the rest: what to expect",
+    }
+    keys = [key for key in ("exact", "f1", "answerability_accuracy") if f"{key}_at_0" in found]
+    lines = [f"| scored | {' | '.join(keys)} |", f"|---|{'---:|' * len(keys)}"]
+    lines += [
+        f"| {kind} | {' | '.join(f'{found[form.format(key)]:.2f}' for key in keys)} |"
+        for form, kind in kinds.items()
+        if form.format(keys[0]) in found
+    ]
+    error = f"The calibration error of the probability of no answer was {found['ece_uncalibrated']:.2f} %"
+    calibrated = f", and is {found['crossfit_ece']:.2f} % on other articles" if "crossfit_ece" in found else ""
+    return "\n".join([told, "", *lines, "", f"{error}{calibrated}."])
 
 
 def _cost(model: ReaderModel, size: int, half: bool) -> str:

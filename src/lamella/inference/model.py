@@ -38,11 +38,12 @@ from lamella.encoder.tuning import count_parameters, tune_in_turn
 from lamella.errors import RunError, UsageError, one_line
 from lamella.heads.head import Head
 from lamella.inference.card import CARD, Facts, facts_from, model_card
-from lamella.runs import MODEL, TEMPORARY, run_state, write_bytes, write_json, write_text
+from lamella.runs import MODEL, TEMPORARY, read_json, run_state, write_bytes, write_json, write_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from lamella.inference.calibrate import Tuned
 
 HEAD_OPTIONS = ("task", "mixer", "layers", "skip", "beside")
 
@@ -122,10 +123,18 @@ class ReaderModel(nn.Module):
         found: NDArray[np.float32] = self(Batch.of(padded).to(self.device)).float().cpu().numpy()
         return found
 
-    def save(self, folder: Path, *, results: Mapping[str, Any] | None = None, half: bool = False) -> None:
+    def save(
+        self,
+        folder: Path,
+        *,
+        results: Mapping[str, Any] | None = None,
+        half: bool = False,
+        name: str | None = None,
+    ) -> None:
         """Write the model folder; a reader sees the old one, the new one, or none, never a mixture.
 
-        `results` are what it scored, for the card. `half` rounds the trained tensors to fp16.
+        `results` are what it scored, for the card. `half` rounds the trained tensors to fp16. `name` is what it will be
+        loaded by, where that is not the folder.
         """
         trained = {name: value.detach().cpu().contiguous() for name, value in trained_tensors(self).items()}
         if half:
@@ -142,7 +151,22 @@ class ReaderModel(nn.Module):
             with quiet():
                 self.tokenizer.save_pretrained(fresh)
             write_json(fresh / MODEL_CONFIG, self._config(facts))
-            write_text(fresh / CARD, model_card(self, facts, len(weights), half=half))
+            card = model_card(self, facts, len(weights), name=name or os.path.abspath(folder), half=half)
+            write_text(fresh / CARD, card)
+
+    def store_tuned(self, folder: Path, tuned: Tuned) -> None:
+        """Put a threshold with what was found of it into the folder that this model was loaded from, and on its card.
+
+        The weights, by which others know it, stay as they are; so does all else that the folder says.
+        """
+        self.decoding = tuned.decoding
+        self.facts = self.facts.model_copy(update={"calibrated": dict(tuned.report)})
+        weights = folder / MODEL_WEIGHTS
+        half = all(value.dtype == torch.float16 for value in read_tensors(weights).values())
+        card = model_card(self, self.facts, weights.stat().st_size, name=os.path.abspath(folder), half=half)
+        known = {key: value for key, value in self._config(self.facts).items() if key in ("decoding", "facts")}
+        write_json(folder / MODEL_CONFIG, {**read_json(folder / MODEL_CONFIG), **known})
+        write_text(folder / CARD, card)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """The same under the name that transformers has for it."""
@@ -174,7 +198,7 @@ class ReaderModel(nn.Module):
         hub = HfApi()
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / MODEL
-            self.save(folder)
+            self.save(folder, name=repo_id)
             try:
                 repository = hub.create_repo(repo_id, private=private, exist_ok=True)
                 hub.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message=commit_message)

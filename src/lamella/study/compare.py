@@ -27,6 +27,7 @@ from lamella.study.significance import bootstrap_differences, mcnemar
 
 # What is paid for F1, as cost.json names it, with the words and the scale of a table.
 COSTS = {"trainable_parameters": "parameters", "train_seconds": "train s", "inference_seconds_per_1000": "ms/question"}
+TRAINING_FLOPS = "training_flops"  # of a whole run; no run records it, but it follows from what they do
 
 # Where all of so few agree, each like a coin, that is still no rare chance: 5 do so in 1 of 16 cases, 6 in 1 of 32.
 FEWEST = 6
@@ -56,7 +57,7 @@ class Contender:
         return _mean([run.results.get(key) for run in self.runs])
 
     def mean_cost(self, key: str) -> float | None:
-        return _mean([run.cost.get(key) for run in self.runs])
+        return _mean([_training_flops(run) if key == TRAINING_FLOPS else run.cost.get(key) for run in self.runs])
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -341,6 +342,14 @@ def _common_name(names: Sequence[str]) -> str:
     """What the names begin with, less the word for a seed: `dot-seed0` and `dot-seed1` are `dot`."""
     shared = "".join(letters[0] for letters in takewhile(lambda one: len(set(one)) == 1, zip(*names, strict=False)))
     return re.sub(r"(order_)?seed[-_=]?\d*$", "", shared).rstrip("-_.+, ") or names[0]
+
+
+def _training_flops(run: RunRecord) -> float | None:
+    """Those of a window, times the windows that it learnt from."""
+    parts: list[Any] = [
+        run.cost.get(key) for key in ("training_flops_per_window", "windows_per_second", "train_seconds")
+    ]
+    return math.prod(parts) if all(map(is_number, parts)) else None
 
 
 def _mean(values: Sequence[Any]) -> float | None:

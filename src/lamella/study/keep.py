@@ -64,6 +64,10 @@ def write_results(found: Found, target: Path, *, overwrite: bool = False) -> lis
             f"--keep {target}: expected a run folder among the runs. All of them are result files already."
         )
     single = target.suffix == SUFFIX
+    if target.suffix and not single and not target.is_dir():
+        raise UsageError(
+            f"--keep {target}: expected FILE{SUFFIX} or a folder. Got another suffix; if it is a folder, make it first."
+        )
     if single and len(fresh) > 1:
         raise UsageError(f"--keep {target}: expected a folder, for {len(fresh)} runs. Got the name of one file.")
     files: dict[Path, str] = {}

@@ -48,14 +48,15 @@ def _files(contents: Sequence[Mapping[str, Any]], labels: Labels) -> str:
 
 
 def _costs(contents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Hours of training, by device; of learners that shared a pass, as if each had been alone."""
+    """Hours of training, by device. Where runs shared it, or learners a pass, these are not hours of the device."""
     seconds: dict[str, list[float]] = {}
     for content in contents:
         cost = content["cost"]
         if isinstance(cost.get("train_seconds"), int | float):
             seconds.setdefault(str(cost.get("device", "an unknown device")), []).append(float(cost["train_seconds"]))
     return [
-        f"Training on {device}: {_count(len(each), 'run')}, {sum(each) / 3600:.2f} hours, each counted as if alone."
+        f"Training on {device}: {_count(len(each), 'run')}, {sum(each) / 3600:.2f} hours in sum; runs at the same time "
+        "are each counted in full, with what they lost to one another."
         for device, each in sorted(seconds.items())
     ]
 

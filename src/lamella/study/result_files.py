@@ -16,10 +16,12 @@ compared question by question. `FORMAT` tells it from any other JSON. Scores are
         exact        a text of 0 and 1
         partial_f1   F1 is 0 or 1 as `exact` is, except at these places: [place, F1 in 1/10,000]
         paragraph    the number of its paragraph; those of one number share a text
+    sha256                              of all the rest, so that a number changed by hand is found out
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +40,7 @@ VERSION = 1
 SCALE = 10_000  # of F1 in the file
 SUFFIX = ".json"
 HEAD = 100  # bytes, in which a result file says what it is
+HASH = "sha256"  # the key of the file's own hash
 SUMMED = ("exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1")
 
 
@@ -79,7 +82,7 @@ class Result:
 def result_text(content: Mapping[str, Any]) -> str:
     """The file: a line for every score and option, and one for each list of all questions."""
     parts = []
-    for key, value in content.items():
+    for key, value in {**content, HASH: content_hash(content)}.items():
         if key == "per_question":
             inner = ",\n".join(f"    {json.dumps(name)}: {_compact(one)}" for name, one in value.items())
             told = f"{{\n{inner}\n  }}"
@@ -87,6 +90,12 @@ def result_text(content: Mapping[str, Any]) -> str:
             told = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2).replace("\n", "\n  ")
         parts.append(f"  {json.dumps(key)}: {told}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def content_hash(content: Mapping[str, Any]) -> str:
+    """The sha256 of all but the hash itself: of its JSON with sorted keys, without spaces and in ASCII."""
+    rest = {key: value for key, value in content.items() if key != HASH}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def per_question(scores: QuestionScores, paragraph_of: Mapping[str, str], scored_at: str) -> dict[str, Any]:
@@ -188,6 +197,8 @@ def _problem(found: Result) -> str | None:
     for key, value in summarise(scores).items():
         if key in SUMMED and abs(told[key] - value) > 100 / SCALE:
             return f"scores.{found.scored_at}.{key} is {told[key]}, and its questions give {value:.4f}"
+    if HASH in content and content[HASH] != content_hash(content):  # files of before have none
+        return f"its {HASH} is that of another content, so it was changed afterwards"
     return None
 
 

@@ -12,22 +12,41 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 
 from lamella import registry, runs
-from lamella.config import Section
+from lamella.config import RunConfig, Section
 from lamella.errors import ConfigError, UnreadableError, UsageError, did_you_mean
-from lamella.study.compare import COSTS, Against, Contender, compare_with, pareto_front, read_contenders
+from lamella.study.compare import (
+    COSTS,
+    TRAINING_FLOPS,
+    Against,
+    Contender,
+    compare_with,
+    pareto_front,
+    read_contenders,
+)
 from lamella.study.keep import with_results
-from lamella.study.page_columns import COLUMNS, DEFAULT_COLUMNS, Labels, told_value
+from lamella.study.page_columns import COLUMNS, DEFAULT_COLUMNS, MEASURED, Labels, told_value
 from lamella.study.page_ground import ground_lines
 from lamella.study.result_files import is_result, json_files
 from lamella.study.runs import Found, RunRecord, read_runs
 
 PAGE = "page.toml"
+# What a page can rank runs by.
+PAGE_COSTS = {
+    **COSTS,
+    "inference_flops_per_window": "inference FLOPs",
+    "training_flops_per_window": "training FLOPs a window",
+    TRAINING_FLOPS: "training FLOPs",
+}
 MADE = "<!-- Made by `lamella report` from result files and the words beside them: change those, not this page. -->"
 LEGEND = (
     "EM and F1 are *cross-fitted*: every article is scored at the threshold for no answer that is best on the other "
-    "articles. *At 0* nothing is tuned; *best* is the best threshold on the very questions that are scored, and so too "
-    "good. Brackets are 95 % intervals of a paired bootstrap; p is McNemar's exact test on the questions that only one "
-    "of the two gets exactly right. ± is the deviation between seeds."
+    "articles. *At 0* nothing is tuned; *best* is the best threshold on the very questions that are scored, and so "
+    "too good. Brackets beside F1 are its 95 % interval when paragraphs are drawn anew; those of a difference are of "
+    "a paired bootstrap, of questions between two single runs, of paragraphs where there are several seeds. Articles "
+    "are never drawn, and no draw tunes its thresholds anew: both tend to make intervals too narrow. p is McNemar's "
+    "exact test on the questions that only one of the two gets exactly right. ± is the deviation between seeds. "
+    "Where a run has one seed, a verdict is about these questions and says nothing of other seeds. A mean of several "
+    "is ahead or behind also at questions that only a part of them gets right."
 )
 
 
@@ -38,7 +57,7 @@ class PageSection(Section):
     text: str = ""
     runs: list[str] = Field(default=[])  # names of result files without suffix, or patterns with *
     baseline: str | None = None  # which of them the others are compared with; the first
-    columns: list[str] = Field(default=[])  # besides run, encoder and train data
+    columns: list[str] = Field(default=[])  # besides run, encoder and train data; those of the page
     file: str | None = None  # in place of runs: another JSON file there, shown as a table
     rows: str | None = None  # where in it the rows are, `peers.rows`; itself
 
@@ -54,6 +73,8 @@ class Page(Section):
 
     title: str = "Results"
     intro: str = ""
+    columns: list[str] = Field(default=list(DEFAULT_COLUMNS))  # of sections of runs that choose none
+    costs: list[str] = Field(default=list(COSTS))  # by which runs are ranked; none: they are not
     names: dict[str, str] = Field(default={})  # what files, encoders and columns are called on the page
     section: list[PageSection] = Field(default=[])
 
@@ -74,7 +95,7 @@ def result_page(paths: Sequence[str | Path], *, data: str | None = None, title: 
         if section.file and words:
             parts.append(_file_table(words.parent / section.file, section, labels))
         elif of_section:
-            parts += _runs_parts(section, of_section, labels, words or Path("the runs"))
+            parts += _runs_parts(page, section, of_section, labels, words or Path("the runs"))
     parts += ground_lines(found.runs, labels)
     return "\n\n".join(part for part in parts if part) + "\n", len(found.runs)
 
@@ -85,9 +106,14 @@ def _read_page(path: Path) -> Page:
     except tomllib.TOMLDecodeError as error:
         raise UnreadableError(f"{path}: broken TOML: {error}.") from None
     try:
-        return Page.model_validate(table)
+        page = Page.model_validate(table)
     except ValidationError as error:
         raise ConfigError(str(path), registry.explain(error, table, Page)) from None
+    if unknown := [key for key in page.costs if key not in PAGE_COSTS]:
+        raise UsageError(
+            f"{path}: costs: {unknown[0]!r} is none to rank runs by.{did_you_mean(unknown[0], PAGE_COSTS)}"
+        )
+    return page
 
 
 def _chosen(section: PageSection, records: Sequence[RunRecord], where: str) -> list[RunRecord]:
@@ -110,17 +136,22 @@ def _refuse_unshown(words: Path, page: Page, chosen: Sequence[Sequence[RunRecord
         raise UsageError(f"{words}: expected a section for every result. None shows {', '.join(absent)}.")
 
 
-def _runs_parts(section: PageSection, records: Sequence[RunRecord], labels: Labels, where: Path) -> list[str]:
+def _runs_parts(
+    page: Page, section: PageSection, records: Sequence[RunRecord], labels: Labels, where: Path
+) -> list[str]:
     paragraphs, contenders = read_contenders(Found(tuple(records)))
     baseline = _baseline(section, contenders, where)
     against = {one.ours.name: one for one in compare_with(baseline, _others(contenders, baseline), paragraphs)}
-    parts = [_questions_line(records[0], labels), _runs_table(section, contenders, labels, where)]
+    columns = section.columns or page.columns
+    _refuse_unknown(columns, section, contenders, where)
+    parts = [_questions_line(records[0], labels), _runs_table(columns, contenders, labels, all_=bool(section.columns))]
     parts.append("\n".join(f"- {_verdict(one)}" for one in against.values()))
     if len(contenders) > 1:
-        fronts = {title: pareto_front(contenders, key) for key, title in COSTS.items()}
+        fronts = {PAGE_COSTS[key]: pareto_front(contenders, key) for key in page.costs}
         told = [f"by {title}, {', '.join(one.name for one in front)}" for title, front in fronts.items() if front]
         parts.append(f"Unbeaten at their cost: {'; '.join(told)}." if told else "")
-    parts.append(_devices_line(contenders))
+    if MEASURED & {*columns, *page.costs}:
+        parts.append(_devices_line(contenders))
     return parts
 
 
@@ -149,17 +180,23 @@ def _questions_line(run: RunRecord, labels: Labels) -> str:
     return f"Scored on {told}; thresholds in {run.kept.content['scores']['crossfit']['folds']} folds of its articles."
 
 
-def _runs_table(section: PageSection, contenders: Sequence[Contender], labels: Labels, where: Path) -> str:
-    for key in section.columns:
-        if key not in COLUMNS and "." not in key:
+def _refuse_unknown(columns: Sequence[str], section: PageSection, contenders: Sequence[Contender], where: Path) -> None:
+    options = {key for one in contenders for run in one.runs if run.kept for key in run.kept.content["options"]}
+    known = [*COLUMNS, *sorted(options | set(RunConfig().flat()))]
+    for key in columns:
+        if key not in known:
             raise UsageError(
                 f"{where}: section {section.title!r} has a column {key!r}; expected one of the page's or an option of "
-                f"the run file, as learner.seed.{did_you_mean(key, COLUMNS)}"
+                f"the run file, as learner.seed.{did_you_mean(key, known)}"
             )
+
+
+def _runs_table(columns: Sequence[str], contenders: Sequence[Contender], labels: Labels, *, all_: bool) -> str:
+    """Without `all_`, columns that nobody knows anything for are left out."""
     fixed = ["encoder", "train"]
-    keys = [*fixed, *(key for key in section.columns or DEFAULT_COLUMNS if key not in fixed)]
+    keys = [*fixed, *(key for key in columns if key not in fixed)]
     rows = [{"run": one.name, **{key: labels.cell(key, one) for key in keys}} for one in contenders]
-    if not section.columns:  # what nobody knows needs no column, unless it was asked for
+    if not all_:
         keys = [key for key in keys if key in fixed or any(row[key] != "–" for row in rows)]
     if any(len(one.runs) > 1 for one in contenders) and "seeds" not in keys:
         keys.insert(len(fixed), "seeds")
@@ -173,6 +210,10 @@ def _runs_table(section: PageSection, contenders: Sequence[Contender], labels: L
 
 def _verdict(one: Against) -> str:
     chance = "" if one.p is None else f", p = {one.p:.3f}" if one.p >= 0.001 else ", p < 0.001"
+    if max(len(one.ours.runs), len(one.theirs.runs)) > 1:
+        return (
+            f"{one.verdict} ({one.ours.name} is ahead at {one.won} questions, {one.theirs.name} at {one.lost}{chance})"
+        )
     return f"{one.verdict} ({one.ours.name} alone is right {one.won} times, {one.theirs.name} {one.lost} times{chance})"
 
 

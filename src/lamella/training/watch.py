@@ -124,6 +124,7 @@ class PassWatcher:
                 language=language_of(features.examples),
             )
             learner.model.decoding = tuned.decoding
+            learner.model.facts = learner.model.facts.model_copy(update={"calibrated": tuned.report})
             front = f"{learner.name}: " if len(self.learners) > 1 else ""
             self.say(f"{front}{tuned.lines()[0]}")
         if not len(self.dev):
