@@ -55,7 +55,7 @@ def begin_with(model: ReaderModel, name: str) -> Start:
         told = _approach(model, other, name)
     same_head = other.head_spec == model.head_spec
     if same_head:
-        _copy(dict(other.head.named_parameters()), dict(model.head.named_parameters()))
+        _copy(trained_tensors(other.head), trained_tensors(model.head))
     head = "its head" if same_head else "a new head, for its own is built otherwise"
     sha256 = hash_weights([other.folders[0] / MODEL_WEIGHTS])
     return Start(other.folders, sha256, f"starts with {told} of {name}, and with {head}")
