@@ -359,7 +359,8 @@ def test_a_model_that_tells_only_whether_there_is_an_answer(
         "threshold",
         "ece",
     }
-    code, _, err = lamella("ask", "Who?", "-c", empty_config, "-m", tmp_path / "run")
+    (tmp_path / "text.txt").write_text("Nobody knows.")
+    code, _, err = lamella("ask", "Who?", "-c", tmp_path / "text.txt", "-m", tmp_path / "run")
     assert code == 2
     assert "whether" in err
 

@@ -268,6 +268,16 @@ def test_tokens_are_matched_as_by_a_loop_over_characters(data: st.DataObject) ->
         assert_as_slowly(folders, train, data.draw(st.sampled_from([1.0, 2.0, 0.5, None])))
 
 
+def test_of_windows_that_share_nothing_the_first_is_taken(tmp_path: Path) -> None:
+    """The teacher has no token behind the second character, and our second window none before the third."""
+    texts = ["x" * 6]
+    train = made_features(texts, [np.array([(0, 1), (1, 2), (3, 4), (4, 6)])], 0, (1, 0, 0), 2)
+    teacher = made_features(texts, [np.array([(0, 1), (1, 2), (2, 3)])], 0, (1, 0, 1), 2)
+    random = np.random.default_rng(0)
+    folder = keep(tmp_path / "said", teacher, random.normal(0, 3, (2, len(teacher.input_ids))))
+    assert_as_slowly([folder], train, 1.0)
+
+
 def test_a_worked_example(tmp_path: Path) -> None:
     """The one at the top of the module: "Unhappily" as Un ##happi ##ly and as Unhap ##pily."""
     theirs = made_features(["Unhappily"], [np.array([(0, 2), (2, 7), (7, 9)])], 1, (1, 2, 1), 9)

@@ -158,6 +158,7 @@ def _most_overlapping(train: Features, ours: Indices, theirs: Features, wanted: 
     begin, end = _characters(train, ours)
     their_begin, their_end = _characters(theirs, np.arange(len(theirs)))
     shared = np.minimum(end[each], their_end[candidates]) - np.maximum(begin[each], their_begin[candidates])
+    shared = np.maximum(shared, 0)  # what lies far off shares no less than what lies near by
     order = np.lexsort((candidates, -shared, each))
     leads = np.cumsum(times[wanted]) - times[wanted]
     best: Indices = candidates[order][leads]
