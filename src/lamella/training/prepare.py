@@ -166,18 +166,18 @@ def prepare(
         },
     }
     return Prepared(
-        configs,
-        learners,
-        steps,
-        dev,
-        threshold,
-        feed,
-        targets,
-        list(starts.values()),
-        _files(train_data, dev_data, threshold_data),
-        made_from,
-        encode,
-        encode_dev,
+        configs=configs,
+        learners=learners,
+        steps=steps,
+        dev=dev,
+        threshold=threshold,
+        feed=feed,
+        targets=targets,
+        starts=list(starts.values()),
+        files=_files(train_data, dev_data, threshold_data),
+        made_from=made_from,
+        encode=encode,
+        encode_dev=encode_dev,
     )
 
 
@@ -192,8 +192,8 @@ def named_folders(configs: Pass) -> list[Path]:
         name
         for config in configs.values()
         for distil in [config.learner.distil or {}]
-        for start in [[config.learner.start] if config.learner.start else []]
-        for name in (config.encoder.name, *start, *distil.get("models", []), *distil.get("runs", []))
+        for name in (config.encoder.name, config.learner.start, *distil.get("models", []), *distil.get("runs", []))
+        if name is not None
     ]
     return [Path(os.path.expanduser(name)) for name in named if os.path.isdir(os.path.expanduser(name))]
 
