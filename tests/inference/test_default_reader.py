@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from lamella.inference.loading import load_model
 from lamella.inference.model import ReaderModel
 from lamella.inference.predict import predict, score_predictions
 
+ROOT = Path(__file__).resolve().parents[2]
 TITAN = (
     "Titan is the largest moon of Saturn and the second-largest in the Solar System. It was discovered on 25 March "
     "1655 by the Dutch astronomer Christiaan Huygens, who had built his own telescope. The Huygens probe landed on "
@@ -99,6 +102,24 @@ def test_its_card_tells_what_it_was_made_of(model: ReaderModel) -> None:
     assert "squad2-train-backtranslated.json.gz" in card
     assert model.decoding.tuned_on is not None
     assert model.decoding.tuned_on.data == "cs224n-dev.json.gz"
+
+
+def test_the_documents_show_what_it_says() -> None:
+    """Numbers differ in the last digit between processors and precisions, and by more when the reader is another."""
+    reader = Reader.load(device="cpu", precision="fp32")
+    answers = reader.ask("Who discovered Titan?", "Christiaan Huygens discovered the moon Titan in 1655.")
+    for document in ("README.md", "docs/how-to/reader.md"):
+        (line,) = re.findall(r"# \[?(\{'score': .*?\})", (ROOT / document).read_text())
+        assert ast.literal_eval(line) == pytest.approx(answers[0], abs=0.02)
+    guide = (ROOT / "docs/how-to/reader.md").read_text()
+    for key, tolerance in (("null_score", 0.3), ("na_prob", 0.02)):
+        (told,) = re.findall(rf"answers\.{key}  # (-?[\d.]+):", guide)
+        assert float(told) == pytest.approx(getattr(answers, key), abs=tolerance)
+    shown = re.search(r"^(.+)  \[([\d.]+), characters (\d+)-(\d+)\]$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert shown is not None
+    best = reader.ask("When did the probe land on Titan?", (ROOT / "examples/titan.txt").read_text())[0]
+    assert (shown[1], int(shown[3]), int(shown[4])) == (best["answer"], best["start"], best["end"])
+    assert float(shown[2]) == pytest.approx(best["probability"], abs=0.02)
 
 
 def test_it_reads_what_it_was_not_trained_on(model: ReaderModel, real_data: Path) -> None:
