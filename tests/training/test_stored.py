@@ -388,6 +388,30 @@ def test_temperature_and_the_weight_of_the_labels(tmp_path: Path) -> None:
     assert terms["loss"] == pytest.approx(0.25 * task + 0.5 * terms["distillation"], rel=1e-5)
 
 
+def test_a_doubted_label_counts_as_far_as_it_is_believed(tmp_path: Path) -> None:
+    """Against a loop over the windows; those that no run answers are not doubted, and before it begins none is."""
+    teacher, student = loud(tiny_model(seed=1)), loud(tiny_model(seed=2, dropout=False))
+    examples = some_examples()
+    folder = kept_by(teacher, examples[:4], tmp_path / "run")
+    train = windows_of(student, examples)
+    batch = collate(train, np.arange(len(train)))
+    with torch.no_grad():
+        said, own = (model(batch).masked_fill(~batch.mask, -1e9).log_softmax(2) for model in (teacher, student))
+    expected = 0.0
+    for window in range(len(train)):
+        at = [(0, window, int(batch.start[window])), (1, window, int(batch.end[window]))]
+        belief = float(np.sqrt(np.prod([said[one].exp() for one in at]))) if window < 4 else 1.0
+        expected += belief * -float(np.mean([own[one] for one in at])) / len(train)
+    doubting = taught_by(student, train, folder, doubt=True, weight=0.0)
+    plain, _ = terms_of(taught_by(student, train, folder, weight=0.0), student, batch)
+    terms, _ = terms_of(doubting, student, batch)
+    assert terms["loss"] == pytest.approx(expected, rel=1e-2)
+    assert terms["loss"] < 0.9 * plain["loss"]
+    assert (terms["start"], terms["end"]) == (plain["start"], plain["end"])
+    late, _ = terms_of(taught_by(student, train, folder, doubt=True, weight=0.0, warmup=0.5), student, batch)
+    assert late["loss"] == plain["loss"]
+
+
 def test_several_runs_teach_with_the_mean_of_their_probabilities(tmp_path: Path) -> None:
     models = [loud(tiny_model(seed=seed)) for seed in (1, 2)]
     examples = some_examples()
@@ -450,14 +474,14 @@ def test_before_it_begins_the_labels_teach_alone(tmp_path: Path) -> None:
     assert terms_of(late, student, batch)[0] == terms_of(at_once, student, batch)[0]
 
 
-@pytest.mark.parametrize("measure", ["kl", "mse"])
-def test_what_it_does_with_a_batch_can_be_recorded(measure: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("measure", "doubt"), [("kl", False), ("kl", True), ("mse", False)])
+def test_what_it_does_with_a_batch_can_be_recorded(measure: str, doubt: bool, tmp_path: Path) -> None:
     """No branch on a value and no look at one: what is recorded of one batch holds for all others of its shape."""
     examples = some_examples()
     folder = kept_by(loud(tiny_model(seed=1)), examples[:3], tmp_path / "run")
     student = tiny_model(seed=3, dropout=False)
     train = windows_of(student, examples)
-    objective = taught_by(student, train, folder, measure=measure, labels=0.5)
+    objective = taught_by(student, train, folder, measure=measure, labels=0.5, doubt=doubt)
     taught, other = collate(train, np.array([1, 2])), collate(train, np.array([4, 1]))
     width = min(batch.mask.shape[1] for batch in (taught, other))
     totals = Totals(1.0, 1.0, 30.0)
@@ -575,6 +599,7 @@ def test_what_cannot_teach_is_refused_in_one_line(tmp_path: Path) -> None:
         (answerability, train, (good,), {}, "expected the task span"),
         (student, train, (good,), {"measure": "mse", "temperature": 2.0}, "temperature: is for the measure kl"),
         (student, train, (good,), {"labels": 0.0, "weight": 0.0}, "labels and weight: expected one of them above 0"),
+        (student, train, (good,), {"measure": "mse", "doubt": True}, "doubt: is for the measure kl"),
     ]
     for model, features, folders, more, said in cases:
         with pytest.raises(LamellaError) as caught:

@@ -48,12 +48,19 @@ class CrossEntropy:
         self.answerable, self.unanswerable = answerable, unanswerable
         self.weigh_by, self.label_smoothing = weigh_by, label_smoothing
 
-    def __call__(self, choices: Sequence[Choice], batch: Batch, totals: Totals | None = None) -> dict[str, Tensor]:
-        """The loss under `loss`, and the mean of every choice beside it; without `totals` the batch is the step."""
+    def __call__(
+        self, choices: Sequence[Choice], batch: Batch, totals: Totals | None = None, belief: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The loss under `loss`, and the mean of every choice beside it; without `totals` the batch is the step.
+
+        `belief` [B] is how far each window's labels are believed: what is doubted counts less, and no other more.
+        """
         totals = totals or Totals.of([batch])
         errors = {choice.name: self._errors(choice) for choice in choices}  # each [B]
         weights = {name: self.choice_weights.get(name, 1.0) for name in errors}
         total = sum(weights[name] * error for name, error in errors.items()) / sum(weights.values())
+        if belief is not None:
+            total = belief * total
         loss = (self._window_weights(batch.has_answer, totals) * total).sum()
         return {"loss": loss, **{name: error.detach().sum() / totals.windows for name, error in errors.items()}}
 

@@ -76,10 +76,15 @@ class Distilled:
         """The teacher's logits beside the student's own, both [O, B, T]; None where there is no teacher yet."""
         raise NotImplementedError
 
+    def believe(self, taught: Tensor, batch: Batch) -> Tensor | None:
+        """How far the teacher believes the labels of each window, [B]; None where labels are not doubted."""
+        return None
+
     def __call__(self, forward: Forward, batch: Batch, totals: Totals) -> Terms:
         logits = forward()
-        terms = self.inner.of_logits(logits, batch, totals)
         taught = self.teach(forward, logits.detach()) if self.steps >= self.begins else None
+        belief = self.believe(taught, batch) if taught is not None else None
+        terms = self.inner.of_logits(logits, batch, totals, belief)
         if taught is None:
             return {**terms, "distillation": torch.zeros((), device=logits.device)}
         term = self._distance(logits, taught, batch, totals)

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from lamella.data.batches import Batch, Totals
 from lamella.data.features import Features
 from lamella.encoder.encoder import HiddenStates
-from lamella.heads.tasks import Choice, Task
+from lamella.heads.tasks import Task
 from lamella.inference.card import TeacherFacts
 from lamella.inference.model import ReaderModel
 
@@ -101,7 +101,7 @@ class TaskLoss:
     def __init__(
         self,
         task: Task,
-        loss: Callable[[Sequence[Choice], Batch, Totals], Terms],
+        loss: Callable[..., Terms],  # of choices, a batch and its totals; and of a belief, where there is one
     ) -> None:
         self.task, self.loss = task, loss
         self.names = ("loss", *task.choice_names)
@@ -112,9 +112,10 @@ class TaskLoss:
     def __call__(self, forward: Forward, batch: Batch, totals: Totals) -> Terms:
         return self.of_logits(forward(), batch, totals)
 
-    def of_logits(self, logits: Tensor, batch: Batch, totals: Totals) -> Terms:
-        """The same for logits that are there already."""
-        return self.loss(self.task.choices(logits, batch), batch, totals)
+    def of_logits(self, logits: Tensor, batch: Batch, totals: Totals, belief: Tensor | None = None) -> Terms:
+        """The same for logits that are there already; `belief` [B] is how far each window's labels are believed."""
+        beside = {} if belief is None else {"belief": belief}
+        return self.loss(self.task.choices(logits, batch), batch, totals, **beside)
 
     def stepped(self) -> None:
         pass

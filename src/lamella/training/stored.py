@@ -41,6 +41,9 @@ class Stored(Distilled):
     times T², so that its gradient keeps its size (Hinton et al., 2015). For `mse` they teach with the mean of their
     logits, over the tokens that have any; the others count as right.
 
+    With `doubt` a label counts as far as the teachers believe it, (p(start) p(end))^½: one that they find improbable, as
+    that of a question spoilt by translation, hardly counts.
+
     A window whose question no run answers has no such term; means are over all windows, so that it does not make the
     others count more.
     """
@@ -58,9 +61,10 @@ class Stored(Distilled):
         over: Over = "all",
         temperature: Annotated[float, Field(gt=0)] = 1.0,
         warmup: Share = 0.0,
+        doubt: bool = False,
     ) -> None:
         super().__init__(inner, facts.total_steps, weight=weight, measure=measure, over=over, warmup=warmup)
-        self.labels, self.temperature = labels, temperature
+        self.labels, self.temperature, self.doubt = labels, temperature, doubt
         self.steady = self.begins == 0
         self.folders = tuple(Path(os.path.expanduser(path)) for path in runs)
         problems = [f"runs: {problem}" for folder in self.folders if (problem := _unusable(folder))]
@@ -70,6 +74,8 @@ class Stored(Distilled):
             problems.append("labels and weight: expected one of them above 0. Got 0 for both.")
         if measure == "mse" and temperature != 1:
             problems.append(f"temperature: is for the measure kl, which has a softmax. Got {temperature:g} for mse.")
+        if measure == "mse" and doubt:
+            problems.append("doubt: is for the measure kl, whose teachers give probabilities. Got mse.")
         if facts.train is None:
             problems.append(
                 "stored: expected training texts that stay as they are. data.augment changes them in every epoch, and "
@@ -90,6 +96,15 @@ class Stored(Distilled):
 
     def teach(self, forward: Forward, own: Tensor) -> Tensor | None:
         return forward.beside
+
+    def believe(self, taught: Tensor, batch: Batch) -> Tensor | None:
+        if not self.doubt:
+            return None
+        said = [
+            choice.scores.gather(1, choice.target[:, None])[:, 0] for choice in self.inner.task.choices(taught, batch)
+        ]
+        log_p = torch.stack(said).float()  # [O, B]
+        return log_p.masked_fill(log_p.isneginf(), 0).mean(0).exp()  # of what they say nothing, they do not doubt
 
     def _distance(self, logits: Tensor, taught: Tensor, batch: Batch, totals: Totals) -> Tensor:
         """The teachers' softmaxes have their temperature already; the student's is given it here."""
