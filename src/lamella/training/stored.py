@@ -41,8 +41,8 @@ class Stored(Distilled):
     times T², so that its gradient keeps its size (Hinton et al., 2015). For `mse` they teach with the mean of their
     logits, over the tokens that have any; the others count as right.
 
-    With `doubt` a label counts as far as the teachers believe it, (p(start) p(end))^½: one that they find improbable, as
-    that of a question spoilt by translation, hardly counts.
+    With `doubt` a label counts as far as the teachers believe it, (p(start) p(end))^½: one they find improbable, as of
+    a question spoilt by translation, hardly counts.
 
     A window whose question no run answers has no such term; means are over all windows, so that it does not make the
     others count more.
