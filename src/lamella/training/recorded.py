@@ -52,7 +52,7 @@ class Recorded:
             except RuntimeError as error:  # of a part that reads values back, or of a full memory
                 # What spoilt a recording came first; at its end PyTorch says no more than that something did.
                 self.problem, self.recordings = one_line(error.__context__ or error), {}
-            if self.problem:  # and not above: the error holds what was recorded, which must be gone before the next step
+            if self.problem:  # and not above: the error holds what was recorded, which must be gone by the next step
                 gc.collect()
         if self.problem:
             return self.backward(batch, beside, totals)
