@@ -44,7 +44,6 @@ def test_where_a_build_cannot_fuse_it_is_done_in_turn(monkeypatch: pytest.Monkey
 
 
 def test_what_is_no_plain_layer_with_gelu_keeps_its_activation() -> None:
-    pytest.importorskip("peft")
     lora = tiny_model(encoder={"tuning": {"name": "lora", "targets": ["ffn_input"]}})
     other = tiny_model()
     for module in other.modules():

@@ -19,7 +19,7 @@ def fuse_products(model: nn.Module) -> None:
 
     for module in list(model.modules()):
         dense, activation = getattr(module, "dense", None), getattr(module, "intermediate_act_fn", None)
-        if type(dense) is nn.Linear and isinstance(activation, GELUActivation):
+        if type(dense) is nn.Linear and isinstance(activation, GELUActivation) and not list(dense.children()):
             dense.__class__ = LinearGelu
             module.intermediate_act_fn = nn.Identity()
         elif type(module) is nn.Linear:

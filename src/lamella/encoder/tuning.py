@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 from torch import nn
@@ -11,7 +11,8 @@ from torch import nn
 from lamella import registry
 from lamella.encoder.adapters import Adapter, insert_adapter
 from lamella.encoder.encoder import Encoder
-from lamella.errors import ConfigError, MissingExtraError
+from lamella.encoder.lora import Ia3, Lora, insert, layers_with, merge_into
+from lamella.errors import ConfigError
 from lamella.registry import register
 
 Count = Annotated[int, Field(ge=0)]
@@ -102,31 +103,31 @@ def lora(
     targets: Projections = ("query", "value"),
     also: Sequence[Small] = (),
 ) -> None:
-    """LoRA (through peft): W + alpha/rank · B · A on the chosen projections; starts exactly unchanged.
+    """LoRA: W + alpha/rank · B · A on the chosen projections; starts exactly unchanged.
 
     `also` trains every LayerNorm, every bias, or what tells question and context apart, as well. What an earlier run's
     LoRA or IA³ learnt is first merged into the weights it stands on.
     """
-    peft = _peft("tuning 'lora'")
     _refuse_absent(encoder, also)
     merge(encoder)
-    _inject(
-        encoder,
-        peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=_paths(encoder, targets)),
-    )
+    layers = _projections(encoder, targets)
+    encoder.requires_grad_(False)
+    for layer, _ in layers:
+        insert(layer, Lora(layer, rank=rank, alpha=alpha, dropout=dropout))
     _train_small(encoder, also)
 
 
 @register("tuning", "ia3")
 def ia3(encoder: Encoder, *, targets: Projections = ("key", "value", "ffn_output")) -> None:
-    """IA³ (through peft): a learned factor for each output of the chosen projections (each input of ffn_output).
+    """IA³: a learned factor for each output of the chosen projections (each input of ffn_output).
 
     What an earlier run's LoRA or IA³ learnt is first merged into the weights it stands on.
     """
-    peft = _peft("tuning 'ia3'")
     merge(encoder)
-    feedforward = _paths(encoder, [target for target in targets if target == "ffn_output"])
-    _inject(encoder, peft.IA3Config(target_modules=_paths(encoder, targets), feedforward_modules=feedforward))
+    layers = _projections(encoder, targets)
+    encoder.requires_grad_(False)
+    for layer, target in layers:
+        insert(layer, Ia3(layer, inputs=target == "ffn_output"))
 
 
 @register("tuning", "bitfit")
@@ -160,22 +161,12 @@ def tune_in_turn(encoder: Encoder, tunings: Sequence[Mapping[str, Any]]) -> None
         parameter.requires_grad_(True)
 
 
-def merge(encoder: Encoder) -> list[nn.Module]:
-    """Make plain layers again of those that peft wrapped, with what was learnt in their weights; gives these layers.
-
-    A second injection by peft would start with the first one lost.
-    """
-    if not hasattr(encoder.model, "peft_config"):
-        return []
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    wrapped = {name: module for name, module in encoder.model.named_modules() if isinstance(module, BaseTunerLayer)}
-    _refuse_adapted(wrapped)
-    for name, module in wrapped.items():
-        module.merge()
-        encoder.model.set_submodule(name, module.get_base_layer())
-    del encoder.model.peft_config
-    return [module.get_base_layer() for module in wrapped.values()]
+def merge(encoder: Encoder) -> list[nn.Linear]:
+    """Put what LoRA or IA³ learnt into the weights of their layers, which are plain ones again; gives these layers."""
+    layers = list(layers_with(encoder.model).values())
+    for layer in layers:
+        merge_into(layer)
+    return layers
 
 
 def trainable_line(module: nn.Module) -> str:
@@ -220,37 +211,19 @@ def _train_biases(encoder: Encoder) -> None:
             parameter.requires_grad_(True)
 
 
-def _peft(feature: str) -> Any:
-    try:
-        import peft
-    except ModuleNotFoundError:
-        raise MissingExtraError(feature, "lora") from None
-    return peft
+def _projections(encoder: Encoder, targets: Sequence[Projection]) -> list[tuple[nn.Linear, Projection]]:
+    """Some projections of every layer.
 
-
-def _paths(encoder: Encoder, targets: Sequence[Projection]) -> list[str]:
-    """The full names of some projections in every layer. peft's own guesses by family fail on ALBERT."""
-    wanted = {
-        id(layer.get_submodule(encoder.family.projections[one])) for layer in encoder.layer_modules for one in targets
-    }
-    found = {name: module for name, module in encoder.model.named_modules() if id(module) in wanted}
-    _refuse_adapted(found)
-    return list(found)
-
-
-def _refuse_adapted(projections: Mapping[str, Any]) -> None:
-    """An adapter behind a linear layer (ALBERT, DistilBERT) would end up inside what peft wraps, or be lost with it."""
-    adapted = [
-        name for name, module in projections.items() if any(isinstance(one, Adapter) for one in module.children())
-    ]
-    if adapted:
-        raise ConfigError(
-            "encoder.tuning", [f"{adapted[0]} carries an earlier run's adapter: LoRA and IA³ cannot be put on it too."]
-        )
-
-
-def _inject(encoder: Encoder, config: Any) -> None:
-    from peft import inject_adapter_in_model
-
-    encoder.requires_grad_(False)
-    inject_adapter_in_model(config, encoder.model)
+    An adapter behind such a layer itself (ALBERT, DistilBERT) is refused: it must come after what is put there.
+    """
+    found: list[tuple[nn.Linear, Projection]] = []
+    for number, layer in enumerate(encoder.layer_modules, start=1):
+        for target in dict.fromkeys(targets):
+            projection = cast(nn.Linear, layer.get_submodule(encoder.family.projections[target]))
+            if any(isinstance(one, Adapter) for one in projection.children()):
+                raise ConfigError(
+                    "encoder.tuning",
+                    [f"{target} of layer {number} has an earlier run's adapter: LoRA and IA³ cannot be put there too."],
+                )
+            found.append((projection, target))
+    return found

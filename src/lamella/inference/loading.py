@@ -32,8 +32,9 @@ def load_model(
 ) -> ReaderModel | StockModel | OnnxModel:
     """A model folder, a run folder or an exported one of ours, or a question answering model of transformers.
 
-    In half precision a `lean` model holds its encoder's weights rounded, a quarter faster than to round them for every
-    batch, as training does. What training scored is then met only but for rounding.
+    A `lean` model is for answers alone. What LoRA or IA³ learnt is merged into its encoder's weights, and in half
+    precision it holds these rounded, a quarter faster than to round them for every batch, as training does. What
+    training scored is then met only but for rounding.
 
     An exported folder is run by onnxruntime and needs no torch. `threads` are those of its own; of torch, which has one
     number for the whole process, those of everything.
@@ -55,6 +56,7 @@ def load_model(
 
     from lamella.encoder.fused import fuse_products
     from lamella.encoder.precision import HALVES, choose_device, choose_precision
+    from lamella.encoder.tuning import merge
     from lamella.inference.model import ReaderModel
 
     if threads is not None:
@@ -65,6 +67,8 @@ def load_model(
         raise UsageError(f"device: {str(device)!r} cannot be used here: {one_line(error)}.") from None
     model = _load(os.fspath(name)).to(place)
     model.precision = choose_precision(precision, place)
+    if lean and isinstance(model, ReaderModel):
+        merge(model.encoder)
     if lean and model.precision in HALVES:
         encoder = model.encoder if isinstance(model, ReaderModel) else model.model
         torch.nn.Module.to(encoder, HALVES[model.precision])  # transformers' own is not typed

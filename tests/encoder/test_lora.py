@@ -1,0 +1,154 @@
+"""LoRA and IA³ at a layer, against peft: the same numbers, gradients and merged weights."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import peft
+import pytest
+import torch
+from torch import Tensor, nn
+
+from doubles import save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
+from lamella.encoder.loading import load_encoder
+from lamella.encoder.lora import Ia3, Lora, insert, layers_with, learnt_at, merge_into
+from lamella.encoder.tuning import merge
+from lamella.inference.loading import load_model
+from lamella.inference.model import ReaderModel
+
+KINDS = ("lora", "ia3", "ia3 of inputs")
+
+
+class Layer(nn.Module):
+    """As peft wants it: a model with a layer."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x)
+        return found
+
+
+def both(kind: str) -> tuple[nn.Linear, Any, list[tuple[Tensor, Tensor]]]:
+    """A layer with our part, one with peft's, and their trained tensors in pairs, all with the same numbers."""
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 4)
+    ours, theirs = copy.deepcopy(layer), Layer(copy.deepcopy(layer))
+    learnt: Lora | Ia3
+    if kind == "lora":
+        learnt = Lora(ours, rank=2, alpha=5)
+        config: Any = peft.LoraConfig(r=2, lora_alpha=5, lora_dropout=0.0, target_modules=["layer"])
+    else:
+        inputs = kind != "ia3"
+        learnt = Ia3(ours, inputs=inputs)
+        config = peft.IA3Config(target_modules=["layer"], feedforward_modules=["layer"] if inputs else [])
+    insert(ours, learnt)
+    peft.inject_adapter_in_model(config, theirs)
+    wrapped: Any = theirs.layer
+    if isinstance(learnt, Lora):
+        pairs = [(learnt.A, wrapped.lora_A["default"].weight), (learnt.B, wrapped.lora_B["default"].weight)]
+    else:
+        pairs = [(learnt.factor, wrapped.ia3_l["default"])]
+    for mine, other in pairs:
+        value = torch.randn(mine.shape)
+        mine.data.copy_(value)
+        other.data.copy_(value.view(other.shape))
+    return ours, theirs, pairs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_and_gradients_are_those_of_peft(kind: str) -> None:
+    ours, theirs, pairs = both(kind)
+    x = torch.randn(3, 5, 6)
+    mine, other = ours(x), theirs(x)
+    torch.testing.assert_close(mine, other)
+    for found in (mine, other):
+        found.square().sum().backward()
+    for one, another in pairs:
+        assert one.grad is not None
+        assert another.grad is not None
+        torch.testing.assert_close(one.grad, another.grad.view(one.shape))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_merged_it_is_a_plain_layer_with_the_weights_of_peft(kind: str) -> None:
+    ours, theirs, _ = both(kind)
+    x = torch.randn(3, 6)
+    before = ours(x)
+    merge_into(ours)
+    theirs.layer.merge()
+    assert set(ours.state_dict()) == {"weight", "bias"}
+    assert not ours._forward_hooks
+    assert not ours._forward_pre_hooks
+    torch.testing.assert_close(ours(x), before)
+    torch.testing.assert_close(ours.weight, theirs.layer.get_base_layer().weight)
+    torch.testing.assert_close(ours.bias, theirs.layer.get_base_layer().bias)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_has_its_own(kind: str) -> None:
+    layer, _, _ = both(kind)
+    x = torch.randn(3, 6)
+    other = copy.deepcopy(layer)
+    before = layer(x)
+    with torch.no_grad():
+        for parameter in learnt_at(other).parameters():
+            parameter.zero_()
+    assert torch.equal(layer(x), before)
+    assert not torch.equal(other(x), before)
+    merge_into(other)
+    assert torch.equal(layer(x), before)
+    merge_into(layer)
+    torch.testing.assert_close(layer(x), before)
+
+
+def test_it_starts_unchanged_and_drops_out_only_what_it_adds() -> None:
+    layer = nn.Linear(6, 4)
+    x = torch.randn(3, 6)
+    plain = layer(x)
+    insert(layer, Lora(layer, rank=2, alpha=4, dropout=0.5))
+    assert torch.equal(layer(x), plain)
+    with torch.no_grad():
+        learnt_at(layer).B.normal_()
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+
+
+@pytest.mark.parametrize("tuning", ["lora", "ia3"])
+def test_a_reader_for_answers_is_merged_and_one_for_training_is_not(tuning: str, tmp_path: Any) -> None:
+    base = save_tiny_encoder(tmp_path / "base")
+    model = ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": tuning})).eval()
+    with torch.no_grad():
+        for layer in layers_with(model.encoder.model).values():
+            for parameter in learnt_at(layer).parameters():
+                parameter.add_(torch.randn(parameter.shape) / 3)
+    model.save(tmp_path / "model")
+    lean, whole = (load_model(tmp_path / "model", device="cpu", precision="fp32", lean=lean) for lean in (True, False))
+    assert isinstance(lean, ReaderModel)
+    assert isinstance(whole, ReaderModel)
+    assert (len(layers_with(lean.encoder.model)), len(layers_with(whole.encoder.model)) > 0) == (0, True)
+    with torch.no_grad():
+        expected = model(tiny_batch())
+        assert torch.equal(whole(tiny_batch()), expected)
+        torch.testing.assert_close(lean(tiny_batch()), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_adapter_stays_where_lora_is_merged() -> None:
+    """In DistilBERT both stand at the same linear layer."""
+    from lamella import registry
+
+    encoder = tiny_encoder("distilbert").encoder
+    registry.build("tuning", {"name": "lora", "targets": ["attention_output"]}, encoder)
+    registry.build("tuning", "adapter", encoder)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn(parameter.shape))
+        before = encoder(tiny_batch("distilbert"), [encoder.depth]).layers[-1]
+        assert merge(encoder)
+        after = encoder(tiny_batch("distilbert"), [encoder.depth]).layers[-1]
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
