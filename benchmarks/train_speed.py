@@ -32,7 +32,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ from lamella.runs import library_versions, write_json
 from lamella.training.learner import Learner, Record, make_learner
 from lamella.training.loop import fit
 from lamella.training.processes import Processes
-from lamella.training.steps import Position, Steps
+from lamella.training.steps import Position, Step, Steps
 
 # How many characters a context has, and the share of the questions whose context has no more. The numbers are a little
 # below those of SQuAD's own contexts: the bundled text makes more tokens of as many characters. So windows come out as
@@ -199,21 +199,37 @@ def with_row(path: Path, result: dict[str, Any]) -> Any:
 
 
 def speed_of_ours(setup: Setup, features: Features, *, seed: int) -> float:
-    """Windows a second over one epoch, after what is not timed."""
+    """Windows a second over all steps of an epoch but the first, after what is not timed."""
     model = make_model(setup, seed)
     # A GPU takes long over the first two batches of every shape. The peer has one shape, so one step warms it up.
     first = TrainingOptions(epochs=2, batch_size=setup.batch, order_seed=seed)
     if setup.device == "cpu":
         first = TrainingOptions(max_steps=1, batch_size=setup.batch, order_seed=seed)
     epoch = TrainingOptions(epochs=1, batch_size=setup.batch, order_seed=seed)
-    total = sum(Steps(lambda epoch: features, options, [1.0]).total for options in (first, epoch))
-    learner = make_learner(model, LEARNER, total)
-    train_ours(setup, learner, features, first)
-    setup.wait()
-    began = time.perf_counter()
-    train_ours(setup, learner, features, epoch)
-    setup.wait()
-    return len(features) / (time.perf_counter() - began)
+    before, timed = Steps(lambda epoch: features, first, [1.0]), TimedSteps(setup, features, epoch)
+    learner = make_learner(model, LEARNER, before.total + timed.total)
+    train_ours(setup, learner, before, first)
+    train_ours(setup, learner, timed, epoch)
+    return timed.windows / (timed.ended - timed.began)
+
+
+class TimedSteps(Steps):
+    """The steps of a training, which notes when the first and the last of them ended, as the peer's clock does."""
+
+    def __init__(self, setup: Setup, features: Features, options: TrainingOptions) -> None:
+        super().__init__(lambda epoch: features, options, [1.0])
+        self.setup, self.windows, self.began, self.ended = setup, 0, 0.0, 0.0
+
+    def after(self, position: Position) -> Iterator[Step]:
+        for step in super().after(position):
+            yield step  # and go on when the loop asks for the next one
+            if not self.began:
+                self.setup.wait()
+                self.began = time.perf_counter()
+            else:
+                self.windows += sum(map(len, step.batches))
+        self.setup.wait()
+        self.ended = time.perf_counter()
 
 
 def make_model(setup: Setup, seed: int) -> ReaderModel:
@@ -223,8 +239,7 @@ def make_model(setup: Setup, seed: int) -> ReaderModel:
     return model
 
 
-def train_ours(setup: Setup, learner: Learner, features: Features, options: TrainingOptions) -> None:
-    steps = Steps(lambda epoch: features, options, [1.0])
+def train_ours(setup: Setup, learner: Learner, steps: Steps, options: TrainingOptions) -> None:
     fit([learner], steps, options, Processes(Accelerator(cpu=setup.device == "cpu")), Quiet())
 
 
@@ -347,8 +362,8 @@ def compare_losses(
     for seed in range(seeds):
         model = make_model(setup, seed)
         options = options.model_copy(update={"order_seed": seed})
-        total = Steps(lambda epoch: features, options, [1.0]).total
-        train_ours(setup, make_learner(model, LEARNER, total), features, options)
+        steps = Steps(lambda epoch: features, options, [1.0])
+        train_ours(setup, make_learner(model, LEARNER, steps.total), steps, options)
         ours.append(dev_loss(model, dev_windows))
         put_weights(model, train_peer(setup, padded, seed, num_train_epochs=EPOCHS))
         peer.append(dev_loss(model, dev_windows))

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
 # The folder of a reader, and the run that made it.
 SHIPPED = {
-    READERS / "default": "minilm-taught",
+    READERS / "default": "minilm-thin",
     ROOT / "models" / "e5-small": "e5-small-taught-by-mpnet",
     ROOT / "models" / "mpnet": "mpnet-taught",
 }

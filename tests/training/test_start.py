@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,12 @@ def test_a_model_of_the_same_tuning_goes_on(encoder: Path, tmp_path: Path, tunin
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert any("starts with all that it learnt" in line for line in said)
+    sha256 = hashlib.sha256((tmp_path / "first" / "model" / "model.safetensors").read_bytes()).hexdigest()
+    facts = json.loads((tmp_path / "second" / "model" / "config.json").read_text())["facts"]
+    assert facts["start"] == {"model": "first", "sha256": sha256}
+    assert (
+        f"| started with | `first` (sha256 `{sha256}`) |" in (tmp_path / "second" / "model" / "README.md").read_text()
+    )
 
 
 def test_what_training_then_does_is_its_own(encoder: Path, tuned: Path, tmp_path: Path) -> None:

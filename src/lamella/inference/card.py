@@ -42,12 +42,20 @@ class TeacherFacts(Section):
     sha256: str | None = None  # of the model's weights
 
 
+class StartFacts(Section):
+    """The model with whose tensors a training began."""
+
+    model: str
+    sha256: str | None = None  # of its weights
+
+
 class Facts(Section):
     """What is known of a training; it is kept in the model's config.json, so that every later copy has it too."""
 
     train: DataFacts | None = None
     dev: DataFacts | None = None
     fraction: float = 1.0  # the share of the train questions that was learnt from
+    start: StartFacts | None = None
     teachers: list[TeacherFacts] = Field(default=[])
     results: dict[str, Any] = Field(default={})  # of the best evaluation on the dev data
     calibrated: dict[str, Any] = Field(default={})  # what `lamella calibrate` reported of the threshold that it stored
@@ -130,7 +138,8 @@ def _use(model: ReaderModel, facts: Facts, name: str) -> str:
         ("beside it", ", ".join(_part("mixer", stage) for stage in model.head_spec["beside"])),
         ("skip", "the last layer beside the mixer's output" if model.head_spec["skip"] else ""),
         ("layers", f"{model.head_spec['layers']}"),
-        ("taught by", ", ".join(map(_teacher, facts.teachers))),
+        ("started with", _told(facts.start.model, facts.start.sha256) if facts.start else ""),
+        ("taught by", ", ".join(dict.fromkeys(_told(one.model or one.run, one.sha256) for one in facts.teachers))),
     ]
     language = "python" if model.gives_text else "sh"
     code = "\n".join([f"```{language}", *lines, "```"])
@@ -145,9 +154,9 @@ def _part(family: str, spec: Mapping[str, Any]) -> str:
     return f"`{name}`" + (f" ({told})" if told else "")
 
 
-def _teacher(teacher: TeacherFacts) -> str:
-    """As `mpnet` (sha256 `0123…`); of a run that does not tell its model, the run."""
-    return f"`{teacher.model or teacher.run}`" + (f" (sha256 `{teacher.sha256}`)" if teacher.sha256 else "")
+def _told(name: str, sha256: str | None) -> str:
+    """As `mpnet` (sha256 `0123…`)."""
+    return f"`{name}`" + (f" (sha256 `{sha256}`)" if sha256 else "")
 
 
 def _data(facts: Facts) -> str:

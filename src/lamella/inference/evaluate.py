@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lamella.inference.predict import Answering
 
 Language = Literal["en", "ko"]
+LEARNT_FROM = ("train", "fraction", "start", "teachers")  # of the facts of a model
 
 
 def evaluate_file(
@@ -79,7 +80,7 @@ def model_record(name: str, model: Answering) -> dict[str, Any]:
     if folder is None or not is_saved_model(folder):
         return record
     config = runs.read_json(folder / MODEL_CONFIG)
-    facts = {key: value for key, value in config.get("facts", {}).items() if key in ("train", "fraction", "teachers")}
+    facts = {key: value for key, value in config.get("facts", {}).items() if key in LEARNT_FROM}
     return {**record, "base": config["base"], "tuning": config["tuning"], "facts": facts}
 
 

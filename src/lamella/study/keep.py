@@ -189,7 +189,7 @@ class _Model:
 
 
 def _made_of(run: RunRecord) -> dict[str, Any]:
-    """Encoder, tuning, train data, teachers: from a model in the run, else as `evaluate` recorded those of its own."""
+    """Encoder, tuning, and what it learnt from: of a model in the run, else as `evaluate` recorded those of its own."""
     model = _model(run)
     facts = model.config.get("facts") or {}
     train = facts.get("train") or {}
@@ -209,7 +209,7 @@ def _made_of(run: RunRecord) -> dict[str, Any]:
             **{key: train[key] for key in ("questions", "unanswerable") if key in train},
             "fraction": facts.get("fraction", (run.config.get("learner") or {}).get("fraction", 1.0)),
         },
-        **({"teachers": facts["teachers"]} if facts.get("teachers") else {}),
+        **{key: facts[key] for key in ("start", "teachers") if facts.get(key)},
     }
 
 

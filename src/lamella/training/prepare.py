@@ -114,6 +114,7 @@ def prepare(
         if one.learner.start is not None:
             starts[name] = begin_with(model, one.learner.start)
             say(f"{whose}{starts[name].remark}")
+            model.facts = model.facts.model_copy(update={"start": starts[name].facts})
 
     recipe = Recipe(base.tokenizer, config)
     feed = Feed(recipe, train_data.examples, say=say)

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from lamella.encoder.adapters import Adapter
 from lamella.encoder.lora import Lora, layers_with, learnt_at
-from lamella.encoder.sources import MODEL_WEIGHTS, hash_weights
+from lamella.encoder.sources import MODEL_WEIGHTS, hash_weights, short_model_name
 from lamella.encoder.tensors import trained_tensors
 from lamella.encoder.tuning import merge
 from lamella.errors import ConfigError
+from lamella.inference.card import StartFacts
 from lamella.inference.model import ReaderModel
 
 WHERE = "learner.start"
@@ -28,6 +29,7 @@ class Start:
 
     folders: tuple[Path, ...]  # where it lies
     sha256: str
+    facts: StartFacts  # what the model is to tell of it
     remark: str
 
 
@@ -61,7 +63,8 @@ def begin_with(model: ReaderModel, name: str) -> Start:
         _copy(trained_tensors(other.head), trained_tensors(model.head))
     head = "its head" if same_head else "a new head, for its own is built otherwise"
     sha256 = hash_weights([other.folders[0] / MODEL_WEIGHTS])
-    return Start(other.folders, sha256, f"starts with {told} of {name}, and with {head}")
+    facts = StartFacts(model=short_model_name(name), sha256=sha256)
+    return Start(other.folders, sha256, facts, f"starts with {told} of {name}, and with {head}")
 
 
 def _approach(model: ReaderModel, other: ReaderModel, name: str) -> str:
