@@ -80,7 +80,6 @@ LIBRARIES = (
     "safetensors",
     "numpy",
     "pydantic",
-    "peft",
     "onnxruntime",
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import peft
@@ -10,12 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from doubles import save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
+from doubles import save_tiny_encoder, tiny_batch, tiny_encoder, tiny_model, tiny_run_config
 from lamella.encoder.loading import load_encoder
 from lamella.encoder.lora import Ia3, Lora, insert, layers_with, learnt_at, merge_into
 from lamella.encoder.tuning import merge
+from lamella.errors import UsageError
 from lamella.inference.loading import load_model
 from lamella.inference.model import ReaderModel
+from lamella.inference.one_pass import share_encoders
 
 KINDS = ("lora", "ia3", "ia3 of inputs")
 
@@ -59,11 +62,14 @@ def both(kind: str) -> tuple[nn.Linear, Any, list[tuple[Tensor, Tensor]]]:
     return ours, theirs, pairs
 
 
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_outputs_and_gradients_are_those_of_peft(kind: str) -> None:
+def test_outputs_and_gradients_are_those_of_peft(kind: str, half: bool) -> None:
     ours, theirs, pairs = both(kind)
     x = torch.randn(3, 5, 6)
-    mine, other = ours(x), theirs(x)
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        mine, other = ours(x), theirs(x)
+    assert mine.dtype == other.dtype == (torch.bfloat16 if half else torch.float32)
     torch.testing.assert_close(mine, other)
     for found in (mine, other):
         found.square().sum().backward()
@@ -119,7 +125,7 @@ def test_it_starts_unchanged_and_drops_out_only_what_it_adds() -> None:
 
 
 @pytest.mark.parametrize("tuning", ["lora", "ia3"])
-def test_a_reader_for_answers_is_merged_and_one_for_training_is_not(tuning: str, tmp_path: Any) -> None:
+def test_a_reader_for_answers_is_merged_and_one_for_training_is_not(tuning: str, tmp_path: Path) -> None:
     base = save_tiny_encoder(tmp_path / "base")
     model = ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": tuning})).eval()
     with torch.no_grad():
@@ -135,6 +141,39 @@ def test_a_reader_for_answers_is_merged_and_one_for_training_is_not(tuning: str,
         expected = model(tiny_batch())
         assert torch.equal(whole(tiny_batch()), expected)
         torch.testing.assert_close(lean(tiny_batch()), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", ["query", "key", "value", "ffn_output"])
+@pytest.mark.parametrize("tuning", ["lora", "ia3"])
+def test_training_in_half_precision(tuning: str, target: str) -> None:
+    model = tiny_model(encoder={"tuning": {"name": tuning, "targets": [target]}}).train()
+    model.precision = "bf16"
+    model(tiny_batch()).sum().backward()
+    found = [one.grad for layer in layers_with(model.encoder.model).values() for one in learnt_at(layer).parameters()]
+    assert all(gradient is not None and gradient.isfinite().all() for gradient in found)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("tuning", ["lora", "adapter"])
+def test_what_was_merged_or_rounded_is_not_saved(tuning: str, precision: Any, tmp_path: Path) -> None:
+    base = save_tiny_encoder(tmp_path / "base")
+    ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": tuning})).save(tmp_path / "model")
+    model = load_model(tmp_path / "model", device="cpu", precision=precision, lean=True)
+    assert isinstance(model, ReaderModel)
+    if (tuning, precision) == ("adapter", "fp32"):
+        model.save(tmp_path / "again")
+        return
+    with pytest.raises(UsageError, match="loaded for answers alone"):
+        model.save(tmp_path / "model")
+    ReaderModel.load(tmp_path / "model")
+
+
+def test_merged_encoders_are_not_taken_for_one(tmp_path: Path) -> None:
+    base = save_tiny_encoder(tmp_path / "base")
+    ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": "lora"})).save(tmp_path / "model")
+    models = [load_model(tmp_path / "model", device="cpu", precision="fp32", lean=True) for _ in range(2)]
+    share_encoders(models)
+    assert models[0].encoder is not models[1].encoder
 
 
 def test_an_adapter_stays_where_lora_is_merged() -> None:

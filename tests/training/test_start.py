@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from doubles import save_tiny_encoder
+from lamella.encoder.lora import layers_with, learnt_at
 from lamella.encoder.tuning import merge
 from lamella.errors import ConfigError
 from lamella.inference.model import ReaderModel
@@ -101,13 +102,27 @@ def test_lora_of_low_rank_starts_nearer_than_nothing(encoder: Path, tuned: Path,
     assert 10 < share < 100
 
 
+@pytest.mark.parametrize("before", [{"name": "top_k", "k": 1}, {"name": "lora", "rank": 2, "targets": ["query"]}])
+def test_what_the_start_left_alone_can_still_learn(encoder: Path, tmp_path: Path, before: dict[str, Any]) -> None:
+    """A and B that are both 0 would stay so."""
+    train(encoder, tmp_path / "before", tuning=before, steps=2)
+    lora = {"name": "lora", "rank": 4, "targets": ALL}
+    train(encoder, tmp_path / "lora", tuning=lora, start=str(tmp_path / "before"))
+    model = ReaderModel.from_pretrained(tmp_path / "lora")
+    for path, layer in layers_with(model.encoder.model).items():
+        assert (learnt_at(layer).A.abs().sum(1) > 0).all(), path
+
+
 def test_the_nearest_matrix_of_a_rank() -> None:
     """By hand: diag(3, 2, 1) has 9 + 4 of its 14 squares in its first two singular values."""
     a, b, share = _nearest(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 2)
     torch.testing.assert_close(b @ a, torch.diag(torch.tensor([3.0, 2.0, 0.0])))
     torch.testing.assert_close(a.square().sum(1), b.square().sum(0))  # split evenly
     assert share == pytest.approx(13 / 14)
-    assert _nearest(torch.zeros(3, 4), 2)[2] == 1
+    for matrix, rank in ((torch.zeros(3, 4), 0), (torch.ones(4, 3), 1)):
+        a, b, share = _nearest(matrix, 2)
+        torch.testing.assert_close(b @ a, matrix)
+        assert (len(a), share) == (rank, pytest.approx(1))
 
 
 def test_a_head_that_is_built_otherwise_is_new(encoder: Path, tuned: Path, tmp_path: Path) -> None:

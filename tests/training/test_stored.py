@@ -600,6 +600,8 @@ def test_what_cannot_teach_is_refused_in_one_line(tmp_path: Path) -> None:
         (student, train, (good,), {"measure": "mse", "temperature": 2.0}, "temperature: is for the measure kl"),
         (student, train, (good,), {"labels": 0.0, "weight": 0.0}, "labels and weight: expected one of them above 0"),
         (student, train, (good,), {"measure": "mse", "doubt": True}, "doubt: is for the measure kl"),
+        (student, train, (good,), {"temperature": 2.0, "doubt": True}, "doubt: expected temperature 1"),
+        (student, train, (good,), {"labels": 0.0, "doubt": True}, "doubt: is of the labels, which count nothing"),
     ]
     for model, features, folders, more, said in cases:
         with pytest.raises(LamellaError) as caught:

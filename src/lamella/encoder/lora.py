@@ -49,7 +49,7 @@ class Ia3(nn.Module):
         self.factor = nn.Parameter(torch.ones(layer.in_features if inputs else layer.out_features))
 
     def forward(self, x: Tensor, output: Tensor) -> Tensor:
-        return output * self.factor
+        return (output * self.factor).to(output.dtype)  # half precision stays so
 
     def merge_into(self, layer: nn.Linear) -> None:
         layer.weight.mul_(self.factor if self.inputs else self.factor[:, None])
@@ -94,4 +94,5 @@ def _behind(layer: nn.Module, arguments: Any, output: Tensor) -> Tensor:
 
 
 def _before(layer: nn.Module, arguments: Any) -> Any:
-    return (arguments[0] * learnt_at(layer).factor, *arguments[1:])
+    x, *others = arguments
+    return ((x * learnt_at(layer).factor).to(x.dtype), *others)

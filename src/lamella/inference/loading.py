@@ -34,7 +34,7 @@ def load_model(
 
     A `lean` model is for answers alone. What LoRA or IA³ learnt is merged into its encoder's weights, and in half
     precision it holds these rounded, a quarter faster than to round them for every batch, as training does. What
-    training scored is then met only but for rounding.
+    training scored is then met only but for rounding, and it cannot be saved.
 
     An exported folder is run by onnxruntime and needs no torch. `threads` are those of its own; of torch, which has one
     number for the whole process, those of everything.
@@ -68,7 +68,7 @@ def load_model(
     model = _load(os.fspath(name)).to(place)
     model.precision = choose_precision(precision, place)
     if lean and isinstance(model, ReaderModel):
-        merge(model.encoder)
+        model.lean = bool(merge(model.encoder)) or model.precision in HALVES
     if lean and model.precision in HALVES:
         encoder = model.encoder if isinstance(model, ReaderModel) else model.model
         torch.nn.Module.to(encoder, HALVES[model.precision])  # transformers' own is not typed

@@ -65,6 +65,7 @@ class ReaderModel(nn.Module):
         self.tuned_before = [registry.complete("tuning", tuning) for tuning in tuned_before]
         self.head_spec = _complete_head({name: getattr(config.learner, name) for name in HEAD_OPTIONS})
         self.precision = "fp32"
+        self.lean = False  # for answers alone: what was learnt cannot be told from the encoder any more
         self.facts = Facts()
         self.windows: WindowOptions = config.windows
         self.decoding: DecodingOptions = config.decoding
@@ -136,6 +137,7 @@ class ReaderModel(nn.Module):
         `results` are what it scored, for the card. `half` rounds the trained tensors to fp16. `name` is what it will be
         loaded by, where that is not the folder.
         """
+        self._refuse_lean()
         trained = {name: value.detach().cpu().contiguous() for name, value in trained_tensors(self).items()}
         if half:
             trained = round_to_half(trained)
@@ -159,6 +161,7 @@ class ReaderModel(nn.Module):
 
         The weights, by which others know it, stay as they are; so does all else that the folder says.
         """
+        self._refuse_lean()
         self.decoding = tuned.decoding
         self.facts = self.facts.model_copy(update={"calibrated": dict(tuned.report)})
         weights = folder / MODEL_WEIGHTS
@@ -222,6 +225,13 @@ class ReaderModel(nn.Module):
         put_tensors(model, read_tensors(folder / MODEL_WEIGHTS), str(folder / MODEL_WEIGHTS))
         model.folders = (folder, *model.folders)
         return model.eval()
+
+    def _refuse_lean(self) -> None:
+        if self.lean:
+            raise UsageError(
+                "this model was loaded for answers alone, with what it learnt merged or rounded, and cannot be saved; "
+                "load it with ReaderModel.from_pretrained."
+            )
 
     def _config(self, facts: Facts) -> dict[str, Any]:
         before = self.tuned_before

@@ -13,7 +13,6 @@ from lamella.data.batches import Batch
 from lamella.data.features import Features
 from lamella.data.padding import Padded, longest_first, pad
 from lamella.encoder.encoder import Encoder, HiddenStates
-from lamella.encoder.tensors import trained_tensors
 from lamella.inference.cost import Stopwatch
 from lamella.inference.decode import Merger, Prediction, WindowSpans
 from lamella.inference.model import ReaderModel
@@ -95,7 +94,7 @@ def share_encoders(models: Sequence[ReaderModel]) -> None:
     """Give models whose encoders hold the same weights one of them in common, and free the others."""
     kept: dict[tuple[Any, ...], Encoder] = {}
     for model in models:
-        if any(name.startswith("encoder.") for name in trained_tensors(model)):
+        if not model.keeps_encoder:
             continue  # tuned: it is this model's own
         has_pooler = getattr(model.encoder.model, "pooler", None) is not None
         model.encoder = kept.setdefault((model.base_sha256, model.precision, model.device, has_pooler), model.encoder)

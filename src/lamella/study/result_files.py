@@ -5,7 +5,7 @@ compared question by question. `FORMAT` tells it from any other JSON. Scores are
 
     name, command, finished, seed       which run it was
     encoder, tuning, train, options     what it was made of; files go without their folders
-    start                               of a reader that started with another: that model and its sha256
+    start                               of a reader that started with another: that model, its sha256 if known
     teachers                            of a reader taught by kept logits: run, model and sha256 of each
     dev                                 what it was scored on, known by the sha256 of the sorted ids of its questions
     scores                              `at_0`, `own` (at the model's own threshold), `best`, and `crossfit`: every

@@ -21,6 +21,7 @@ from lamella.data.batches import Batch, Totals
 from lamella.data.features import Features
 from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.tensors import trained_tensors
+from lamella.errors import RunError
 from lamella.inference.model import ReaderModel
 from lamella.training.objective import Forward, Objective, PassFacts, TaskLoss
 from lamella.training.recorded import Recorded
@@ -158,8 +159,11 @@ class Learner:
         }
 
     def put_state(self, state: Mapping[str, Any]) -> None:
+        own = trained_tensors(self.model)
+        if own.keys() != state["tensors"].keys():
+            raise RunError("the checkpoint has other tensors than this lamella trains; start anew with --overwrite.")
         with torch.no_grad():
-            for name, tensor in trained_tensors(self.model).items():
+            for name, tensor in own.items():
                 tensor.copy_(state["tensors"][name])
         self.optimiser.load_state_dict(state["optimiser"])
         self.schedule.load_state_dict(state["schedule"])

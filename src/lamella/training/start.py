@@ -21,6 +21,7 @@ from lamella.inference.card import StartFacts
 from lamella.inference.model import ReaderModel
 
 WHERE = "learner.start"
+NOTHING = 1e-12  # the share of the largest squared singular value that is rounding
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def _approach(model: ReaderModel, other: ReaderModel, name: str) -> str:
 def _nearest(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
     """Two factors A [R, I] and B [O, R] whose product B A is nearest to a matrix [O, I], and its share of the squares.
 
+    There are fewer than `rank` of them where the matrix is of a lower one: a pair of zeros would never learn anything.
     U S Vᵀ being the matrix, its first singular values are split evenly between the two, so that they learn alike. They
     are found from the eigenvectors of the matrix times itself, along its shorter side: several times as fast, and what
     of their precision is lost by the square is won back by double precision.
@@ -101,11 +103,13 @@ def _nearest(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
     double = matrix.double()
     with one_thread():
         squares, u = torch.linalg.eigh(double @ double.T)  # in rising order
-    squares, u = squares.clamp(min=0).flip(0)[:rank], u.flip(1)[:, :rank]
+    squares, u = squares.flip(0), u.flip(1)
+    rank = min(rank, int((squares > NOTHING * squares[0].clamp(min=0)).sum()))
+    squares, u = squares[:rank], u[:, :rank]
     root = squares**0.25
-    a = torch.where(root > 0, 1 / root, 0)[:, None] * (u.T @ double)
+    a, b = (u.T @ double) / root[:, None], u * root
     total = float(double.square().sum())
-    return a.to(matrix.dtype), (u * root).to(matrix.dtype), float(squares.sum()) / total if total else 1.0
+    return a.to(matrix.dtype), b.to(matrix.dtype), float(squares.sum()) / total if total else 1.0
 
 
 @contextmanager

@@ -74,8 +74,12 @@ class Stored(Distilled):
             problems.append("labels and weight: expected one of them above 0. Got 0 for both.")
         if measure == "mse" and temperature != 1:
             problems.append(f"temperature: is for the measure kl, which has a softmax. Got {temperature:g} for mse.")
-        if measure == "mse" and doubt:
+        if doubt and measure == "mse":
             problems.append("doubt: is for the measure kl, whose teachers give probabilities. Got mse.")
+        if doubt and temperature != 1:
+            problems.append(f"doubt: expected temperature 1; at another no label is believed. Got {temperature:g}.")
+        if doubt and not labels:
+            problems.append("doubt: is of the labels, which count nothing at labels = 0.")
         if facts.train is None:
             problems.append(
                 "stored: expected training texts that stay as they are. data.augment changes them in every epoch, and "
