@@ -85,7 +85,7 @@ def make_batch(windows: int) -> Batch:
     context = real.clone()
     context[:, :15] = False
     zeros = torch.zeros(windows, dtype=torch.int64)
-    return Batch(ids, real, context.long(), context, context, zeros, zeros, zeros.numpy())
+    return Batch(ids, real, context.long(), context, zeros, zeros, zeros.numpy())
 
 
 def measure(jobs: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:

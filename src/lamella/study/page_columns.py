@@ -81,6 +81,8 @@ def told_value(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if isinstance(value, list) and value and all(isinstance(one, float) for one in value):
+        return ", ".join(map(told_value, value))  # as the two ends of a spread
     return " ".join(str(told_option(value)).split())
 
 
