@@ -111,8 +111,8 @@ def main() -> None:
         smaller, error = padded / report.bytes_per_token, max(report.errors.values())
         print(f"{storage}  {report.bytes_per_token:6.0f} bytes a token  {smaller:4.1f} x smaller  error {error:.1e}")
     print(
-        f"cache: an epoch is {result['ratio']:.1f} x as fast as live ({min(worse):.1f} to {max(worse):.1f}), fp16, "
-        f"the worse of {' and '.join(HEADS)}; a token {padded / reports['fp16'].bytes_per_token:.1f} x smaller than padded"
+        f"cache: an epoch is {result['ratio']:.1f} x as fast as live ({min(worse):.1f} to {max(worse):.1f}), fp16, the "
+        f"worse of {' and '.join(HEADS)}; a token {padded / reports['fp16'].bytes_per_token:.1f} x smaller than padded"
     )
 
 
