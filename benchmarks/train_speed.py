@@ -87,6 +87,7 @@ class Size:
 
     batch: int
     questions: int  # of an epoch of ours
+    epochs: int  # of ours that are timed
     peer_steps: int  # the first of them is not timed
     repeats: int
     learnt: int = 0  # questions of the training whose dev loss is compared; 0: it is not
@@ -96,10 +97,10 @@ class Size:
 
 # On the CPU epochs are short, and made so that their last batch is full, as all but one batch of a large set are.
 SIZES = {
-    ("cpu", True): Size(batch=12, questions=47, peer_steps=2, repeats=2),
-    ("cpu", False): Size(batch=16, questions=158, peer_steps=5, repeats=5, learnt=158, scored=96),
-    ("cuda", True): Size(batch=128, questions=6400, peer_steps=26, repeats=5),
-    ("cuda", False): Size(batch=128, questions=6400, peer_steps=51, repeats=7, learnt=6400, scored=1600),
+    ("cpu", True): Size(batch=12, questions=47, epochs=1, peer_steps=2, repeats=2),
+    ("cpu", False): Size(batch=16, questions=158, epochs=1, peer_steps=5, repeats=5, learnt=158, scored=96),
+    ("cuda", True): Size(batch=128, questions=6400, epochs=4, peer_steps=26, repeats=5),
+    ("cuda", False): Size(batch=128, questions=6400, epochs=4, peer_steps=51, repeats=7, learnt=6400, scored=1600),
 }
 
 
@@ -143,13 +144,12 @@ def main() -> None:
     if not family_of(kind, setup.encoder).token_types:
         for row in padded:
             del row["token_type_ids"]
-    ours, peer = [], []
-    busy: dict[str, list[float]] = {"ours": [], "peer": []}
+    timers: dict[str, list[Timer]] = {"ours": [], "peer": []}
     for turn in range(size.repeats):  # in turn, so that a busy moment touches both
-        with Busy(setup, busy["peer"]):
-            peer.append(speed_of_peer(setup, padded, size.peer_steps, seed=turn))
-        with Busy(setup, busy["ours"]):
-            ours.append(speed_of_ours(setup, features, seed=turn))
+        timers["peer"].append(time_peer(setup, padded, size.peer_steps, seed=turn))
+        timers["ours"].append(time_ours(setup, features, size.epochs, seed=turn))
+    ours, peer = ([one.windows_per_second for one in timers[who]] for who in ("ours", "peer"))
+    busy = {who: [statistics.median(one.percents) for one in some if one.percents] for who, some in timers.items()}
     ratios = [mine / its for mine, its in zip(ours, peer, strict=True)]
     losses = compare_losses(setup, train[: size.learnt], dev, tokenizer, size.seeds) if size.learnt else None
 
@@ -160,7 +160,11 @@ def main() -> None:
         "peer": statistics.median(peer),
         "unit": "windows/s",
         **(limits(setup, features, statistics.median(ours), statistics.median(peer)) if setup.device == "cuda" else {}),
-        **({"gpu_busy_percent": {who: statistics.mean(all_) for who, all_ in busy.items()}} if busy["ours"] else {}),
+        **(
+            {"gpu_busy_percent": {who: statistics.mean(some) for who, some in busy.items()}}
+            if all(busy.values())
+            else {}
+        ),
         "dev_loss": losses,
         "device": torch.cuda.get_device_name() if setup.device == "cuda" else "cpu",
         "precision": setup.precision,
@@ -198,38 +202,63 @@ def with_row(path: Path, result: dict[str, Any]) -> Any:
     return [*there[:at], result, *there[at + 1 :]]
 
 
-def speed_of_ours(setup: Setup, features: Features, *, seed: int) -> float:
-    """Windows a second over all steps of an epoch but the first, after what is not timed."""
+class Timer:
+    """From the end of a training's first step to that of its last: how long it took, and how busy the GPU was."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.windows, self.began, self.ended = setup, 0, 0.0, 0.0
+        self.driver: subprocess.Popen[str] | None = None
+        self.percents: list[float] = []  # of the time that the GPU was busy, as its driver tells it now and then
+
+    @property
+    def windows_per_second(self) -> float:
+        return self.windows / (self.ended - self.began)
+
+    def start(self) -> None:
+        self.setup.wait()
+        if self.setup.device == "cuda" and shutil.which("nvidia-smi"):
+            ask = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=200"]
+            self.driver = subprocess.Popen(ask, stdout=subprocess.PIPE, text=True)
+        self.began = time.perf_counter()
+
+    def stop(self) -> None:
+        self.setup.wait()
+        self.ended = time.perf_counter()
+        if self.driver is not None:
+            self.driver.terminate()
+            self.percents = [float(line) for line in self.driver.communicate()[0].split()]
+
+
+def time_ours(setup: Setup, features: Features, epochs: int, *, seed: int) -> Timer:
+    """Over all steps of some epochs but the first, after what is not timed."""
     model = make_model(setup, seed)
     # A GPU takes long over the first two batches of every shape. The peer has one shape, so one step warms it up.
     first = TrainingOptions(epochs=2, batch_size=setup.batch, order_seed=seed)
     if setup.device == "cpu":
         first = TrainingOptions(max_steps=1, batch_size=setup.batch, order_seed=seed)
-    epoch = TrainingOptions(epochs=1, batch_size=setup.batch, order_seed=seed)
-    before, timed = Steps(lambda epoch: features, first, [1.0]), TimedSteps(setup, features, epoch)
+    options = TrainingOptions(epochs=epochs, batch_size=setup.batch, order_seed=seed)
+    before, timed = Steps(lambda epoch: features, first, [1.0]), TimedSteps(setup, features, options)
     learner = make_learner(model, LEARNER, before.total + timed.total)
     train_ours(setup, learner, before, first)
-    train_ours(setup, learner, timed, epoch)
-    return timed.windows / (timed.ended - timed.began)
+    train_ours(setup, learner, timed, options)
+    return timed.timer
 
 
 class TimedSteps(Steps):
-    """The steps of a training, which notes when the first and the last of them ended, as the peer's clock does."""
+    """The steps of a training, with a timer that runs as the peer's does."""
 
     def __init__(self, setup: Setup, features: Features, options: TrainingOptions) -> None:
         super().__init__(lambda epoch: features, options, [1.0])
-        self.setup, self.windows, self.began, self.ended = setup, 0, 0.0, 0.0
+        self.timer = Timer(setup)
 
     def after(self, position: Position) -> Iterator[Step]:
         for step in super().after(position):
             yield step  # and go on when the loop asks for the next one
-            if not self.began:
-                self.setup.wait()
-                self.began = time.perf_counter()
+            if self.timer.began:
+                self.timer.windows += sum(map(len, step.batches))
             else:
-                self.windows += sum(map(len, step.batches))
-        self.setup.wait()
-        self.ended = time.perf_counter()
+                self.timer.start()
+        self.timer.stop()
 
 
 def make_model(setup: Setup, seed: int) -> ReaderModel:
@@ -241,25 +270,6 @@ def make_model(setup: Setup, seed: int) -> ReaderModel:
 
 def train_ours(setup: Setup, learner: Learner, steps: Steps, options: TrainingOptions) -> None:
     fit([learner], steps, options, Processes(Accelerator(cpu=setup.device == "cpu")), Quiet())
-
-
-class Busy:
-    """How busy a GPU is while something runs on it, in percent of the time, as its driver tells it."""
-
-    def __init__(self, setup: Setup, found: list[float]) -> None:
-        self.watches = setup.device == "cuda" and shutil.which("nvidia-smi") is not None
-        self.found = found
-
-    def __enter__(self) -> None:
-        if self.watches:
-            ask = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=200"]
-            self.driver = subprocess.Popen(ask, stdout=subprocess.PIPE, text=True)
-
-    def __exit__(self, *error: object) -> None:
-        if self.watches:
-            self.driver.terminate()
-            percents = [float(line) for line in self.driver.communicate()[0].split()]
-            self.found.append(statistics.median(percents))
 
 
 def limits(setup: Setup, features: Features, ours: float, peer: float) -> dict[str, Any]:
@@ -294,26 +304,25 @@ class Quiet:
     def checkpoint(self, position: Position) -> None: ...
 
 
-def speed_of_peer(setup: Setup, padded: Padded, steps: int, *, seed: int) -> float:
-    """Windows a second over all steps but the first."""
+def time_peer(setup: Setup, padded: Padded, steps: int, *, seed: int) -> Timer:
+    """Over all steps but the first."""
     clock = Clock(setup)
     train_peer(setup, padded, seed, callbacks=[clock], max_steps=steps)
-    return setup.batch * (steps - 1) / (clock.ended - clock.began)
+    clock.timer.windows = setup.batch * (steps - 1)
+    return clock.timer
 
 
 class Clock(TrainerCallback):
-    """Notes when the first and the last step of a training ended."""
+    """Starts a timer when the first step of a training has ended, and stops it when the last has."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.began, self.ended = setup, 0.0, 0.0
+        self.timer = Timer(setup)
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **more: Any) -> None:
         if state.global_step == 1:
-            self.setup.wait()
-            self.began = time.perf_counter()
+            self.timer.start()
         if state.global_step == state.max_steps:
-            self.setup.wait()
-            self.ended = time.perf_counter()
+            self.timer.stop()
 
 
 def train_peer(
