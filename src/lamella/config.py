@@ -181,7 +181,7 @@ class LearnerOptions(Section):
     start: str | None = Field(
         default=None,
         min_length=1,
-        description="a model or run on the same encoder: this starts with what it learnt",
+        description="a model or run to start with; what is not said of encoder, head and windows is taken from it",
     )
 
     @property

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from doubles import save_tiny_encoder, tiny_run_config
 from lamella import Reader, runs
@@ -18,6 +19,8 @@ from lamella.encoder.tuning import count_parameters
 from lamella.inference.loading import load_model
 from lamella.inference.model import ReaderModel
 from lamella.inference.predict import predict, score_predictions
+from lamella.plan import load_plan
+from lamella.training.run import train_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 TITAN = (
@@ -95,6 +98,18 @@ def test_no_folder_goes_before_it_where_no_model_is_named(
 def test_heads_can_stand_on_it() -> None:
     source = find_encoder(DEFAULT_READER)
     assert (source.name, source.kind) == ("default", "package"), "a name, and no path of this machine"
+
+
+def test_it_can_be_adapted(tmp_path: Path) -> None:
+    """As docs/how-to/adapt.md has it: the run file says nothing of encoder, tuning and head."""
+    few = ["data.max_train_samples=4", "data.max_eval_samples=2", "training.max_steps=1", "training.batch_size=2"]
+    train_plan(load_plan(ROOT / "configs" / "adapt.toml", few), tmp_path / "mine", say=str)
+    (mine, default) = (ReaderModel.from_pretrained(name) for name in (tmp_path / "mine", DEFAULT_READER))
+    assert (mine.tuning, mine.base_sha256) == (default.tuning, default.base_sha256)
+    assert mine.decoding.null_score_diff_threshold == 0
+    moved = dict(mine.named_parameters())
+    assert all(torch.allclose(moved[name], value, atol=2e-3) for name, value in default.named_parameters())
+    assert "| started with | `default` (sha256 " in (tmp_path / "mine" / "model" / "README.md").read_text()
 
 
 def test_its_card_tells_what_it_was_made_of(model: ReaderModel) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from doubles import save_tiny_encoder
 from lamella.encoder.lora import layers_with, learnt_at
 from lamella.encoder.tuning import merge
-from lamella.errors import ConfigError
+from lamella.errors import ConfigError, LamellaError
 from lamella.inference.model import ReaderModel
 from lamella.plan import make_plan
 from lamella.training.run import train_plan
@@ -73,6 +73,43 @@ def test_a_model_of_the_same_tuning_goes_on(encoder: Path, tmp_path: Path, tunin
     assert (
         f"| started with | `first` (sha256 `{sha256}`) |" in (tmp_path / "second" / "model" / "README.md").read_text()
     )
+
+
+def test_what_a_run_does_not_say_is_as_its_start_has_it(encoder: Path, tmp_path: Path) -> None:
+    adapters, start = {"name": "adapter", "size": 3}, str(tmp_path / "first")
+    train(encoder, tmp_path / "first", tuning=adapters, steps=2, mixer="scalar_mix")
+    given: dict[str, Any] = {
+        "data": {"train": "demo:train", "max_train_samples": 10},
+        "learner": {"start": start},
+        "training": {"max_steps": 0, "precision": "fp32"},
+    }
+    train_plan(make_plan(given, where="test"), tmp_path / "second", say=str)
+    first, second = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("first", "second"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    config = json.loads((tmp_path / "second" / "config.json").read_text())
+    assert (config["encoder"]["name"], config["encoder"]["tuning"]["size"]) == (str(encoder), 3)
+    assert config["learner"]["mixer"][0]["name"] == "scalar_mix"
+    assert config["windows"]["max_seq_length"] == 128
+    train_plan(make_plan(given, where="test"), tmp_path / "second", resume=True, say=str)
+    given["learner"]["mixer"] = "last"
+    given["windows"] = {"max_seq_length": 96, "doc_stride": 16, "max_query_length": 12}
+    train_plan(make_plan(given, where="test"), tmp_path / "third", say=str)
+    config = json.loads((tmp_path / "third" / "config.json").read_text())
+    assert config["learner"]["mixer"] == [{"name": "last"}]
+    assert (config["windows"]["max_seq_length"], config["windows"]["doc_stride"]) == (96, 16)
+    given["encoder"] = {"tuning": "full"}
+    with pytest.raises(ConfigError, match=r"expected the same encoder\.tuning as here, full"):
+        train_plan(make_plan(given, where="test"), tmp_path / "fourth", say=str)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("nowhere", "nowhere"), ("all-MiniLM-L6-v2", "expected a model that answers questions. Found BertModel")],
+)
+def test_what_is_no_model_is_nothing_to_start_with(encoder: Path, tmp_path: Path, name: str, expected: str) -> None:
+    with pytest.raises(LamellaError, match=expected):
+        train(encoder, tmp_path / "out", start=name)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_training_then_does_is_its_own(encoder: Path, tuned: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from lamella.plan import Pass
 from lamella.training.learner import Learner, Randomness, layers_of, make_learner
 from lamella.training.overfit import best_possible, spread
 from lamella.training.processes import Processes
-from lamella.training.start import Start, begin_with
+from lamella.training.start import Start, as_its_start, begin_with
 from lamella.training.steps import Steps
 
 Say = Callable[[str], None]
@@ -183,8 +183,8 @@ def prepare(
 
 
 def located(configs: Pass, runs_folder: Path) -> Pass:
-    """The same runs with `encoder.from` resolved to a folder."""
-    return {name: start_from(config, runs_folder) for name, config in configs.items()}
+    """The same runs with `encoder.from` resolved to a folder, and what they leave to the model they start with said."""
+    return {name: as_its_start(start_from(config, runs_folder)) for name, config in configs.items()}
 
 
 def named_folders(configs: Pass) -> list[Path]:

@@ -6,19 +6,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from lamella.config import RunConfig
 from lamella.encoder.adapters import Adapter
+from lamella.encoder.loading import read_saved
 from lamella.encoder.lora import Lora, layers_with, learnt_at
-from lamella.encoder.sources import MODEL_WEIGHTS, hash_weights, short_model_name
+from lamella.encoder.sources import MODEL_WEIGHTS, find_encoder, hash_weights, is_saved_model, short_model_name
 from lamella.encoder.tensors import trained_tensors
 from lamella.encoder.tuning import merge
-from lamella.errors import ConfigError
+from lamella.errors import ConfigError, EncoderError
 from lamella.inference.card import StartFacts
-from lamella.inference.model import ReaderModel
+from lamella.inference.model import HEAD_OPTIONS, ReaderModel
 
 WHERE = "learner.start"
 NOTHING = 1e-12  # the share of the largest squared singular value that is rounding
@@ -32,6 +34,25 @@ class Start:
     sha256: str
     facts: StartFacts  # what the model is to tell of it
     remark: str
+
+
+def as_its_start(config: RunConfig) -> RunConfig:
+    """A run, with what its file does not say of encoder, head and windows as the model has it that it starts with."""
+    try:
+        folder = find_encoder(config.learner.start).folder if config.learner.start else None
+    except EncoderError:  # which `begin_with` will tell better
+        folder = None
+    if folder is None or not is_saved_model(folder):
+        return config
+    theirs = read_saved(folder).config
+    updated: dict[str, Any] = {}
+    for section, keys in (("encoder", ("name", "tuning")), ("learner", HEAD_OPTIONS)):
+        ours, its = getattr(config, section), getattr(theirs, section)
+        unsaid = {key: getattr(its, key) for key in keys if key not in ours.model_fields_set}
+        updated[section] = ours.model_copy(update=unsaid)
+    if not config.windows.model_fields_set:  # all or none: not every length goes with every other
+        updated["windows"] = theirs.windows
+    return config.model_copy(update=updated)
 
 
 def begin_with(model: ReaderModel, name: str) -> Start:
