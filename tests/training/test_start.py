@@ -141,13 +141,13 @@ def test_lora_of_low_rank_starts_nearer_than_nothing(encoder: Path, tuned: Path,
 
 @pytest.mark.parametrize("before", [{"name": "top_k", "k": 1}, {"name": "lora", "rank": 2, "targets": ["query"]}])
 def test_what_the_start_left_alone_can_still_learn(encoder: Path, tmp_path: Path, before: dict[str, Any]) -> None:
-    """A and B that are both 0 would stay so."""
+    """A and B that are both 0, or next to it, would stay so: what has no counterpart is as it was drawn."""
     train(encoder, tmp_path / "before", tuning=before, steps=2)
     lora = {"name": "lora", "rank": 4, "targets": ALL}
     train(encoder, tmp_path / "lora", tuning=lora, start=str(tmp_path / "before"))
     model = ReaderModel.from_pretrained(tmp_path / "lora")
     for path, layer in layers_with(model.encoder.model).items():
-        assert (learnt_at(layer).A.abs().sum(1) > 0).all(), path
+        assert (learnt_at(layer).A.norm(dim=1) > 0.01).all(), path
 
 
 def test_the_nearest_matrix_of_a_rank() -> None:

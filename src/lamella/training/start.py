@@ -23,7 +23,7 @@ from lamella.inference.card import StartFacts
 from lamella.inference.model import HEAD_OPTIONS, ReaderModel
 
 WHERE = "learner.start"
-NOTHING = 1e-12  # the share of the largest squared singular value that is rounding
+NOTHING = 1e-8  # the share of the largest squared singular value that may be rounding, where weights were merged
 
 
 @dataclass(frozen=True)
