@@ -18,7 +18,7 @@ from lamella.encoder.lora import Lora, layers_with, learnt_at
 from lamella.encoder.sources import MODEL_WEIGHTS, find_encoder, hash_weights, is_saved_model, short_model_name
 from lamella.encoder.tensors import trained_tensors
 from lamella.encoder.tuning import merge
-from lamella.errors import ConfigError, EncoderError
+from lamella.errors import ConfigError, EncoderError, ModelError, UsageError
 from lamella.inference.card import StartFacts
 from lamella.inference.model import HEAD_OPTIONS, ReaderModel
 
@@ -63,7 +63,10 @@ def begin_with(model: ReaderModel, name: str) -> Start:
     what the model added to its weights, by their singular values (Eckart and Young), so that a fully trained model
     becomes a thin one, and training makes good what was lost. The head is taken over where it is built alike.
     """
-    other = ReaderModel.from_pretrained(name)
+    try:
+        other = ReaderModel.from_pretrained(name)
+    except (ModelError, UsageError) as error:
+        raise ConfigError(WHERE, [str(error)]) from None
     if not _same_base(model, other):
         raise ConfigError(WHERE, [f"{name}: stands on {other.base_name!r}, and not on {model.base_name!r}."])
     same_tuning = (other.tuned_before, other.tuning) == (model.tuned_before, model.tuning)
