@@ -156,6 +156,9 @@ class TrainingOptions(Section):
     )
 
 
+HEAD_OPTIONS = ("task", "mixer", "layers", "skip", "beside")  # of a learner: what its head is built of
+
+
 class LearnerOptions(Section):
     """What is trained, and how."""
 
@@ -257,6 +260,23 @@ class RunConfig(Section):
     learner: LearnerOptions = LearnerOptions()
     training: TrainingOptions = TrainingOptions()
     decoding: DecodingOptions = DecodingOptions()
+
+    @property
+    def models_read(self) -> list[str]:
+        """The names of the models that a run reads: its encoder, what it starts with, its teachers."""
+        start = [] if self.learner.start is None else [self.learner.start]
+        return [self.encoder.name, *start, *(self.learner.distil or {}).get("models", [])]
+
+    @property
+    def left_to_start(self) -> list[str]:
+        """The options, by their full names, that a run leaves to the model it starts with, where there is one."""
+        if self.learner.start is None:
+            return []
+        left = [f"encoder.{key}" for key in ("name", "tuning") if key not in self.encoder.model_fields_set]
+        left += [f"learner.{key}" for key in HEAD_OPTIONS if key not in self.learner.model_fields_set]
+        if not self.windows.model_fields_set:  # all or none: not every length goes with every other
+            left += [f"windows.{key}" for key in WindowOptions.model_fields]
+        return left
 
     def flat(self) -> dict[str, Any]:
         """Every option under its full name, `learner.seed`, as JSON has it."""

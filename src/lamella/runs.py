@@ -252,6 +252,11 @@ def write_entries(path: Path, entries: Mapping[str, Any]) -> None:
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file; what is wrong with it is said with line and column."""
     try:

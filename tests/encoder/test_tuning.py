@@ -214,6 +214,13 @@ def test_ia3_trains_one_vector_for_every_target(family: str, targets: list[str] 
     assert all((values[name] == 1).all() for name in expected)
 
 
+def test_lora_is_exact_with_many_layers() -> None:
+    encoder = tiny_encoder("bert", num_hidden_layers=24).encoder
+    registry.build("tuning", {"name": "lora", "targets": ["ffn_output"]}, encoder)
+    expected = {f"model.encoder.layer.{number}.output.dense.lora.{matrix}" for number in range(24) for matrix in "AB"}
+    assert trained(encoder) == expected
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_full_and_frozen(family: str) -> None:
     encoder, before = tune(family, "full")

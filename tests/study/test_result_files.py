@@ -73,7 +73,12 @@ def write_scored_run(folder: Path, data: Path, seed: int, *, skill: float = 0.8,
     config = {
         "data": {"train": ["/somewhere/private/train.json.gz"], "dev": [str(data)]},
         "encoder": {"name": "/somewhere/private/tiny", "tuning": {"name": "adapter", "size": 8}},
-        "learner": {"seed": seed, "learning_rate": skill, "distil": {"name": "teacher", "models": ["/p/first/model"]}},
+        "learner": {
+            "seed": seed,
+            "learning_rate": skill,
+            "distil": {"name": "teacher", "models": ["/p/first/model"]},
+            "start": "/somewhere/private/earlier/model",
+        },
         "training": {"order_seed": 0},
     }
     write_files(
@@ -176,6 +181,7 @@ def test_no_folder_of_the_machine_is_kept(tmp_path: Path, data: Path) -> None:
     assert str(tmp_path) not in text
     assert content["encoder"]["name"] == content["options"]["encoder.name"] == "tiny"
     assert content["options"]["learner.distil"]["models"] == ["first"]
+    assert content["options"]["learner.start"] == "earlier"
     assert content["train"]["files"] == [{"name": "train.json.gz"}]
     assert set(content["dev"]["files"][0]) == {"name", "sha256"}
     assert (content["seed"], content["tuning"]) == ({"learner": 0, "order": 0}, {"name": "adapter", "size": 8})

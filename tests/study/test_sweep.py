@@ -131,6 +131,21 @@ def test_a_run_that_starts_from_another_comes_after_it(tmp_path: Path, encoder: 
     assert Path(base) == tmp_path / "out" / "first" / "models" / "0.1"
 
 
+def test_a_run_that_starts_with_what_another_learnt_comes_after_it(tmp_path: Path, encoder: Path) -> None:
+    """And what it left to that one is no other option when the sweep is called again."""
+    start = f'[learner]\nstart = "{tmp_path / "out" / "first"}"'
+    files = [
+        write(tmp_path / "a-second.toml", None, start),
+        write(tmp_path / "first.toml", encoder, tuning="bitfit"),
+    ]
+    assert names_of_passes(files, tmp_path / "out") == [["first"], ["a-second"]]
+    for _ in range(2):
+        rows = run_sweep(read_sweep(files, tmp_path / "out"), tmp_path / "out", say=quiet)
+        assert [row.error for row in rows] == [None] * 2
+    config = runs.read_json(tmp_path / "out" / "a-second" / runs.CONFIG)
+    assert config["encoder"]["tuning"] == {"name": "bitfit"}
+
+
 def test_runs_that_start_from_one_another_are_refused(tmp_path: Path) -> None:
     files = [
         write(tmp_path / "a.toml", None, **{"from": "b"}),

@@ -35,7 +35,7 @@ from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.storage import SCALE_BYTES, TYPES, Storage, decode
 from lamella.errors import RunError, UsageError
 from lamella.progress import progress
-from lamella.runs import read_json
+from lamella.runs import file_sha256, read_json
 
 if TYPE_CHECKING:
     from lamella.data.batches import Batch
@@ -179,10 +179,8 @@ class Shard:
         size = path.stat().st_size
         if size != self.bytes:
             return f"expected {self.bytes} bytes, found {size}"
-        if verify:
-            with path.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != self.sha256:
-                    return "is not as it was written (its sha256 differs)"
+        if verify and file_sha256(path) != self.sha256:
+            return "is not as it was written (its sha256 differs)"
         return None
 
 

@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 
 from lamella.config import RunConfig
 from lamella.errors import EncoderError, MissingExtraError, UsageError, did_you_mean
-from lamella.runs import MODEL, MODELS, read_json, run_state
+from lamella.runs import MODEL, MODELS, file_sha256, read_json, run_state
 
 MODEL_CONFIG = "config.json"
 MODEL_WEIGHTS = "model.safetensors"
@@ -167,10 +167,7 @@ def verified_hash(source: Source) -> str:
 
 def hash_weights(files: Sequence[Path]) -> str:
     """sha256 of a file of weights; of shards, that of their hashes."""
-    digests = []
-    for path in files:
-        with path.open("rb") as file:
-            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    digests = [file_sha256(path) for path in files]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 

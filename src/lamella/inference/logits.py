@@ -31,7 +31,7 @@ from lamella.data.padding import Padded
 from lamella.errors import UnreadableError, UsageError
 from lamella.inference.decode import choosable
 from lamella.inference.predict import Deciding
-from lamella.runs import LOGITS, LOGITS_INDEX, read_json, write_bytes, write_entries
+from lamella.runs import LOGITS, LOGITS_INDEX, file_sha256, read_json, write_bytes, write_entries
 
 FORMAT = 1
 HALF_RANGE = float(np.finfo(np.float16).max)
@@ -102,7 +102,7 @@ class KeptLogits:
                     f"{folder / LOGITS_INDEX}: expected format {FORMAT}. Got {index['format']!r}, of another lamella."
                 )
             self._file = cast(Any, safe_open(path, framework="numpy"))
-            if "sha256" in index and index["sha256"] != _sha256(path):  # it was not written before
+            if "sha256" in index and index["sha256"] != file_sha256(path):  # it was not written before
                 raise ValueError("the files do not belong together")
             self._logits, self.tops = self._file.get_slice("logits"), self._file.get_tensor("tops")
             self.decoding = DecodingOptions(**index["decoding"])
@@ -173,11 +173,6 @@ def _named(record: Mapping[str, Any]) -> dict[str, str]:
     """What of the record of a model tells it from others."""
     base = {"base": record["base"]["name"]} if "base" in record else {}
     return {"name": record["name"], **base, **({"sha256": record["sha256"]} if "sha256" in record else {})}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sound(features: Features) -> bool:

@@ -26,7 +26,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lamella import registry
-from lamella.config import DecodingOptions, RunConfig, WindowOptions
+from lamella.config import HEAD_OPTIONS, DecodingOptions, RunConfig, WindowOptions
 from lamella.data.batches import Batch
 from lamella.data.padding import Padded, refuse_longer_windows
 from lamella.encoder.encoder import Encoder, HiddenStates
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from lamella.inference.calibrate import Tuned
-
-HEAD_OPTIONS = ("task", "mixer", "layers", "skip", "beside")
 
 
 class ReaderModel(nn.Module):

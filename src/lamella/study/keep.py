@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -236,8 +235,9 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("data.train", "data.dev", "data.threshold"):
         if flat.get(key):
             flat[key] = [PurePath(one).name for one in flat[key]]
-    if isinstance(flat.get("encoder.name"), str):
-        flat["encoder.name"] = short_model_name(flat["encoder.name"])
+    for key in ("encoder.name", "learner.start"):
+        if isinstance(flat.get(key), str):
+            flat[key] = short_model_name(flat[key])
     distil = flat.get("learner.distil")
     if isinstance(distil, Mapping):
         named = [key for key in ("models", "runs") if key in distil]
@@ -260,8 +260,7 @@ def _file(name: str, recorded: Mapping[str, str]) -> dict[str, str]:
         return {**found, "sha256": recorded[name]}
     if not path.is_file():
         return found
-    with path.open("rb") as file:
-        return {**found, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    return {**found, "sha256": runs.file_sha256(path)}
 
 
 def _summed(scores: QuestionScores) -> dict[str, float]:

@@ -173,7 +173,7 @@ def _run_files(path: Path) -> list[Path]:
 def _needs(config: RunConfig, out: Path) -> frozenset[str]:
     """The runs of a sweep's folder that a run reads: the one it starts from, its teachers."""
     found = [] if config.encoder.from_run is None else [config.encoder.from_run.partition("@")[0]]
-    for named in (config.encoder.name, *(config.learner.distil or {}).get("models", [])):
+    for named in config.models_read:
         path = absolute(Path(named))
         if out in path.parents:
             found.append(path.relative_to(out).parts[0])
@@ -274,6 +274,8 @@ def _refuse_other_options(sweep: Sweep, out: Path) -> None:
         then = runs.read_json(path)
         for key, value in config.flat().items():
             section, _, option = key.partition(".")
+            if key in config.left_to_start:
+                continue  # what the start had stands there
             if config.encoder.from_run is not None and key in ("encoder.name", "encoder.from"):
                 continue  # the folder of that run stands there
             before = then.get(section, {}).get(option)

@@ -192,9 +192,7 @@ def named_folders(configs: Pass) -> list[Path]:
     named = [
         name
         for config in configs.values()
-        for distil in [config.learner.distil or {}]
-        for name in (config.encoder.name, config.learner.start, *distil.get("models", []), *distil.get("runs", []))
-        if name is not None
+        for name in (*config.models_read, *(config.learner.distil or {}).get("runs", []))
     ]
     return [Path(os.path.expanduser(name)) for name in named if os.path.isdir(os.path.expanduser(name))]
 

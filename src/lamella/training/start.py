@@ -20,7 +20,7 @@ from lamella.encoder.tensors import trained_tensors
 from lamella.encoder.tuning import merge
 from lamella.errors import ConfigError, EncoderError, ModelError, UsageError
 from lamella.inference.card import StartFacts
-from lamella.inference.model import HEAD_OPTIONS, ReaderModel
+from lamella.inference.model import ReaderModel
 
 WHERE = "learner.start"
 NOTHING = 1e-8  # the share of the largest squared singular value that may be rounding, where weights were merged
@@ -31,9 +31,14 @@ class Start:
     """What a learner started with."""
 
     folders: tuple[Path, ...]  # where it lies
+    name: str
     sha256: str
-    facts: StartFacts  # what the model is to tell of it
     remark: str
+
+    @property
+    def facts(self) -> StartFacts:
+        """What the model is to tell of it."""
+        return StartFacts(model=short_model_name(self.name), sha256=self.sha256)
 
 
 def as_its_start(config: RunConfig) -> RunConfig:
@@ -45,14 +50,12 @@ def as_its_start(config: RunConfig) -> RunConfig:
     if folder is None or not is_saved_model(folder):
         return config
     theirs = read_saved(folder).config
-    updated: dict[str, Any] = {}
-    for section, keys in (("encoder", ("name", "tuning")), ("learner", HEAD_OPTIONS)):
-        ours, its = getattr(config, section), getattr(theirs, section)
-        unsaid = {key: getattr(its, key) for key in keys if key not in ours.model_fields_set}
-        updated[section] = ours.model_copy(update=unsaid)
-    if not config.windows.model_fields_set:  # all or none: not every length goes with every other
-        updated["windows"] = theirs.windows
-    return config.model_copy(update=updated)
+    taken: dict[str, dict[str, Any]] = {}
+    for key in config.left_to_start:
+        section, _, option = key.partition(".")
+        taken.setdefault(section, {})[option] = getattr(getattr(theirs, section), option)
+    sections = {section: getattr(config, section).model_copy(update=options) for section, options in taken.items()}
+    return config.model_copy(update=sections)
 
 
 def begin_with(model: ReaderModel, name: str) -> Start:
@@ -88,8 +91,7 @@ def begin_with(model: ReaderModel, name: str) -> Start:
         _copy(trained_tensors(other.head), trained_tensors(model.head))
     head = "its head" if same_head else "a new head, for its own is built otherwise"
     sha256 = hash_weights([other.folders[0] / MODEL_WEIGHTS])
-    facts = StartFacts(model=short_model_name(name), sha256=sha256)
-    return Start(other.folders, sha256, facts, f"starts with {told} of {name}, and with {head}")
+    return Start(other.folders, name, sha256, f"starts with {told} of {name}, and with {head}")
 
 
 def _approach(model: ReaderModel, other: ReaderModel, name: str) -> str:
