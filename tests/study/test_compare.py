@@ -96,6 +96,15 @@ def test_a_run_that_is_called_as_the_seeds_of_another_keeps_its_name(tmp_path: P
     assert found.against["dot"].verdict.startswith("dot beats dot-seed0 by 25.0 F1 [")
 
 
+def test_seeds_of_which_the_first_came_without_a_number_have_its_name(tmp_path: Path, data: Path) -> None:
+    folders = [
+        write_run(tmp_path / name, data, [1] * 100, config=config("dot", seed))
+        for name, seed in (("dot-seed1", 1), ("dot", 0))
+    ]
+    other = write_run(tmp_path / "last", data, [1] * 100, config=config("last"))
+    assert [(one.name, len(one.runs)) for one in compare([*folders, other]).contenders] == [("dot", 2), ("last", 1)]
+
+
 @pytest.mark.parametrize(("questions", "told"), [(5, "too few questions to tell"), (6, "clearly better")])
 def test_a_handful_of_questions_tells_nothing(tmp_path: Path, questions: int, told: str) -> None:
     data = write_data(tmp_path / "few.json", questions)

@@ -264,8 +264,8 @@ def read_contenders(found: Found, data: str | None = None) -> tuple[NDArray[np.i
     taken_names = {run.name for run in found.runs}
     for places in groups.values():
         members = tuple(found.runs[place] for place in places)
-        name = members[0].name
-        if len(members) > 1 and (common := _common_name([run.name for run in members])) not in taken_names:
+        name, own = members[0].name, {run.name for run in members}
+        if len(members) > 1 and (common := _common_name([run.name for run in members])) not in taken_names - own:
             name = common
             taken_names.add(name)
         contenders.append(
