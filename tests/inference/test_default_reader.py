@@ -138,7 +138,7 @@ def test_the_documents_show_what_it_says() -> None:
 
 
 def test_it_reads_what_it_was_not_trained_on(model: ReaderModel, real_data: Path) -> None:
-    """Every twentieth question: 73.0 F1 when it was made."""
+    """Every twentieth question: 73.2 F1 when it was made."""
     examples = load_examples([str(real_data / "cs224n-dev.json.gz")]).examples[::20]
     results = score_predictions(model, examples, predict(model, examples), language="en")
-    assert results["f1"] == pytest.approx(73.0, abs=1.0)
+    assert results["f1"] == pytest.approx(73.2, abs=1.0)
