@@ -540,7 +540,7 @@ for name, arm in points.items():
 """
 
 
-@pytest.mark.usefixtures("small_shards")
+@pytest.mark.usefixtures("small_shards", "one_thread")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_an_extraction_killed_anywhere_goes_on_to_the_same_cache(tmp_path: Path, given_windows: Given) -> None:
     given_windows.write()

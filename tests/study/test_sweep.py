@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from doubles import save_tiny_encoder
 from lamella import runs
+from lamella.data.demo import data_path
 from lamella.errors import ConfigError, LamellaError, RunError, UsageError
 from lamella.plan import load_plan
 from lamella.study.engine import PASSES
 from lamella.study.runs import read_runs
-from lamella.study.sweep import read_sweep, run_sweep
+from lamella.study.sweep import Row, read_sweep, run_sweep
 from lamella.training import watch
 from lamella.training.run import train_plan
 from outcomes import outcome
@@ -265,6 +268,53 @@ def test_a_run_with_other_options_is_neither_skipped_nor_replaced(tmp_path: Path
     with pytest.raises(RunError, match=r"this run has learner\.seed = 0\. Got 3"):
         run_sweep(read_sweep([file], out, ["learner.seed=3"]), out, say=quiet)
     assert outcome(out) == before
+
+
+def test_a_run_that_was_made_from_other_files_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    """Of the same names: data that was mended, an encoder that was replaced, a start that was trained on."""
+    encoder, data = save_tiny_encoder(tmp_path / "tiny"), tmp_path / "train.json"
+    shutil.copy(data_path("demo:train"), data)
+    first, out = write(tmp_path / "first.toml", encoder), tmp_path / "out"
+    own = [f"data.train=['{data}']", "data.max_train_samples=4"]
+    run_sweep(read_sweep([first], tmp_path / "before", own), tmp_path / "before", say=quiet)
+    start = tmp_path / "before" / "first" / "model"
+    second = write(tmp_path / "second.toml", encoder, f'[learner]\nstart = "{start}"')
+
+    def sweep_again() -> list[Row]:
+        return run_sweep(read_sweep([second], out, own), out, say=quiet)
+
+    assert [row.skipped for row in sweep_again()] == [False]
+    before = outcome(out)
+    for file, told in (
+        (data, "train.json"),
+        (start / "model.safetensors", r"the start '.*model'"),
+        (encoder / "model.safetensors", r"the encoder '.*tiny'"),
+    ):
+        assert [row.skipped for row in sweep_again()] == [True]
+        content = file.read_bytes()
+        change(file)
+        with pytest.raises(RunError, match=rf"second: this run was made with .*{told} of sha256 .*; the one found"):
+            sweep_again()
+        file.write_bytes(content)
+    assert outcome(out) == before
+
+
+def test_a_run_whose_encoder_lies_in_another_file_is_still_that_run(tmp_path: Path) -> None:
+    encoder, out = save_tiny_encoder(tmp_path / "tiny"), tmp_path / "out"
+    file = write(tmp_path / "one.toml", encoder)
+    run_sweep(read_sweep([file], out), out, say=quiet)
+    weights = encoder / "model.safetensors"
+    save_file(load_file(weights), weights, metadata={"format": "pt", "saved": "again"})
+    assert [row.skipped for row in run_sweep(read_sweep([file], out), out, say=quiet)] == [True]
+
+
+def change(file: Path) -> None:
+    """Other content that can be read as well."""
+    if file.suffix == ".json":
+        file.write_text(file.read_text() + "\n")
+    else:
+        tensors = load_file(file)
+        save_file({name: tensor + 1 for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
 
 
 def test_a_folder_keeps_the_runs_of_earlier_sweeps(tmp_path: Path, encoder: Path) -> None:

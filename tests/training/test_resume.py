@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ import torch
 
 from doubles import save_tiny_encoder
 from lamella import runs
+from lamella.data.demo import data_path
 from lamella.errors import RunError
 from lamella.plan import make_plan
 from lamella.training import watch
-from lamella.training.run import train_plan
+from lamella.training.run import train_pass, train_plan
 from outcomes import outcome
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
@@ -251,6 +253,41 @@ def test_other_data_is_refused(encoder: Path, tmp_path: Path, monkeypatch: pytes
         train_plan(plan, tmp_path / "out", resume=True, say=lambda line: None)
     data.write_text("".join(lines))
     train_plan(plan, tmp_path / "out", resume=True, say=lambda line: None)
+
+
+def test_other_data_than_a_finished_run_of_several_had_is_refused(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass that was stopped has a checkpoint that tells; one that had ended has none."""
+    data = tmp_path / "train.json"
+    data.write_bytes(data_path("demo:train").read_bytes())
+    seeds = {"learner": {"seed": [0, 1]}}
+    given = table(encoder, data={"train": str(data)}, grid=seeds)
+    plan, out = make_plan(given, where="test"), tmp_path / "out"
+    assert len(plan.passes) == 2
+    monkeypatch.setattr("lamella.training.run.train_pass", second_dies(train_pass))
+    with pytest.raises(Killed):
+        train_plan(plan, out, say=lambda line: None)
+    monkeypatch.undo()
+    assert runs.is_over(out / "seed0")
+    before = outcome(out)
+    data.write_bytes(data.read_bytes() + b"\n")
+    told = r"seed0: this run was made with .*train\.json of sha256 .*; the one found here has .*--overwrite\.$"
+    with pytest.raises(RunError, match=told):
+        train_plan(plan, out, resume=True, say=lambda line: None)
+    assert outcome(out) == before
+
+
+def second_dies(train_pass: Callable[..., None]) -> Callable[..., None]:
+    passes: list[object] = []
+
+    def train_or_die(prepared: object, *arguments: object, **more: object) -> None:
+        passes.append(prepared)
+        if len(passes) == 2:
+            raise Killed
+        train_pass(prepared, *arguments, **more)
+
+    return train_or_die
 
 
 def test_without_resume_or_overwrite_the_run_is_safe(

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
+from lamella.encoder.precision import has_bf16_products
+
 
 def fuse_products(model: nn.Module) -> None:
     """Fuse every plain linear layer with its bias, and with the exact gelu where that follows; for answering alone."""
@@ -49,5 +51,4 @@ def _can_fuse(x: Tensor) -> bool:
     """The operation is one that torch.compile uses: it may be missing from a build, or the processor lack bf16."""
     if x.dtype != torch.bfloat16 or x.device.type != "cpu" or torch.is_grad_enabled():
         return False
-    there = hasattr(torch.ops.mkldnn, "_linear_pointwise") and hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported")
-    return there and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and has_bf16_products()

@@ -73,21 +73,26 @@ class Source:
 
 def find_encoder(name: str) -> Source:
     """Resolve a name to a folder on this machine, downloading from the hub only when nothing else has it."""
-    folder = named_folder(name)
-    if name == DEFAULT_READER and folder.parent == READERS:
-        return Source(name, folder, "package")
-    if os.path.isdir(folder):  # says no where pathlib would fail: a long name
-        return _in_folder(name, folder)
-    short = name.removeprefix(HUB_OWNER)
-    found = _named(name) or packaged_encoder(short) or _in_cache(hub_id(name))
+    found = encoder_here(name)
     if found is not None:
         return found
+    short = name.removeprefix(HUB_OWNER)
     try:
         return _from_hub(hub_id(name))
     except EncoderError:
         if short in PACKAGED:  # and its package is absent: it would have been found
             raise MissingExtraError(f"the encoder {name!r}, which comes as a package,", PACKAGED[short].extra) from None
         raise
+
+
+def encoder_here(name: str) -> Source | None:
+    """The encoder that a name means, where this machine has it."""
+    folder = named_folder(name)
+    if name == DEFAULT_READER and folder.parent == READERS:
+        return Source(name, folder, "package")
+    if os.path.isdir(folder):  # says no where pathlib would fail: a long name
+        return _in_folder(name, folder)
+    return _named(name) or packaged_encoder(name.removeprefix(HUB_OWNER)) or _in_cache(hub_id(name))
 
 
 def named_folder(name: str) -> Path:

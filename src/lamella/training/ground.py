@@ -1,0 +1,77 @@
+"""What a finished run was made from, against what there is now: a file may change, and its name stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from lamella import runs
+from lamella.config import RunConfig
+from lamella.data.demo import data_path
+from lamella.encoder.sources import MODEL_CONFIG, MODEL_WEIGHTS, encoder_here, saved_model, verified_hash
+from lamella.errors import LamellaError, ModelError, RunError
+
+
+class Ground:
+    """The data, encoders and starts that there are now. Each is hashed once, however many runs stand on it."""
+
+    def __init__(self) -> None:
+        self.hashes: dict[str, str | None] = {}
+
+    def refuse_other(self, folder: Path, config: RunConfig, *, advice: str) -> None:
+        """A run that is kept must be the one that would be trained now. What is not there any more tells nothing."""
+        for what, then, now in self._pairs(folder, config):
+            if now is not None and then != now:
+                raise RunError(
+                    f"{folder}: this run was made with {what} of sha256 {then[:12]}…; the one found here has "
+                    f"{now[:12]}…. {advice}"
+                )
+
+    def _pairs(self, folder: Path, config: RunConfig) -> Iterator[tuple[str, str, str | None]]:
+        """What it is called, its hash when the run was made, and its hash now."""
+        for file in runs.read_json(folder / runs.RUN).get("files") or []:
+            yield file["name"], file["sha256"], self._of_data(file["name"])
+        model = folder / runs.MODEL
+        if not (model / MODEL_CONFIG).is_file():  # a run that diverged has none
+            return
+        saved = runs.read_json(model / MODEL_CONFIG)
+        base, start = saved["base"], saved["facts"].get("start")
+        now = self._of_encoder(base["name"])
+        if now != base["sha256"] and now is not None and not _lies_elsewhere(model):
+            yield f"the encoder {base['name']!r}", base["sha256"], now
+        if start is not None and start.get("sha256") and config.learner.start is not None:
+            yield f"the start {config.learner.start!r}", start["sha256"], self._of_start(config.learner.start)
+
+    def _of_data(self, name: str) -> str | None:
+        path = data_path(name)
+        return self._once(f"data {name}", lambda: runs.file_sha256(path) if path.is_file() else None)
+
+    def _of_encoder(self, name: str) -> str | None:
+        def hash_it() -> str | None:
+            found = encoder_here(name)
+            return None if found is None else verified_hash(found)
+
+        return self._once(f"encoder {name}", hash_it)
+
+    def _of_start(self, name: str) -> str | None:
+        model = saved_model(name)
+        return self._once(f"start {name}", lambda: runs.file_sha256(model / MODEL_WEIGHTS) if model else None)
+
+    def _once(self, key: str, hash_it: Callable[[], str | None]) -> str | None:
+        if key not in self.hashes:
+            try:
+                self.hashes[key] = hash_it()
+            except LamellaError:  # an encoder of which only a part is left, say
+                self.hashes[key] = None
+        return self.hashes[key]
+
+
+def _lies_elsewhere(model: Path) -> bool:
+    """Whether the encoder of a saved model is the same in another file, which its tensors tell."""
+    from lamella.encoder.loading import load_base, read_saved  # torch, for what is hardly ever asked
+
+    try:
+        load_base(model, read_saved(model))
+    except ModelError:
+        return False
+    return True

@@ -1,0 +1,31 @@
+"""Which number format is chosen, and what is said of one that the processor lacks."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from lamella.encoder import precision
+from lamella.encoder.precision import choose_precision
+
+CPU = torch.device("cpu")
+
+
+def test_bf16_on_a_processor_without_it_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "has_bf16_products", lambda: False)
+    with pytest.warns(UserWarning, match="'bf16': this processor only imitates it, up to hundreds of times") as told:
+        assert choose_precision("bf16", CPU) == "bf16"
+    assert "\n" not in str(told[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choose_precision("fp32", CPU) == "fp32"
+        monkeypatch.setattr(precision, "has_bf16_products", lambda: True)
+        assert choose_precision("bf16", CPU) == "bf16"
+
+
+@pytest.mark.parametrize(("has_it", "chosen"), [(True, "bf16"), (False, "fp32")])
+def test_auto_is_what_the_processor_computes(monkeypatch: pytest.MonkeyPatch, has_it: bool, chosen: str) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_it)
+    assert choose_precision("auto", CPU) == chosen
