@@ -28,6 +28,16 @@ def real_data() -> Path:
     return REAL_DATA
 
 
+@pytest.fixture(autouse=True)
+def same_kernels() -> Iterator[None]:
+    """A product in bf16 on a processor without it makes PyTorch leave oneDNN for good: later sums would differ."""
+    yield
+    if "torch" in sys.modules:
+        import torch
+
+        torch.backends.mkldnn.set_flags(True)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Tiny tensors are slower on several threads, which wait for one another: ten times so on a busy machine."""
