@@ -299,6 +299,38 @@ def test_a_run_that_was_made_from_other_files_is_not_taken_for_this_one(tmp_path
     assert outcome(out) == before
 
 
+@pytest.mark.parametrize(
+    ("teacher", "distil"),
+    [("before/first", 'name = "teacher"\nmodels = ["{}"]'), ("said", 'name = "stored"\nruns = ["{}"]')],
+)
+def test_a_run_whose_teacher_was_replaced_is_not_taken_for_this_one(
+    tmp_path: Path, lamella: Callable[..., tuple[int, str, str]], teacher: str, distil: str
+) -> None:
+    encoder, out = save_tiny_encoder(tmp_path / "tiny"), tmp_path / "out"
+    first = write(tmp_path / "first.toml", encoder)
+    run_sweep(read_sweep([first], tmp_path / "before"), tmp_path / "before", say=quiet)
+    model, said = tmp_path / "before" / "first", tmp_path / "said"
+
+    def predict() -> None:
+        assert lamella("predict", "demo:train", "--model", model, "--keep-logits", "--out", said, "--overwrite")[0] == 0
+
+    def sweep_again() -> list[Row]:
+        return run_sweep(read_sweep([second], out), out, say=quiet)
+
+    predict()
+    second = write(tmp_path / "second.toml", encoder, f"[learner.distil]\n{distil.format(tmp_path / teacher)}")
+    assert [row.skipped for row in sweep_again()] == [False]
+    assert [row.skipped for row in sweep_again()] == [True]
+    facts = runs.read_json(out / "second" / runs.MODEL / "config.json")["facts"]["teachers"]
+    assert [one["model"] for one in facts] == ["first"]
+    change(model / runs.MODEL / "model.safetensors")
+    predict()
+    with pytest.raises(RunError, match=rf"second: this run was made with the teacher '.*{teacher}' of sha256 "):
+        sweep_again()
+    shutil.rmtree(tmp_path / teacher)  # what is gone cannot tell
+    assert [row.skipped for row in sweep_again()] == [True]
+
+
 def test_a_run_whose_encoder_lies_in_another_file_is_still_that_run(tmp_path: Path) -> None:
     encoder, out = save_tiny_encoder(tmp_path / "tiny"), tmp_path / "out"
     file = write(tmp_path / "one.toml", encoder)

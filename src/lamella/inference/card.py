@@ -35,9 +35,9 @@ class DataFacts(Section):
 
 
 class TeacherFacts(Section):
-    """Who taught: a run with kept logits, and, where it tells, the model that gave them."""
+    """Who taught: a model, or a run with kept logits and, where it tells, the model that gave them."""
 
-    run: str  # the last name of its folder
+    run: str | None = None  # the last name of its folder
     model: str | None = None
     sha256: str | None = None  # of the model's weights
 
@@ -139,7 +139,7 @@ def _use(model: ReaderModel, facts: Facts, name: str) -> str:
         ("skip", "the last layer beside the mixer's output" if model.head_spec["skip"] else ""),
         ("layers", f"{model.head_spec['layers']}"),
         ("started with", _told(facts.start.model, facts.start.sha256) if facts.start else ""),
-        ("taught by", ", ".join(dict.fromkeys(_told(one.model or one.run, one.sha256) for one in facts.teachers))),
+        ("taught by", ", ".join(dict.fromkeys(_told(one.model or f"{one.run}", one.sha256) for one in facts.teachers))),
     ]
     language = "python" if model.gives_text else "sh"
     code = "\n".join([f"```{language}", *lines, "```"])

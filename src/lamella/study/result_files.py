@@ -6,7 +6,7 @@ compared question by question. `FORMAT` tells it from any other JSON. Scores are
     name, command, finished, seed       which run it was
     encoder, tuning, train, options     what it was made of; files go without their folders
     start                               of a reader that started with another: that model, its sha256 if known
-    teachers                            of a reader taught by kept logits: run, model and sha256 of each
+    teachers                            of a reader taught by others: each model, its sha256, the run of its logits
     dev                                 what it was scored on, known by the sha256 of the sorted ids of its questions
     scores                              `at_0`, `own` (at the model's own threshold), `best`, and `crossfit`: every
                                         article at the threshold that is best on the others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from lamella.errors import LamellaError, ModelError, RunError
 
 
 class Ground:
-    """The data, encoders and starts that there are now. Each is hashed once, however many runs stand on it."""
+    """The data, encoders, starts and teachers that there are now, each hashed once, however many runs stand on it."""
 
     def __init__(self) -> None:
         self.hashes: dict[str, str | None] = {}
@@ -40,7 +41,12 @@ class Ground:
         if now != base["sha256"] and now is not None and not _lies_elsewhere(model):
             yield f"the encoder {base['name']!r}", base["sha256"], now
         if start is not None and start.get("sha256") and config.learner.start is not None:
-            yield f"the start {config.learner.start!r}", start["sha256"], self._of_start(config.learner.start)
+            yield f"the start {config.learner.start!r}", start["sha256"], self._of_model(config.learner.start)
+        distil, teachers = config.learner.distil or {}, saved["facts"].get("teachers") or []
+        for kind, hash_now in (("runs", self._of_logits), ("models", self._of_model)):
+            for name, teacher in zip(distil.get(kind, []), teachers, strict=False):  # a model of before tells of none
+                if teacher.get("sha256"):
+                    yield f"the teacher {name!r}", teacher["sha256"], hash_now(name)
 
     def _of_data(self, name: str) -> str | None:
         path = data_path(name)
@@ -53,9 +59,14 @@ class Ground:
 
         return self._once(f"encoder {name}", hash_it)
 
-    def _of_start(self, name: str) -> str | None:
+    def _of_model(self, name: str) -> str | None:
         model = saved_model(name)
-        return self._once(f"start {name}", lambda: runs.file_sha256(model / MODEL_WEIGHTS) if model else None)
+        return self._once(f"model {name}", lambda: runs.file_sha256(model / MODEL_WEIGHTS) if model else None)
+
+    def _of_logits(self, name: str) -> str | None:
+        """That of the model which gave them."""
+        index = Path(os.path.expanduser(name)) / runs.LOGITS_INDEX
+        return self._once(f"logits {name}", lambda: runs.read_json(index).get("model", {}).get("sha256"))
 
     def _once(self, key: str, hash_it: Callable[[], str | None]) -> str | None:
         if key not in self.hashes:
