@@ -190,6 +190,11 @@ def model_folder(path: Path) -> Path:
     return path / MODEL if is_saved_model(path / MODEL) else path
 
 
+def hash_learnt(model: Path) -> str:
+    """sha256 of what a saved model learnt, by which others know the one that they started with or were taught by."""
+    return file_sha256(model / MODEL_WEIGHTS)
+
+
 def saved_model(name: str) -> Path | None:
     """The folder of the saved model that a name means, where it means one; unlike `find_encoder` it asks no hub."""
     folder = model_folder(named_folder(name))

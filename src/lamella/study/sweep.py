@@ -18,7 +18,7 @@ from lamella.config import RunConfig, read_table
 from lamella.errors import ConfigError, LamellaError, RunError, UnreadableError, UsageError
 from lamella.plan import load_plan, names_a_folder, share_passes
 from lamella.study.engine import Engine, Job, LocalEngine, RayEngine, Say
-from lamella.training.ground import Ground
+from lamella.training.ground import refuse_changed
 
 ADVICE = "Choose another --out, or remove the folder of the run."
 
@@ -88,10 +88,7 @@ def run_sweep(sweep: Sweep, out: Path, *, engine: Engine | None = None, say: Say
     if kind is not None and kind[0] != "sweep":
         raise RunError(f"{out}: holds a run of {kind[0]}, not a sweep; choose another --out.")
     _refuse_other_options(sweep, out)
-    ground = Ground()
-    for name, config in sweep.runs.items():
-        if runs.is_over(out / name):
-            ground.refuse_other(out / name, config, advice=ADVICE)
+    refuse_changed({out / name: config for name, config in sweep.runs.items()}, advice=ADVICE)
     rows = {name: _row_of(out, name) for name in sweep.runs if runs.is_over(out / name)}
     jobs = _left_to_do(sweep, out)
     earlier = [name for name in (kind[1] if kind else []) if (out / name / runs.RUN).is_file()]

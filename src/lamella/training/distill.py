@@ -25,7 +25,7 @@ from lamella.config import POOLED, Share
 from lamella.data.batches import Batch, Totals
 from lamella.data.examples import Context, Example
 from lamella.data.features import featurise
-from lamella.encoder.sources import MODEL_WEIGHTS, hash_weights, short_model_name
+from lamella.encoder.sources import hash_learnt, short_model_name
 from lamella.encoder.tensors import trained_tensors
 from lamella.errors import ConfigError
 from lamella.heads.losses import Weight
@@ -229,7 +229,7 @@ class Teacher(Distilled):
         self.layers = tuple(sorted({layer for teacher in shared for layer in teacher.head.layers}))
         self.folders = tuple(folder for teacher in self.models for folder in teacher.folders)
         self.taught_by = [
-            TeacherFacts(model=short_model_name(name), sha256=hash_weights([teacher.folders[0] / MODEL_WEIGHTS]))
+            TeacherFacts(model=short_model_name(name), sha256=hash_learnt(teacher.folders[0]))
             for name, teacher in zip(models, self.models, strict=True)
         ]
         self.more_forwards = len({teacher.encoder for teacher in self.models} - {model.encoder})

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from lamella import runs
 from lamella.config import RunConfig
 from lamella.data.demo import data_path
-from lamella.encoder.sources import MODEL_CONFIG, MODEL_WEIGHTS, encoder_here, saved_model, verified_hash
+from lamella.encoder.sources import MODEL_CONFIG, encoder_here, hash_learnt, saved_model, verified_hash
 from lamella.errors import LamellaError, ModelError, RunError
+
+
+def refuse_changed(configs: Mapping[Path, RunConfig], *, advice: str) -> None:
+    """Runs by their folders: one that is over, and so is kept, must be the one that would be trained now."""
+    ground = Ground()
+    for folder, config in configs.items():
+        if runs.is_over(folder):
+            ground.refuse_other(folder, config, advice)
 
 
 class Ground:
@@ -19,8 +27,8 @@ class Ground:
     def __init__(self) -> None:
         self.hashes: dict[str, str | None] = {}
 
-    def refuse_other(self, folder: Path, config: RunConfig, *, advice: str) -> None:
-        """A run that is kept must be the one that would be trained now. What is not there any more tells nothing."""
+    def refuse_other(self, folder: Path, config: RunConfig, advice: str) -> None:
+        """An error for what has changed. What is not there any more tells nothing."""
         for what, then, now in self._pairs(folder, config):
             if now is not None and then != now:
                 raise RunError(
@@ -37,9 +45,7 @@ class Ground:
             return
         saved = runs.read_json(model / MODEL_CONFIG)
         base, start = saved["base"], saved["facts"].get("start")
-        now = self._of_encoder(base["name"])
-        if now != base["sha256"] and now is not None and not _lies_elsewhere(model):
-            yield f"the encoder {base['name']!r}", base["sha256"], now
+        yield f"the encoder {base['name']!r}", base["sha256"], self._of_encoder(base["name"], base["sha256"], model)
         if start is not None and start.get("sha256") and config.learner.start is not None:
             yield f"the start {config.learner.start!r}", start["sha256"], self._of_model(config.learner.start)
         distil, teachers = config.learner.distil or {}, saved["facts"].get("teachers") or []
@@ -52,16 +58,19 @@ class Ground:
         path = data_path(name)
         return self._once(f"data {name}", lambda: runs.file_sha256(path) if path.is_file() else None)
 
-    def _of_encoder(self, name: str) -> str | None:
+    def _of_encoder(self, name: str, then: str, model: Path) -> str | None:
+        """The one of then, too, where the same encoder lies in another file."""
+
         def hash_it() -> str | None:
             found = encoder_here(name)
-            return None if found is None else verified_hash(found)
+            now = None if found is None else verified_hash(found)
+            return then if now not in (None, then) and _lies_elsewhere(model) else now
 
-        return self._once(f"encoder {name}", hash_it)
+        return self._once(f"encoder {name}, once {then}", hash_it)
 
     def _of_model(self, name: str) -> str | None:
         model = saved_model(name)
-        return self._once(f"model {name}", lambda: runs.file_sha256(model / MODEL_WEIGHTS) if model else None)
+        return self._once(f"model {name}", lambda: hash_learnt(model) if model else None)
 
     def _of_logits(self, name: str) -> str | None:
         """That of the model which gave them."""

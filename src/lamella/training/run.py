@@ -15,7 +15,7 @@ from lamella.inference.cost import Stopwatch
 from lamella.plan import Pass, Plan
 from lamella.training.checkpoint import load_checkpoint, put_checkpoint
 from lamella.training.cost import write_costs
-from lamella.training.ground import Ground
+from lamella.training.ground import refuse_changed
 from lamella.training.learner import Record
 from lamella.training.loop import fit
 from lamella.training.memory import Splitter
@@ -66,10 +66,8 @@ def train_plan(
     if resume and state is not None:
         _refuse_other_runs(out, list(plan.runs) if several else [])
         _refuse_other_options(plan.runs, home)
-        ground = Ground()
-        for name in plan.runs:
-            if several and runs.is_over(home[name]):
-                ground.refuse_other(home[name], plan.runs[name], advice="Start anew with --overwrite.")
+        if several:
+            refuse_changed({home[name]: plan.runs[name] for name in plan.runs}, advice="Start anew with --overwrite.")
     ready = [prepare(plan.passes[0], processes, overfit=overfit, cache=cache, say=say)]  # before a folder is touched
     opened = runs.new_run(
         out,

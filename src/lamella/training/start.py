@@ -15,7 +15,7 @@ from lamella.config import RunConfig
 from lamella.encoder.adapters import Adapter
 from lamella.encoder.loading import read_saved
 from lamella.encoder.lora import Lora, layers_with, learnt_at
-from lamella.encoder.sources import MODEL_WEIGHTS, find_encoder, hash_weights, is_saved_model, short_model_name
+from lamella.encoder.sources import find_encoder, hash_learnt, is_saved_model, short_model_name
 from lamella.encoder.tensors import trained_tensors
 from lamella.encoder.tuning import merge
 from lamella.errors import ConfigError, EncoderError, ModelError, UsageError
@@ -90,8 +90,7 @@ def begin_with(model: ReaderModel, name: str) -> Start:
     if same_head:
         _copy(trained_tensors(other.head), trained_tensors(model.head))
     head = "its head" if same_head else "a new head, for its own is built otherwise"
-    sha256 = hash_weights([other.folders[0] / MODEL_WEIGHTS])
-    return Start(other.folders, name, sha256, f"starts with {told} of {name}, and with {head}")
+    return Start(other.folders, name, hash_learnt(other.folders[0]), f"starts with {told} of {name}, and with {head}")
 
 
 def _approach(model: ReaderModel, other: ReaderModel, name: str) -> str:
