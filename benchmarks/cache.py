@@ -26,12 +26,12 @@ import torch
 from lamella import registry
 from lamella.config import DEFAULT_ENCODER, WindowOptions
 from lamella.data.batches import Batch, BucketOrder, collate
+from lamella.data.dataset import load_examples
 from lamella.data.features import Features, featurise
-from lamella.data.loading import load_examples
 from lamella.encoder.cache import open_cache
 from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.extraction import write_cache
-from lamella.encoder.loading import load_encoder
+from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.storage import Storage, round_states
 from lamella.heads.head import Head
 from lamella.runs import library_versions, write_json

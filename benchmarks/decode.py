@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lamella.config import DEFAULT_ENCODER, DecodingOptions, WindowOptions
+from lamella.data.dataset import load_examples
 from lamella.data.examples import Example
 from lamella.data.features import Features, featurise
-from lamella.data.loading import load_examples
 from lamella.data.padding import Padded, longest_first, pad
-from lamella.encoder.loading import load_tokenizer
+from lamella.encoder.pretrained import load_tokenizer
 from lamella.encoder.sources import find_encoder
 from lamella.inference.decode import Merger, Prediction, decode
 from lamella.runs import library_versions, write_json

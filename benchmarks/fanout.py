@@ -22,10 +22,10 @@ import torch
 from accelerate import Accelerator
 
 from lamella.config import DEFAULT_ENCODER, EncoderOptions, LearnerOptions, RunConfig, TrainingOptions
+from lamella.data.dataset import load_examples
 from lamella.data.features import Features, featurise
-from lamella.data.loading import load_examples
-from lamella.encoder.loading import LoadedEncoder, load_encoder
-from lamella.inference.model import ReaderModel
+from lamella.encoder.pretrained import LoadedEncoder, load_encoder
+from lamella.models.model import ReaderModel
 from lamella.runs import library_versions, write_json
 from lamella.training.learner import Learner, Record, make_learner
 from lamella.training.loop import fit

@@ -29,7 +29,7 @@ from lamella.config import DEFAULT_ENCODER, WindowOptions
 from lamella.data.demo import data_path
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import Features, featurise
-from lamella.encoder.loading import load_tokenizer
+from lamella.encoder.pretrained import load_tokenizer
 from lamella.encoder.sources import find_encoder
 from lamella.runs import write_json
 from lamella.version import __version__

@@ -36,12 +36,12 @@ from lamella.config import DEFAULT_ENCODER
 from lamella.data.examples import Example
 from lamella.data.features import featurise
 from lamella.encoder.precision import choose_precision
-from lamella.inference.evaluate import language_of, read_questions
-from lamella.inference.export import as_transformers
-from lamella.inference.metrics import score
-from lamella.inference.onnx_export import export_onnx
+from lamella.export.flatten import as_transformers
+from lamella.export.onnx_export import export_onnx
 from lamella.inference.reader import Reader
 from lamella.runs import library_versions, write_json
+from lamella.scoring.evaluate import language_of, read_questions
+from lamella.scoring.metrics import score
 
 ROOT = Path(__file__).resolve().parents[1]
 PREPARED = ROOT / ".peers"

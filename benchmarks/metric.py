@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from lamella.data.examples import Answer, Context, Example
-from lamella.inference.metrics import score
 from lamella.runs import write_json
+from lamella.scoring.metrics import score
 from lamella.version import __version__
 
 

@@ -53,17 +53,17 @@ from transformers import (
 
 from lamella.config import DEFAULT_ENCODER, LearnerOptions, RunConfig, TrainingOptions, WindowOptions
 from lamella.data.batches import Totals, collate
+from lamella.data.dataset import load_examples
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import Features, featurise
-from lamella.data.loading import load_examples
 from lamella.data.padding import longest_first
 from lamella.encoder.encoder import family_of
-from lamella.encoder.loading import load_encoder, load_tokenizer, quiet
+from lamella.encoder.pretrained import load_encoder, load_tokenizer, quiet
 from lamella.encoder.sources import find_encoder
 from lamella.heads.losses import CrossEntropy
-from lamella.inference.cost import model_cost, sample_window
-from lamella.inference.model import ReaderModel
+from lamella.models.model import ReaderModel
 from lamella.runs import library_versions, write_json
+from lamella.scoring.cost import model_cost, sample_window
 from lamella.training.learner import Learner, Record, make_learner
 from lamella.training.loop import fit
 from lamella.training.processes import Processes

@@ -22,8 +22,8 @@ from lamella.data.demo import data_path
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import featurise
 from lamella.encoder.encoder import Encoder
-from lamella.encoder.loading import LoadedEncoder
-from lamella.inference.model import ReaderModel
+from lamella.encoder.pretrained import LoadedEncoder
+from lamella.models.model import ReaderModel
 
 FAMILIES = ("albert", "bert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
 HIDDEN, DEPTH = 32, 3

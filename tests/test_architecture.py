@@ -26,9 +26,10 @@ ORDER = (
     {"data": ("data",)},
     {"encoder": ("encoder",)},
     {"heads": ("heads",)},
-    {"inference": ("inference",)},
+    {"answers": ("models", "inference", "scoring", "export")},
     {"training": ("training",)},
-    {"study": ("study",), "serve": ("serve",)},
+    {"study": ("study",)},
+    {"sweep": ("sweep",), "serve": ("serve",)},
     {"cli": ("cli",)},
     {"package": ("__init__", "__main__")},
 )
@@ -88,7 +89,7 @@ def test_an_import_that_points_upwards_is_found_wherever_it_stands() -> None:
     for code in upwards:
         assert wrong_imports("lamella.inference.predict", code), code
         assert not wrong_imports("lamella.cli", code), code
-    assert wrong_imports("lamella.study.report", "from lamella.serve import app")
+    assert wrong_imports("lamella.study.report.html", "from lamella.serve import app")
     assert wrong_imports("lamella.registry", "from lamella.data import readers")
     assert not wrong_imports("lamella.registry", "from lamella.errors import ConfigError")
 

@@ -100,7 +100,7 @@ class Part:
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        Family("reader", "reads a data file", ("lamella.data.readers",)),
+        Family("reader", "reads a data file", ("lamella.data.formats",)),
         Family("writer", "writes a data file", ("lamella.data.writers",)),
         Family("augmentation", "changes examples at random, anew every epoch", ("lamella.data.augment",)),
         Family("tuning", "says what of the encoder is trained", ("lamella.encoder.tuning",)),
@@ -109,7 +109,7 @@ FAMILIES: dict[str, Family] = {
             "turns the hidden layers into what the task reads",
             (
                 "lamella.heads.pooling",
-                "lamella.heads.attention",
+                "lamella.heads.layer_attention",
                 "lamella.heads.compress",
                 "lamella.heads.conv",
                 "lamella.heads.context_cnn",
@@ -121,7 +121,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             "distiller",
             "adds what a teacher says to the loss",
-            ("lamella.training.distill", "lamella.training.stored"),
+            ("lamella.training.teachers", "lamella.training.stored_teacher"),
         ),
     )
 }

@@ -15,9 +15,9 @@ from torch import Tensor
 from doubles import DEPTH, FAMILIES, HIDDEN, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
 from lamella import registry
 from lamella.encoder.encoder import HiddenStates
-from lamella.encoder.loading import load_encoder
+from lamella.encoder.pretrained import load_encoder
 from lamella.heads.head import Head
-from lamella.inference.model import ReaderModel
+from lamella.models.model import ReaderModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -22,9 +22,9 @@ from doubles import example, tiny_tokenizer
 from lamella import registry
 from lamella.config import WindowOptions
 from lamella.data.augment import EDA, Operation
+from lamella.data.dataset import load_examples
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import featurise
-from lamella.data.loading import load_examples
 
 OPERATIONS = ("swap", "delete", "duplicate")
 WORDS = (

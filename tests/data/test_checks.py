@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from lamella.data.checks import Report, check
+from lamella.data.dataset import load_examples
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.fixes import diagnose, mend
-from lamella.data.loading import load_examples
+from lamella.data.formats import DataFile, read
 from lamella.data.problems import KINDS, Problem
-from lamella.data.readers import DataFile, read
 from lamella.data.writers import write_squad
 from lamella.errors import DataError, UnreadableError
 

@@ -26,7 +26,7 @@ from lamella.data.feature_arrays import to_arrays
 from lamella.data.feature_cache import cache_folder, cached_features
 from lamella.data.features import Features, featurise
 from lamella.data.feed import Feed, Recipe
-from lamella.data.readers import read
+from lamella.data.formats import read
 
 DEMO = read("demo:train").examples
 LONG = WindowOptions(max_seq_length=64, doc_stride=24, max_query_length=12)  # several windows a context

@@ -25,7 +25,7 @@ from lamella.data.batches import collate
 from lamella.data.demo import data_path
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import Features, featurise, pair_template, window_spans
-from lamella.encoder.loading import load_tokenizer
+from lamella.encoder.pretrained import load_tokenizer
 from lamella.encoder.sources import find_encoder
 from lamella.errors import EncoderError
 

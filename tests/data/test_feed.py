@@ -19,7 +19,7 @@ import pytest
 from doubles import tiny_run_config, tiny_tokenizer
 from lamella.data.features import Features, featurise, join_features
 from lamella.data.feed import Feed, Recipe
-from lamella.data.readers import read
+from lamella.data.formats import read
 
 EXAMPLES = read("demo:train").examples[:30]
 
@@ -76,7 +76,7 @@ def test_workers_end_with_a_parent_that_was_killed() -> None:
 import os, signal
 from doubles import tiny_run_config, tiny_tokenizer
 from lamella.data.feed import Feed, Recipe
-from lamella.data.readers import read
+from lamella.data.formats import read
 
 if __name__ == "__main__":
     config = tiny_run_config(data={"augment": "eda", "workers": 1})

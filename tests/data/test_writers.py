@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamella.data.examples import Answer, Context, Example
-from lamella.data.readers import read
+from lamella.data.formats import read
 from lamella.data.writers import write, write_flat, write_squad, write_submission
 from lamella.errors import DataError, LamellaError, UnknownNameError, UsageError
 

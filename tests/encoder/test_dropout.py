@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from doubles import FAMILIES, tiny_batch, tiny_encoder
-from lamella.encoder.attention import ATTENTION, attend
 from lamella.encoder.dropout import FastDropout, draw_kept
+from lamella.encoder.fast_attention import ATTENTION, attend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

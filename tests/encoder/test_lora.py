@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from doubles import save_tiny_encoder, tiny_batch, tiny_encoder, tiny_model, tiny_run_config
-from lamella.encoder.loading import load_encoder
 from lamella.encoder.lora import Ia3, Lora, insert, layers_with, learnt_at, merge_into
+from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.tuning import merge
 from lamella.errors import UsageError
-from lamella.inference.loading import load_model
-from lamella.inference.model import ReaderModel
 from lamella.inference.one_pass import share_encoders
+from lamella.models.loading import load_model
+from lamella.models.model import ReaderModel
 
 KINDS = ("lora", "ia3", "ia3 of inputs")
 

@@ -21,10 +21,10 @@ import torch
 from doubles import FAMILIES, save_tiny_encoder, tiny_encoder, tiny_run_config, tiny_tokenizer
 from lamella import runs
 from lamella.encoder import sources
-from lamella.encoder.loading import LoadedEncoder, load_encoder
+from lamella.encoder.pretrained import LoadedEncoder, load_encoder
 from lamella.encoder.sources import PACKAGED, Packaged, find_encoder
 from lamella.errors import EncoderError, LamellaError, MissingExtraError, ModelError, UnreadableError
-from lamella.inference.model import ReaderModel
+from lamella.models.model import ReaderModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -435,7 +435,7 @@ def test_a_repository_without_safetensors_is_not_downloaded(monkeypatch: pytest.
 
 WITHOUT_NETWORK = """
 import json, sys, time
-from lamella.encoder.loading import load_encoder
+from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.sources import find_encoder
 from lamella.errors import LamellaError
 

@@ -15,15 +15,15 @@ import pytest
 from doubles import save_tiny_encoder
 from lamella import runs
 from lamella.config import Calibration
-from lamella.data.readers import read
+from lamella.data.formats import read
 from lamella.data.writers import write
-from lamella.encoder.loading import load_encoder
-from lamella.inference.model import ReaderModel
+from lamella.encoder.pretrained import load_encoder
 from lamella.inference.predict import predict
 from lamella.inference.reader import Reader
-from lamella.inference.threshold import na_probability
+from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
-from lamella.training import watch
+from lamella.scoring.threshold import na_probability
+from lamella.training import bookkeeping
 from lamella.training.run import train_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
@@ -237,7 +237,7 @@ def test_a_run_killed_while_it_tunes_goes_on_to_the_same(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(watch, "tune_decoding", kill)
+        patched.setattr(bookkeeping, "tune_decoding", kill)
         with pytest.raises(KeyboardInterrupt):
             train(given, tmp_path / "killed")
     assert decoding_of(tmp_path / "killed")["tuned_on"] is None

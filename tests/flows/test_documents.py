@@ -136,7 +136,7 @@ def test_the_page_about_tuning_counts_right() -> None:
 
 
 def test_the_bundled_data_set_is_as_large_and_varied_as_promised() -> None:
-    from lamella.data.readers import read
+    from lamella.data.formats import read
 
     train, dev = read("demo:train").examples, read("demo:dev").examples
     everything = [*train, *dev]

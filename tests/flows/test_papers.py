@@ -14,9 +14,9 @@ from lamella import registry
 from lamella.config import load_config
 from lamella.data.batches import Totals, collate
 from lamella.data.feed import Recipe
-from lamella.data.readers import read
-from lamella.encoder.loading import load_encoder
-from lamella.inference.model import ReaderModel
+from lamella.data.formats import read
+from lamella.encoder.pretrained import load_encoder
+from lamella.models.model import ReaderModel
 from lamella.plan import load_plan, make_plan
 from lamella.training.learner import make_learner
 

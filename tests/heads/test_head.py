@@ -13,10 +13,10 @@ from doubles import DEPTH, FAMILIES, save_tiny_encoder, tiny_batch, tiny_config,
 from lamella.config import POOLED
 from lamella.encoder.encoder import FAMILIES as FAMILY_TABLE
 from lamella.encoder.encoder import HiddenStates
-from lamella.encoder.loading import load_encoder
+from lamella.encoder.pretrained import load_encoder
 from lamella.errors import ConfigError, EncoderError, ModelError
 from lamella.heads.head import Head
-from lamella.inference.model import ReaderModel
+from lamella.models.model import ReaderModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -29,7 +29,7 @@ from lamella.inference.decode import (
     decode_answerability,
     rank_together,
 )
-from lamella.inference.metrics import score
+from lamella.scoring.metrics import score
 
 # One token a letter; beside the question "q r", windows of 16 hold 11 of them and begin at 0, 7 and 14.
 SMALL = WindowOptions(max_seq_length=16, doc_stride=4)

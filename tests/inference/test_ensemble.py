@@ -23,19 +23,19 @@ from lamella import runs
 from lamella.config import DecodingOptions
 from lamella.data.examples import Example
 from lamella.data.features import featurise, featurise_in_slices
+from lamella.data.formats import read
 from lamella.data.padding import Padded, longest_first, pad
-from lamella.data.readers import read
 from lamella.encoder.encoder import Encoder
-from lamella.encoder.loading import load_encoder
+from lamella.encoder.pretrained import load_encoder
 from lamella.errors import DataError, LamellaError, ModelError, RunError, UnreadableError, UsageError
-from lamella.inference.calibrate import fingerprint
 from lamella.inference.decode import Prediction, choosable, decode, rank
 from lamella.inference.ensemble import Ensemble, Together, combine_logits, combine_spans, write_together
 from lamella.inference.logits import KeptLogits, LogitsKeeper, same_windows
 from lamella.inference.members import Member, open_members
-from lamella.inference.metrics import score
-from lamella.inference.model import ReaderModel
 from lamella.inference.predict import predict, write_predictions
+from lamella.models.model import ReaderModel
+from lamella.scoring.calibrate import fingerprint
+from lamella.scoring.metrics import score
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HOWS = ("max", "mean", "product")

@@ -31,7 +31,7 @@ from lamella import runs
 from lamella.config import WindowOptions
 from lamella.data.features import featurise, featurise_in_slices
 from lamella.data.padding import Padded, pad
-from lamella.encoder.attention import suitable_kernels
+from lamella.encoder.fast_attention import suitable_kernels
 from lamella.errors import ModelError, UsageError
 from lamella.inference.predict import predict
 from lamella.inference.reader import Reader
@@ -336,7 +336,9 @@ class TestStock:
 
         reader.model.model.register_forward_hook(lambda *_: met.append(kernels()))  # type: ignore[attr-defined]
         on_a_gpu = suitable_kernels
-        monkeypatch.setattr("lamella.inference.stock.suitable_kernels", lambda _: on_a_gpu(torch.device("cuda")))
+        monkeypatch.setattr(
+            "lamella.models.transformers_model.suitable_kernels", lambda _: on_a_gpu(torch.device("cuda"))
+        )
         before = kernels()
         reader.ask(QUESTIONS[0], corpus()[0][:150])
         assert met == [(False, True, True)]

@@ -13,14 +13,14 @@ import torch
 from doubles import corpus, save_tiny_encoder, tiny_run_config
 from lamella import runs
 from lamella.data.examples import Answer, Context, Example
-from lamella.data.readers import read
-from lamella.encoder.loading import load_encoder
+from lamella.data.formats import read
+from lamella.encoder.pretrained import load_encoder
 from lamella.inference.decode import Candidate, Prediction
-from lamella.inference.metrics import score
-from lamella.inference.model import ReaderModel
 from lamella.inference.predict import score_predictions
 from lamella.inference.reader import Reader
 from lamella.inference.several_contexts import asked_once, by_question
+from lamella.models.model import ReaderModel
+from lamella.scoring.metrics import score
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXTS = [text[:200] for text in corpus()[:6]]

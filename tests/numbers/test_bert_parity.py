@@ -11,12 +11,12 @@ from transformers import BertForQuestionAnswering
 
 from lamella.config import check_config
 from lamella.data.batches import Batch, collate
+from lamella.data.dataset import load_examples
 from lamella.data.features import Features, featurise
-from lamella.data.loading import load_examples
-from lamella.encoder.loading import load_encoder
+from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.sources import PACKAGED
 from lamella.heads.losses import CrossEntropy
-from lamella.inference.model import ReaderModel
+from lamella.models.model import ReaderModel
 
 ENCODER = "all-MiniLM-L6-v2"
 

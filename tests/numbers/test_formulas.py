@@ -21,7 +21,7 @@ from lamella.data.features import featurise
 from lamella.encoder import tuning
 from lamella.encoder.adapters import Adapter
 from lamella.encoder.encoder import Encoder, HiddenStates
-from lamella.encoder.loading import load_encoder
+from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.sources import PACKAGED
 from lamella.heads.head import Head, LayerWeights
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from lamella.data.examples import Answer, Context, Example
 from lamella.errors import DataError, UnknownNameError, UsageError
-from lamella.inference.metrics import (
+from lamella.scoring.metrics import (
     best_thresholds,
     exact_match,
     f1,
@@ -561,6 +561,6 @@ def test_every_message_is_one_line():
 
 
 def test_the_metric_imports_no_torch():
-    code = "import sys, lamella.inference.metrics; print({'torch', 'transformers', 'pydantic'} & set(sys.modules))"
+    code = "import sys, lamella.scoring.metrics; print({'torch', 'transformers', 'pydantic'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -14,9 +14,9 @@ from transformers import BertForQuestionAnswering, PrinterCallback, Trainer, Tra
 from doubles import tiny_config, tiny_model
 from lamella.config import LearnerOptions
 from lamella.data.batches import Batch, Totals
+from lamella.data.dataset import load_examples
 from lamella.data.features import Features, featurise
-from lamella.data.loading import load_examples
-from lamella.inference.model import ReaderModel
+from lamella.models.model import ReaderModel
 from lamella.training.learner import Learner, make_learner
 
 BATCH, STEPS = 4, 12

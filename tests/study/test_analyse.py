@@ -19,12 +19,12 @@ from lamella.cli import app
 from lamella.data.examples import Answer, Context, Example
 from lamella.errors import DataError, LamellaError, RunError, UsageError
 from lamella.inference.decode import Candidate, Prediction, rank
-from lamella.inference.metrics import QuestionScores, score_questions
-from lamella.study.analyse import analyse
-from lamella.study.analysis_tables import WIDTH, print_analysis
-from lamella.study.answered import boundaries, confusion, near_misses, only_right, second_best
-from lamella.study.groups import by_fifths, by_name, by_quantiles, grouped_scores, groupings, question_word
-from lamella.study.mistakes import AROUND, confident_mistakes, marked, mistakes_page
+from lamella.scoring.metrics import QuestionScores, score_questions
+from lamella.study.analysis.analyse import analyse
+from lamella.study.analysis.confident_mistakes import AROUND, confident_mistakes, marked, mistakes_page
+from lamella.study.analysis.groups import by_fifths, by_name, by_quantiles, grouped_scores, groupings, question_word
+from lamella.study.analysis.mistake_kinds import boundaries, confusion, near_misses, only_right, second_best
+from lamella.study.analysis.tables import WIDTH, print_analysis
 
 #         0123456789012345678901234567890123456789012345
 HOUSE = "In 1901 Ada built the red house on a hill near Kent."  # 12 words, 52 characters

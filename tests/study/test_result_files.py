@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 
 from doubles import save_tiny_encoder
 from lamella.errors import LamellaError, RunError, UnreadableError, UsageError
-from lamella.inference.calibrate import odds_of, scores_of_best, threshold_report
-from lamella.inference.evaluate import read_questions
 from lamella.inference.members import read_answered
-from lamella.inference.metrics import QuestionScores
+from lamella.scoring.calibrate import odds_of, scores_of_best, threshold_report
+from lamella.scoring.evaluate import read_questions
+from lamella.scoring.metrics import QuestionScores
 from lamella.study.compare import compare, compare_found, keep_and_compare
 from lamella.study.keep import with_results
 from lamella.study.recommend import recommend
-from lamella.study.report_data import collect
+from lamella.study.records import read_runs
+from lamella.study.report.collect import collect
 from lamella.study.result_files import SCALE, per_question, read_result, result_of, result_text
-from lamella.study.runs import read_runs
 from run_folders import write_files
 
 Lamella = Callable[..., tuple[int, str, str]]

@@ -11,7 +11,7 @@ import pytest
 from doubles import save_tiny_encoder
 from lamella.encoder.storage import round_states
 from lamella.errors import ConfigError, RunError, UsageError
-from lamella.inference.model import ReaderModel
+from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
 from lamella.training.extract import extract
 from lamella.training.run import train_plan

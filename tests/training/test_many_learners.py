@@ -15,7 +15,7 @@ from lamella import runs
 from lamella.config import TrainingOptions
 from lamella.data.features import featurise
 from lamella.errors import ConfigError, RunError
-from lamella.inference.model import ReaderModel
+from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
 from lamella.training.run import train_plan
 from lamella.training.steps import Position, Steps, question_ranks

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from doubles import save_tiny_encoder
-from lamella.data.readers import read
+from lamella.data.formats import read
 from lamella.data.writers import write
 from lamella.plan import make_plan
 from lamella.training.run import train_plan

@@ -21,7 +21,7 @@ from lamella import runs
 from lamella.data.demo import data_path
 from lamella.errors import RunError
 from lamella.plan import make_plan
-from lamella.training import watch
+from lamella.training import bookkeeping
 from lamella.training.run import train_pass, train_plan
 from outcomes import outcome
 
@@ -126,15 +126,15 @@ def test_killed_ten_times_at_random_moments(encoder: Path, tmp_path: Path) -> No
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, evaluation: int) -> None:
     """End the process's work at the n-th evaluation, as a kill would: no file says so."""
-    evaluate, calls = watch.PassWatcher.evaluate, []
+    evaluate, calls = bookkeeping.PassWatcher.evaluate, []
 
-    def maybe(self: watch.PassWatcher, *arguments: Any) -> None:
+    def maybe(self: bookkeeping.PassWatcher, *arguments: Any) -> None:
         calls.append(arguments)
         if len(calls) == evaluation:
             raise Killed
         evaluate(self, *arguments)
 
-    monkeypatch.setattr(watch.PassWatcher, "evaluate", maybe)
+    monkeypatch.setattr(bookkeeping.PassWatcher, "evaluate", maybe)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from lamella import registry
 from lamella.config import LearnerOptions, TrainingOptions
 from lamella.data.features import Features, featurise
 from lamella.errors import RunError
-from lamella.inference.model import ReaderModel
+from lamella.models.model import ReaderModel
 from lamella.training.learner import Learner, make_learner, parameter_groups
 from lamella.training.loop import fit
 from lamella.training.processes import Processes

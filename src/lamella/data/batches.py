@@ -20,7 +20,7 @@ from torch import Tensor
 from lamella.data.features import Features
 from lamella.data.padding import PAD_TO_MULTIPLE_OF, Indices, Padded, pad
 
-Count = float | Tensor  # a tensor, [], where a step is recorded: see training/recorded.py
+Count = float | Tensor  # a tensor, [], where a step is recorded: see training/cuda_graphs.py
 BUCKET_BATCHES = 32  # batches sorted by length together: more wastes less padding but mixes the data less
 
 

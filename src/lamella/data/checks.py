@@ -14,9 +14,9 @@ from typing import Any
 
 from lamella.data.examples import Context, Example
 from lamella.data.fixes import diagnose
+from lamella.data.formats import DataFile
 from lamella.data.oddities import odd_characters
 from lamella.data.problems import Problem, quote
-from lamella.data.readers import DataFile
 from lamella.data.statistics import CountedTokens, Statistics, Tokenizer, contexts_of, count_tokens, measure
 from lamella.progress import progress
 

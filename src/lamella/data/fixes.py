@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from lamella.data.examples import Answer, Example
+from lamella.data.formats import DataFile
 from lamella.data.problems import Problem, quote
-from lamella.data.readers import DataFile
 
 
 class Mended(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lamella.data.examples import Answer, Context
-from lamella.data.readers import DataFile
+from lamella.data.formats import DataFile
 
 
 class Tokenizer(Protocol):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lamella.config import POOLED
-from lamella.encoder.attention import suitable_kernels, use_fast_attention
 from lamella.encoder.dropout import use_fast_dropout
+from lamella.encoder.fast_attention import suitable_kernels, use_fast_attention
 from lamella.errors import EncoderError
 
 if TYPE_CHECKING:

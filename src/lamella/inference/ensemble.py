@@ -28,11 +28,8 @@ from lamella.data.features import Features, featurise
 from lamella.data.padding import Padded, longest_first, pad
 from lamella.errors import DataError, UsageError
 from lamella.inference.decode import NO_SPAN, Answer, Merger, Prediction, choosable, decode, log_of_sum, rank
-from lamella.inference.evaluate import Language, language_of
 from lamella.inference.logits import KeptLogits, same_windows
 from lamella.inference.members import Answered, Member
-from lamella.inference.metrics import score_questions
-from lamella.inference.paired import paired_difference
 from lamella.inference.predict import (
     Answering,
     explaining_memory,
@@ -41,6 +38,9 @@ from lamella.inference.predict import (
     write_predictions,
 )
 from lamella.progress import progress
+from lamella.scoring.evaluate import Language, language_of
+from lamella.scoring.metrics import score_questions
+from lamella.scoring.paired import paired_difference
 
 How = Literal["max", "mean", "product", "vote"]
 Level = Literal["auto", "token", "span"]

@@ -14,9 +14,9 @@ from lamella.config import DecodingOptions
 from lamella.encoder.sources import is_saved_model, model_folder
 from lamella.errors import RunError, UnreadableError, UsageError
 from lamella.inference.decode import Candidate, Prediction
-from lamella.inference.loading import Precision, load_model
 from lamella.inference.logits import KeptLogits, has_logits
 from lamella.inference.predict import Answering
+from lamella.models.loading import Precision, load_model
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def short_names(names: Sequence[str]) -> list[str]:
 def _share(models: Sequence[Answering | None]) -> None:
     if not any(models):
         return
-    from lamella.inference.model import ReaderModel
     from lamella.inference.one_pass import share_encoders
+    from lamella.models.model import ReaderModel
 
     share_encoders([model for model in models if isinstance(model, ReaderModel)])

@@ -13,11 +13,11 @@ from lamella.data.batches import Batch
 from lamella.data.features import Features
 from lamella.data.padding import Padded, longest_first, pad
 from lamella.encoder.encoder import Encoder, HiddenStates
-from lamella.inference.cost import Stopwatch
 from lamella.inference.decode import Merger, Prediction, WindowSpans
-from lamella.inference.model import ReaderModel
 from lamella.inference.predict import explaining_memory, spans_of
+from lamella.models.model import ReaderModel
 from lamella.progress import progress
+from lamella.scoring.cost import Stopwatch
 
 Encode = Callable[[Batch, Sequence[int]], HiddenStates]  # the encoder, or a cache of what it gave
 

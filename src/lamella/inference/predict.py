@@ -21,13 +21,13 @@ from lamella.data.features import Features, featurise_in_slices
 from lamella.data.padding import Padded, longest_first, pad
 from lamella.data.tokens import Tokenizing
 from lamella.errors import DataError, RunError
-from lamella.inference.calibrate import odds_of, scores_of_best, threshold_report
-from lamella.inference.cost import Stopwatch
 from lamella.inference.decode import Merger, Prediction, WindowSpans, decode, decode_answerability
-from lamella.inference.metrics import Language, summarise
 from lamella.inference.several_contexts import asked_once, by_question, several_contexts
-from lamella.inference.threshold import na_probability
 from lamella.progress import progress
+from lamella.scoring.calibrate import odds_of, scores_of_best, threshold_report
+from lamella.scoring.cost import Stopwatch
+from lamella.scoring.metrics import Language, summarise
+from lamella.scoring.threshold import na_probability
 
 if TYPE_CHECKING:
     from lamella.inference.logits import LogitsKeeper

@@ -13,10 +13,10 @@ from lamella.data.examples import Context, Example
 from lamella.encoder.sources import DEFAULT_READER, READERS
 from lamella.errors import UsageError
 from lamella.inference.decode import Prediction, rank_together
-from lamella.inference.loading import Backend, Precision, load_model
 from lamella.inference.pipeline import answer_as_pipeline, checked_options
 from lamella.inference.predict import Answering, predict
-from lamella.inference.threshold import na_probability
+from lamella.models.loading import Backend, Precision, load_model
+from lamella.scoring.threshold import na_probability
 
 if TYPE_CHECKING:
     import torch

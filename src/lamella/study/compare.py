@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from lamella import runs
 from lamella.errors import UsageError
-from lamella.inference.metrics import QuestionScores
-from lamella.inference.paired import Difference
+from lamella.scoring.metrics import QuestionScores
+from lamella.scoring.paired import Difference
+from lamella.scoring.significance import bootstrap_differences, mcnemar
 from lamella.study.keep import same_questions, with_results, write_results
+from lamella.study.records import Found, RunRecord, is_number, read_runs, read_scored
 from lamella.study.result_files import SUFFIX, Result
-from lamella.study.runs import Found, RunRecord, is_number, read_runs, read_scored
-from lamella.study.significance import bootstrap_differences, mcnemar
 
 # What is paid for F1, as cost.json names it, with the words and the scale of a table.
 COSTS = {"trainable_parameters": "parameters", "train_seconds": "train s", "inference_seconds_per_1000": "ms/question"}

@@ -16,11 +16,12 @@ from lamella.data.demo import data_path
 from lamella.data.examples import Example
 from lamella.encoder.sources import MODEL_CONFIG, is_saved_model, saved_model, short_model_name
 from lamella.errors import RunError, UnreadableError, UsageError
-from lamella.inference.calibrate import scores_of_best
-from lamella.inference.evaluate import language_of
 from lamella.inference.members import read_answered
-from lamella.inference.metrics import QuestionScores, best_thresholds, score_questions, summarise
-from lamella.inference.threshold import assign_folds, cross_fit
+from lamella.scoring.calibrate import scores_of_best
+from lamella.scoring.evaluate import language_of
+from lamella.scoring.metrics import QuestionScores, best_thresholds, score_questions, summarise
+from lamella.scoring.threshold import assign_folds, cross_fit
+from lamella.study.records import Found, RunRecord, questions_of, read_object
 from lamella.study.result_files import (
     FORMAT,
     SUFFIX,
@@ -32,7 +33,6 @@ from lamella.study.result_files import (
     result_of,
     result_text,
 )
-from lamella.study.runs import Found, RunRecord, questions_of, read_object
 
 DIGITS = 4  # behind the point of what is in percent
 COSTS = (

@@ -10,7 +10,7 @@ from typing import Any
 from lamella import runs
 from lamella.errors import RunError, UsageError
 from lamella.study.compare import Against, Contender, compare_with, read_contenders
-from lamella.study.runs import read_runs
+from lamella.study.records import read_runs
 
 SAVES = 0.1  # a cost counts as lower by this share or more: timings vary by a few percent from run to run
 

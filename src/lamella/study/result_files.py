@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from lamella import runs
 from lamella.errors import UnreadableError
-from lamella.inference.metrics import QuestionScores, summarise
+from lamella.scoring.metrics import QuestionScores, summarise
 
 FORMAT = "lamella-result"
 VERSION = 1

@@ -22,9 +22,9 @@ from lamella.data.features import Features
 from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.tensors import trained_tensors
 from lamella.errors import RunError
-from lamella.inference.model import ReaderModel
+from lamella.models.model import ReaderModel
+from lamella.training.cuda_graphs import Recorded
 from lamella.training.objective import Forward, Objective, PassFacts, TaskLoss
-from lamella.training.recorded import Recorded
 from lamella.training.steps import Step
 
 Record = dict[str, Any]

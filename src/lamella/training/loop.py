@@ -10,12 +10,12 @@ from lamella.config import TrainingOptions
 from lamella.data.batches import Totals, collate
 from lamella.data.padding import PAD_TO_MULTIPLE_OF
 from lamella.errors import DivergedError
-from lamella.inference.cost import Stopwatch
 from lamella.inference.one_pass import Encode
 from lamella.progress import progress
-from lamella.training import recorded
+from lamella.scoring.cost import Stopwatch
+from lamella.training import cuda_graphs
+from lamella.training.batch_splitting import Splitter
 from lamella.training.learner import Learner, Record, layers_of
-from lamella.training.memory import Splitter
 from lamella.training.processes import Processes
 from lamella.training.steps import BEGINNING, Position, Step, Steps, passes, steps_between
 
@@ -56,7 +56,7 @@ def fit(
     evaluate_every = steps_between(options.evaluate_every, steps.per_epoch)
     checkpoint_every = steps_between(options.checkpoint_every, steps.per_epoch)
     split = split or Splitter()
-    width = recorded.PAD_TO_MULTIPLE_OF if any(one.recorded for one in learners) else PAD_TO_MULTIPLE_OF
+    width = cuda_graphs.PAD_TO_MULTIPLE_OF if any(one.recorded for one in learners) else PAD_TO_MULTIPLE_OF
     done = steps.epochs_done(start)
     milestones = [epoch for epoch in sorted(options.save_at) if start.step == 0 or epoch > done + 1e-9]
 

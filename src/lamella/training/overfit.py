@@ -18,10 +18,10 @@ from lamella.data.features import Features
 from lamella.data.padding import longest_first, pad
 from lamella.errors import RunError
 from lamella.inference.decode import Merger, decode
-from lamella.inference.evaluate import language_of
-from lamella.inference.model import ReaderModel
 from lamella.inference.predict import score_predictions
+from lamella.models.model import ReaderModel
 from lamella.plan import Plan
+from lamella.scoring.evaluate import language_of
 
 STEPS = 400
 # Nothing may stand between the reader and its 32 questions: no dropout, no decay, no end of the learning rate.

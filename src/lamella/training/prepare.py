@@ -13,26 +13,26 @@ import torch
 from accelerate.utils import set_seed
 
 from lamella.config import TUNING_ELSEWHERE, RunConfig
+from lamella.data.dataset import Loaded, load_examples
 from lamella.data.feature_cache import cached_features
 from lamella.data.features import Features
 from lamella.data.feed import Feed, Recipe
-from lamella.data.loading import Loaded, load_examples
 from lamella.encoder.cache import open_cache
-from lamella.encoder.loading import load_encoder
 from lamella.encoder.precision import choose_precision
+from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.sources import start_from
 from lamella.encoder.tuning import trainable_line
 from lamella.errors import ConfigError, DataError
-from lamella.inference.calibrate import check_tunable
-from lamella.inference.card import Facts, data_facts
-from lamella.inference.model import ReaderModel
 from lamella.inference.one_pass import Encode
+from lamella.models.card import Facts, data_facts
+from lamella.models.model import ReaderModel
 from lamella.plan import Pass
+from lamella.scoring.calibrate import check_tunable
 from lamella.training.learner import Learner, Randomness, layers_of, make_learner
 from lamella.training.overfit import best_possible, spread
 from lamella.training.processes import Processes
-from lamella.training.start import Start, as_its_start, begin_with
 from lamella.training.steps import Steps
+from lamella.training.warm_start import Start, as_its_start, begin_with
 
 Say = Callable[[str], None]
 

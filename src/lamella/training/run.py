@@ -11,19 +11,19 @@ from typing import Any
 from lamella import runs
 from lamella.config import RunConfig
 from lamella.errors import DivergedError, RunError
-from lamella.inference.cost import Stopwatch
 from lamella.plan import Pass, Plan
+from lamella.scoring.cost import Stopwatch
+from lamella.training.batch_splitting import Splitter
+from lamella.training.bookkeeping import PassWatcher, headline
 from lamella.training.checkpoint import load_checkpoint, put_checkpoint
-from lamella.training.cost import write_costs
-from lamella.training.ground import refuse_changed
 from lamella.training.learner import Record
 from lamella.training.loop import fit
-from lamella.training.memory import Splitter
 from lamella.training.overfit import overfit_plan, verdict
 from lamella.training.prepare import Prepared, Say, located, named_folders, prepare
 from lamella.training.processes import Processes, make_accelerator
+from lamella.training.provenance import refuse_changed
 from lamella.training.steps import BEGINNING
-from lamella.training.watch import PassWatcher, headline
+from lamella.training.training_cost import write_costs
 
 
 def train_plan(

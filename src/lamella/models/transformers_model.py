@@ -1,0 +1,96 @@
+"""Question answering models as transformers saves them: `AutoModelForQuestionAnswering` checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lamella.config import DecodingOptions, WindowOptions
+from lamella.data.batches import Batch
+from lamella.data.padding import Padded, refuse_longer_windows
+from lamella.encoder.encoder import FAMILIES, positions_of
+from lamella.encoder.fast_attention import suitable_kernels, use_fast_attention
+from lamella.encoder.precision import autocast
+from lamella.encoder.pretrained import load_tokenizer, quiet
+from lamella.encoder.sources import MODEL_CONFIG, Source
+from lamella.errors import ModelError, one_line
+from lamella.runs import read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+
+class StockModel:
+    """A checkpoint of any architecture that transformers can ask for start and end logits."""
+
+    gives_text = True
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+        self.model, self.tokenizer, self.folders = model, tokenizer, (folder,)
+        longest = min(WindowOptions().max_seq_length, tokenizer.model_max_length)
+        self.windows = WindowOptions(max_seq_length=longest, doc_stride=min(WindowOptions().doc_stride, longest // 2))
+        self.decoding = DecodingOptions()
+        self.precision = "fp32"
+
+    @classmethod
+    def load(cls, source: Source) -> StockModel:
+        """Load the weights in fp32; a folder that holds no such model is refused."""
+        from transformers import AutoModelForQuestionAnswering
+
+        config = read_json(source.folder / MODEL_CONFIG)
+        kinds = config.get("architectures") or [] if isinstance(config, dict) else []
+        if not any(kind.endswith("ForQuestionAnswering") for kind in kinds):
+            found = " and ".join(kinds) or "an encoder"
+            raise ModelError(
+                f"{source.folder}: expected a model that answers questions. Found {found}, which has no head for it; "
+                "train one with: lamella train"
+            )
+        options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        with quiet():
+            try:
+                model, report = AutoModelForQuestionAnswering.from_pretrained(
+                    source.folder, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options
+                )
+            except Exception as error:  # transformers has an error of its own for every kind of damage
+                raise ModelError(f"{source.folder}: cannot be loaded: {one_line(error)}.") from None
+        if missing := sorted(report["missing_keys"]):
+            raise ModelError(f"{source.folder}: its weights lack {', '.join(missing[:3])}.")
+        use_fast_attention(model)
+        return cls(model, load_tokenizer(source), source.folder)
+
+    @property
+    def reads_token_types(self) -> bool:
+        """Whether question and context are told apart by token type; the tokenizer of ALBERT says no, and is wrong."""
+        family = FAMILIES.get(self.model.config.model_type)
+        return family.token_types if family else "token_type_ids" in self.tokenizer.model_input_names
+
+    @property
+    def positions(self) -> int | None:
+        """The most tokens that a window can have, where that is known."""
+        return positions_of(self.model.config)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def to(self, device: torch.device) -> StockModel:
+        """Move the weights."""
+        torch.nn.Module.to(self.model, device)  # transformers' own is not typed
+        return self
+
+    @torch.inference_mode()
+    def logits(self, padded: Padded) -> NDArray[np.float32]:
+        """Start and end logits of some windows."""
+        refuse_longer_windows(padded, self.positions)
+        batch = Batch.of(padded).to(self.device)
+        inputs = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
+        if self.reads_token_types:
+            inputs["token_type_ids"] = batch.token_types
+        with autocast(self.device, self.precision), suitable_kernels(self.device):
+            output = self.model(**inputs)
+        found: NDArray[np.float32] = torch.stack([output.start_logits, output.end_logits]).float().cpu().numpy()
+        return found  # [2, B, T]

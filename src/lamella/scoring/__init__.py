@@ -1,0 +1,1 @@
+"""Scores of answers: metrics, thresholds, significance, cost."""

@@ -1,0 +1,1 @@
+"""What runs get right and wrong."""

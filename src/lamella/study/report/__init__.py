@@ -1,0 +1,1 @@
+"""Reports of runs, in HTML and Markdown."""

@@ -1,0 +1,72 @@
+"""Predictions spread over a Ray cluster: every worker loads the model once and answers some of the questions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lamella.data.examples import Example
+from lamella.data.features import slices
+from lamella.errors import LamellaError, RunError, one_line
+from lamella.inference.predict import refuse_repeated_ids
+from lamella.progress import progress
+
+if TYPE_CHECKING:
+    from lamella.inference.decode import Prediction
+    from lamella.models.loading import Precision
+
+RETRIES = 2  # of a shard whose worker dies
+
+
+def predict_on_ray(
+    model: str, examples: Sequence[Example], *, batch_size: int = 32, precision: Precision = "auto"
+) -> dict[str, Prediction]:
+    """Answer every example on the cluster that was joined; the answers and their order are those of `predict`.
+
+    The questions are cut where `predict` cuts them, so that the same windows meet in a batch.
+    """
+    import ray
+    from ray.util import ActorPool
+
+    refuse_repeated_ids(examples)
+    shards = [examples[begin:end] for begin, end in slices(examples)]
+    room = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    on_gpus = room.get("GPU", 0) >= 1
+    count = max(1, min(len(shards), int(room.get("GPU" if on_gpus else "CPU", 1))))
+    options = {"num_cpus": 1, "num_gpus": 1 if on_gpus else 0, "max_restarts": RETRIES, "max_task_retries": RETRIES}
+    worker = ray.remote(Worker).options(**options)
+    pool = ActorPool([worker.remote(model, Path.cwd(), batch_size, precision) for _ in range(count)])
+    found: dict[str, Prediction] = {}
+    with progress("answering", len(examples)) as advance:
+        try:
+            for answered in pool.map(lambda one, shard: one.answer.remote(shard), shards):
+                if isinstance(answered, LamellaError):
+                    raise answered
+                found.update(answered)
+                advance(len(answered))
+        except ray.exceptions.RayError as error:
+            raise RunError(f"predict --engine ray: a worker was lost ({one_line(error)}).") from None
+    return found
+
+
+class Worker:
+    """What a process of the cluster holds: the model."""
+
+    def __init__(self, model: str, here: Path, batch_size: int, precision: Precision) -> None:
+        if here.is_dir():
+            os.chdir(here)  # the model may be named relative to where the command was called
+        self._name, self._batch_size, self._precision = model, batch_size, precision
+        self._model: Any = None
+
+    def answer(self, shard: Sequence[Example]) -> dict[str, Prediction] | LamellaError:
+        """The answers, or what is wrong: an error that is raised here would arrive wrapped in Ray's own."""
+        from lamella.inference.predict import predict
+        from lamella.models.loading import load_model
+
+        try:
+            self._model = self._model or load_model(self._name, precision=self._precision)
+            return predict(self._model, shard, batch_size=self._batch_size)
+        except LamellaError as error:
+            return RunError(str(error))

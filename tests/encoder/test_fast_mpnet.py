@@ -1,0 +1,92 @@
+"""MPNet by PyTorch's kernels: the same hidden states and gradients as transformers gives, here computed on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import MPNetModel
+
+from doubles import tiny_config
+from lamella.encoder import fast_mpnet
+
+
+@pytest.fixture
+def both() -> tuple[MPNetModel, MPNetModel]:
+    torch.manual_seed(0)
+    theirs = MPNetModel(tiny_config("mpnet"), add_pooling_layer=False).eval()
+    ours = copy.deepcopy(theirs)
+    fast_mpnet.use_kernels(ours)
+    return theirs, ours
+
+
+def states(model: MPNetModel) -> Tensor:
+    torch.manual_seed(1)
+    ids = torch.randint(5, 30, (3, 17))
+    mask = torch.arange(17) < torch.tensor([17, 9, 1])[:, None]
+    found: Tensor = model(ids, attention_mask=mask.long()).last_hidden_state[mask]
+    return found
+
+
+def test_kernels_give_what_transformers_gives(
+    both: tuple[MPNetModel, MPNetModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, ours = both
+    assert torch.equal(states(ours), states(theirs)), "on a CPU nothing is changed"
+    monkeypatch.setattr(fast_mpnet, "on_gpu", lambda x: True)
+    torch.testing.assert_close(states(ours), states(theirs))
+    for model in both:
+        states(model).square().sum().backward()
+    for (name, mine), (_, other) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, msg=name, rtol=1e-4, atol=1e-4)
+
+
+def test_a_mask_can_be_given_as_the_bias_that_it_becomes(
+    both: tuple[MPNetModel, MPNetModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the model gives it to its encoder on a GPU."""
+    monkeypatch.setattr(fast_mpnet, "on_gpu", lambda x: True)
+    ids, real = torch.arange(5, 22)[None].repeat(2, 1), torch.arange(17) < torch.tensor([17, 9])[:, None]
+    bias = torch.zeros(real.shape).masked_fill(~real, torch.finfo(torch.float32).min)[:, None, None]
+    found, expected = (
+        model(ids, attention_mask=mask).last_hidden_state[real]
+        for model, mask in zip(reversed(both), (bias, real.long()), strict=True)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_model_with_kernels_can_be_sent_elsewhere(both: tuple[MPNetModel, MPNetModel]) -> None:
+    sent = pickle.loads(pickle.dumps(both[1]))
+    assert torch.equal(states(sent), states(both[1]))
+    assert type(sent.encoder) is fast_mpnet.FastMPNetEncoder
+
+
+def test_the_bias_lies_as_the_kernels_want_it(
+    both: tuple[MPNetModel, MPNetModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bias whose rows are not contiguous has no kernel on a GPU: PyTorch then computes step by step, silently."""
+    found = []
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, **more: float) -> Tensor:
+        found.append(bias)
+        return scaled_dot_product_attention(query, key, value, bias, **more)
+
+    monkeypatch.setattr(fast_mpnet, "on_gpu", lambda x: True)
+    monkeypatch.setattr(fast_mpnet, "scaled_dot_product_attention", attention)
+    states(both[1])
+    assert found
+    assert all(bias.is_contiguous() for bias in found)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_has_a_kernel_for_it(both: tuple[MPNetModel, MPNetModel]) -> None:
+    ours = both[1].cuda().train()
+    ids = torch.randint(5, 30, (3, 16), device="cuda")
+    mask = (torch.arange(16) < torch.tensor([16, 9, 1])[:, None]).long().cuda()
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION), torch.autocast("cuda", torch.bfloat16):
+        ours(ids, attention_mask=mask).last_hidden_state.sum().backward()

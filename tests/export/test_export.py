@@ -1,0 +1,372 @@
+"""A model in other forms: flattened, in half, as a checkpoint of transformers; and what has no such form."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from doubles import (
+    DEPTH,
+    FAMILIES,
+    corpus,
+    examples_about,
+    save_tiny_encoder,
+    tiny_batch,
+    tiny_run_config,
+    tiny_tokenizer,
+)
+from lamella.data.batches import Batch
+from lamella.data.features import featurise
+from lamella.data.padding import Padded, pad
+from lamella.encoder.pretrained import load_encoder
+from lamella.errors import ModelError, RunError, UsageError
+from lamella.export.flatten import as_transformers, flatten, halve
+from lamella.models.loading import load_model
+from lamella.models.model import ReaderModel
+from lamella.models.transformers_model import StockModel
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FULL_LORA = {"name": "lora", "rank": 2, "targets": ["query", "attention_output", "ffn_output"]}
+CHAINS: list[list[Any]] = [
+    ["full"],
+    ["frozen", "frozen"],
+    ["full", "frozen"],
+    ["full", "adapter"],
+    ["lora", "frozen"],
+    ["lora", "lora"],
+    ["ia3", "full"],
+    ["bitfit", "layer_norm", "ia3"],
+    [FULL_LORA, "adapter", "bitfit"],
+    ["adapter", "adapter", "lora"],
+    ["adapter", {"name": "adapter", "k": 1}],
+    ["full", "adapter", "lora", {"name": "ia3", "targets": ["key", "value"]}, "frozen"],
+]
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("encoders")
+    return {family: save_tiny_encoder(folder / family, family) for family in FAMILIES}
+
+
+def tuned(base: Path, folder: Path, seed: int = 0, **sections: Any) -> ReaderModel:
+    """A saved model all of whose trained parameters have moved."""
+    config = tiny_run_config(**sections)
+    torch.manual_seed(seed)
+    model = ReaderModel(load_encoder(str(base), pooler=config.learner.reads_pooled), config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    model.save(folder)
+    return model
+
+
+def chain_of(tunings: Sequence[Any], base: Path, folder: Path) -> Path:
+    """Models each on the one before; gives the last."""
+    for number, tuning in enumerate(tunings):
+        tuned(base, folder / str(number), seed=number, encoder={"tuning": tuning})
+        base = folder / str(number)
+    return base
+
+
+def logits(model: ReaderModel, family: str = "bert") -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(tiny_batch(family))
+    return found
+
+
+def names(tunings: Sequence[Any]) -> str:
+    return "-".join(one if isinstance(one, str) else one["name"] for one in tunings)
+
+
+# --- flattened
+
+
+FLATTENED = [
+    *(pytest.param(tunings, "bert", id=names(tunings)) for tunings in CHAINS),
+    # here an adapter stands on a linear layer, which LoRA may have wrapped before
+    *(pytest.param(CHAINS[-4], family, id=f"{names(CHAINS[-4])}-{family}") for family in ("albert", "distilbert")),
+    *(pytest.param(CHAINS[-1], family, id=f"{names(CHAINS[-1])}-{family}") for family in ("albert", "distilbert")),
+]
+
+
+@pytest.mark.parametrize(("tunings", "family"), FLATTENED)
+def test_a_flat_model_has_the_logits_of_its_chain(
+    tunings: list[Any], family: str, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    last = chain_of(tunings, bases[family], tmp_path / "chain")
+    expected = logits(ReaderModel.load(last), family)
+    flatten(last, tmp_path / "flat")
+    shutil.rmtree(tmp_path / "chain")
+    flat = ReaderModel.load(tmp_path / "flat")
+    assert torch.equal(logits(flat, family), expected)
+    assert flat.base_name == str(bases[family])
+    assert flat.keeps_encoder is ({*names(tunings).split("-")} == {"frozen"})
+    flatten(tmp_path / "flat", tmp_path / "again" / "flat")
+    for file in (tmp_path / "flat").iterdir():
+        assert file.read_bytes() == (tmp_path / "again" / "flat" / file.name).read_bytes(), file.name
+
+
+def test_a_flat_model_holds_what_its_chain_changed_and_no_more(bases: dict[str, Path], tmp_path: Path) -> None:
+    last = chain_of(["bitfit", "lora", "adapter", "frozen"], bases["bert"], tmp_path / "chain")
+    flat = flatten(last, tmp_path / "flat")
+    held = load_file(tmp_path / "flat" / "model.safetensors")
+    encoder = {name.removeprefix("encoder.") for name in held if name.startswith("encoder.")}
+    pretrained = load_encoder(str(bases["bert"])).encoder.state_dict()
+    changed = {
+        name
+        for name, value in flat.encoder.state_dict().items()
+        if name not in pretrained or not torch.equal(value, pretrained[name])
+    }
+    assert encoder == changed
+    assert any(name.endswith("query.weight") for name in changed)
+    assert not any(name.endswith("key.weight") for name in changed)
+    config = json.loads((tmp_path / "flat" / "config.json").read_text())
+    assert [one["name"] for one in config["tuned_before"]] == ["bitfit", "lora", "adapter"]
+    assert config["tuning"] == {"name": "frozen"}
+
+
+def test_a_flat_model_is_a_base_like_any_other(bases: dict[str, Path], tmp_path: Path) -> None:
+    last = chain_of(["lora", "adapter", "lora"], bases["bert"], tmp_path / "chain")
+    flatten(last, tmp_path / "flat")
+    on_chain = tuned(last, tmp_path / "one", encoder={"tuning": "adapter"})
+    on_flat = tuned(tmp_path / "flat", tmp_path / "two", encoder={"tuning": "adapter"})
+    assert torch.equal(logits(on_flat), logits(on_chain))
+    assert torch.equal(logits(ReaderModel.load(tmp_path / "two")), logits(on_chain))
+
+
+@pytest.mark.parametrize("layers", ["encoder", "pooled+all"])
+def test_poolers_come_and_go_along_a_chain(layers: str, tmp_path: Path) -> None:
+    save_tiny_encoder(tmp_path / "base", pooler=True)
+    task, mixer = {"task": "answerability"}, {"mixer": "average"}
+    other = "encoder" if layers == "pooled+all" else "pooled+all"
+    tuned(tmp_path / "base", tmp_path / "first", learner={**task, **mixer, "layers": other})
+    tuned(tmp_path / "first", tmp_path / "second", 1, encoder={"tuning": "bitfit"}, learner={**task, "layers": layers})
+    expected = logits(ReaderModel.load(tmp_path / "second"))
+    flatten(tmp_path / "second", tmp_path / "flat")
+    assert torch.equal(logits(ReaderModel.load(tmp_path / "flat")), expected)
+
+
+@pytest.mark.parametrize("change", ["missing", "is not expected"])
+def test_a_flat_model_with_other_tensors_is_refused(change: str, bases: dict[str, Path], tmp_path: Path) -> None:
+    flatten(chain_of(["lora", "adapter"], bases["bert"], tmp_path / "chain"), tmp_path / "flat")
+    file = tmp_path / "flat" / "model.safetensors"
+    tensors = load_file(file)
+    merged = "encoder.model.encoder.layer.0.attention.self.query.weight"
+    if change == "missing":
+        del tensors[merged]
+    else:
+        merged = merged.replace("query", "key")
+        tensors[merged] = torch.zeros(32, 32)
+    save_file(tensors, file)
+    with pytest.raises(ModelError, match=rf"{merged} (is )?{change}\.$"):
+        ReaderModel.load(tmp_path / "flat")
+
+
+@pytest.mark.parametrize("before", [3, ["tuned_later"], [3], "full"])
+def test_a_damaged_list_of_earlier_tunings_is_refused(before: Any, bases: dict[str, Path], tmp_path: Path) -> None:
+    flatten(chain_of(["lora", "adapter"], bases["bert"], tmp_path / "chain"), tmp_path / "flat")
+    file = tmp_path / "flat" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "tuned_before": before}))
+    with pytest.raises(ModelError) as caught:
+        ReaderModel.load(tmp_path / "flat")
+    assert str(caught.value).startswith(f"{file}: ")
+    assert "\n" not in str(caught.value)
+
+
+# --- in half
+
+
+def test_a_half_model_is_half_as_large_and_loads_in_full(bases: dict[str, Path], tmp_path: Path) -> None:
+    model = tuned(bases["bert"], tmp_path / "model")
+    halve(tmp_path / "model", tmp_path / "half")
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("model", "half")]
+    assert 0.45 < sizes[1] / sizes[0] < 0.6
+    loaded = ReaderModel.load(tmp_path / "half")
+    assert {value.dtype for value in loaded.parameters()} == {torch.float32}
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name].half().float()), name
+    halve(tmp_path / "half", tmp_path / "again")  # rounding once is rounding for good
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (
+        tmp_path / "half" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_a_number_beyond_half_precision_is_refused(bases: dict[str, Path], tmp_path: Path) -> None:
+    model = tuned(bases["bert"], tmp_path / "model", encoder={"tuning": "frozen"})
+    with torch.no_grad():
+        model.head.task.b[1] = -70000.0
+    model.save(tmp_path / "model")
+    with pytest.raises(ModelError, match=r"^head\.task\.b: holds 70000, beyond the numbers of fp16"):
+        halve(tmp_path / "model", tmp_path / "half")
+    assert os.listdir(tmp_path) == ["model"]
+
+
+# --- as transformers has it
+
+
+def windows(family: str) -> Padded:
+    texts = [context[: 60 * (number + 1)] for number, context in enumerate(corpus()[:4])]
+    features = featurise(examples_about(texts), tiny_tokenizer(family), tiny_run_config().windows)
+    return pad(features, np.arange(len(features)))
+
+
+@pytest.mark.parametrize("tuning", ["full", "frozen", "top_k", "bitfit", "layer_norm", "lora", "ia3"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_loads_it_with_equal_logits(
+    family: str, tuning: str, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    if (family, tuning) == ("albert", "top_k"):
+        pytest.skip("one layer's weights serve at every depth, so none is on top")
+    model = tuned(bases[family], tmp_path / "model", encoder={"tuning": tuning})
+    as_transformers(tmp_path / "model", tmp_path / "stock")
+    found, report = transformers.AutoModelForQuestionAnswering.from_pretrained(
+        tmp_path / "stock", output_loading_info=True
+    )
+    assert not any(report.values()), report
+    assert found.config.architectures == [type(found).__name__]
+    padded = windows(family)
+    batch = Batch.of(padded)
+    inputs = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
+    if model.encoder.family.token_types:
+        inputs["token_type_ids"] = batch.token_types
+    with torch.no_grad():
+        output = found.eval()(**inputs)
+    theirs = torch.stack([output.start_logits, output.end_logits])
+    exact = 1e-5 if tuning in ("lora", "ia3") else 2e-6  # merged, or only added up in another order
+    ours = torch.from_numpy(model.logits(padded))
+    torch.testing.assert_close(theirs[:, batch.mask], ours[:, batch.mask], atol=exact, rtol=1e-6)
+
+    back = load_model(tmp_path / "stock", device="cpu", precision="fp32")
+    assert isinstance(back, StockModel)
+    again = torch.from_numpy(back.logits(padded))
+    torch.testing.assert_close(again[:, batch.mask], theirs[:, batch.mask], atol=2e-6, rtol=1e-6)  # attention is ours
+    assert back.tokenizer.get_vocab() == model.tokenizer.get_vocab()
+    assert back.windows.max_seq_length == model.encoder.longest_window
+    for file in (*(tmp_path / "stock").glob("*.json"), *(tmp_path / "model").glob("tokenizer*.json")):
+        assert str(tmp_path.parent) not in file.read_text(encoding="utf-8"), file.name
+
+
+def test_a_chain_and_an_encoder_with_labels_of_its_own(tmp_path: Path) -> None:
+    save_tiny_encoder(tmp_path / "base", num_labels=5)
+    last = chain_of(["lora", "full", "frozen"], tmp_path / "base", tmp_path / "chain")
+    as_transformers(last, tmp_path / "stock")
+    found = load_model(tmp_path / "stock", device="cpu", precision="fp32").logits(windows("bert"))
+    np.testing.assert_allclose(found, ReaderModel.load(last).logits(windows("bert")), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        ({"encoder": {"tuning": "adapter"}}, "its encoder carries adapters"),
+        ({"learner": {"mixer": "average"}}, "its head reads average, and theirs the encoder's last layer alone"),
+        ({"learner": {"mixer": ["last", {"name": "compress", "size": 4}]}}, "its head reads last, compress"),
+        ({"learner": {"layers": [1, 2]}}, "its head reads layer 2, and theirs"),
+        ({"learner": {"skip": True}}, r"something beside the last layer \(learner\.skip"),
+        ({"learner": {"beside": "average"}}, "something beside the last layer"),
+        ({"learner": {"task": "answerability"}}, "its task is answerability, and theirs is to find a span"),
+    ],
+)
+def test_what_transformers_has_no_form_for_is_refused(
+    sections: dict[str, Any], reason: str, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    tuned(bases["bert"], tmp_path / "model", **sections)
+    with pytest.raises(ModelError, match=f"cannot be a checkpoint of transformers: .*{reason}") as caught:
+        as_transformers(tmp_path / "model", tmp_path / "stock")
+    assert "\n" not in str(caught.value)
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_adapters_below_are_refused_too_and_the_last_layer_may_be_chosen_by_number(
+    bases: dict[str, Path], tmp_path: Path
+) -> None:
+    last = chain_of(["adapter", "frozen"], bases["bert"], tmp_path / "chain")
+    with pytest.raises(ModelError, match="carries adapters"):
+        as_transformers(last, tmp_path / "stock")
+    tuned(bases["bert"], tmp_path / "model", learner={"layers": [0, DEPTH]})
+    as_transformers(tmp_path / "model", tmp_path / "stock")
+    assert (tmp_path / "stock" / "model.safetensors").is_file()
+
+
+# --- the command
+
+
+@pytest.fixture
+def model_folder(bases: dict[str, Path], tmp_path: Path) -> Path:
+    tuned(bases["bert"], tmp_path / "model", encoder={"tuning": "lora"})
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("mode", ["--flatten", "--half", "--as-transformers"])
+def test_the_command_writes_a_folder_that_can_be_asked(
+    mode: str, model_folder: Path, lamella: Any, tmp_path: Path
+) -> None:
+    code, out, err = lamella("export", model_folder, mode, tmp_path / "new")
+    assert (code, out, err) == (0, f"{tmp_path / 'new'}: written\n", "")
+    text = tmp_path / "text.txt"
+    text.write_text("The tower was built by Robert Stevenson in 1811.")
+    code, out, err = lamella("ask", "Who built it?", "--context", text, "--model", tmp_path / "new")
+    assert (code, err) == (0, "")
+    assert sorted(os.listdir(tmp_path)) == ["model", "new", "text.txt"]
+
+
+def test_exactly_one_form_is_asked_for(model_folder: Path, lamella: Any, tmp_path: Path) -> None:
+    for arguments, got in [
+        ([], "none"),
+        (["--half", tmp_path / "a", "--flatten", tmp_path / "b"], "--flatten, --half"),
+    ]:
+        code, out, err = lamella("export", model_folder, *arguments)
+        assert (code, out) == (2, "")
+        assert "export: expected exactly one of --flatten, --half, --as-transformers" in err
+        assert err.endswith(f"Got {got}.\n")
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("mode", ["--flatten", "--half", "--as-transformers"])
+def test_an_export_replaces_nothing(mode: str, model_folder: Path, lamella: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    before = (model_folder / "model.safetensors").read_bytes()
+    for folder in (model_folder, tmp_path / "file"):
+        code, out, err = lamella("export", model_folder, mode, folder)
+        assert (code, out) == (2, "")
+        assert err.endswith(f"{folder}: is there already, and not empty; choose another folder to export to.\n")
+    assert (model_folder / "model.safetensors").read_bytes() == before
+    code, out, err = lamella("export", model_folder, mode, tmp_path / "file" / "below")
+    assert (code, out) == (1, "")
+    assert "cannot be written (Not a directory)" in err
+    assert err.count("\n") == 1
+    code, _, err = lamella("export", tmp_path / "absent", mode, tmp_path / "new")
+    assert (code, err.count("\n")) == (2, 1)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_of_transformers_is_in_its_form_already(model_folder: Path, tmp_path: Path) -> None:
+    as_transformers(model_folder, tmp_path / "stock")
+    with pytest.raises(UsageError, match=r"expected a model folder of Lamella's\. Found another kind"):
+        as_transformers(tmp_path / "stock", tmp_path / "again")
+
+
+def test_a_failure_leaves_nothing_half_written(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", full)
+    with pytest.raises(RunError, match=r"stock: cannot be written \(No space left on device\)\.$"):
+        as_transformers(model_folder, tmp_path / "stock")
+    assert os.listdir(tmp_path) == ["model"]

@@ -1,0 +1,459 @@
+"""Exported models: the same logits as torch's, the same answers, no torch; and everything that loading refuses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import transformers
+
+from doubles import (
+    FAMILIES,
+    corpus,
+    examples_about,
+    save_tiny_encoder,
+    tiny_config,
+    tiny_run_config,
+    tiny_tokenizer,
+)
+from lamella import Reader, registry
+from lamella.data.features import featurise
+from lamella.data.padding import Padded, pad
+from lamella.data.writers import write
+from lamella.encoder.pretrained import load_encoder
+from lamella.encoder.sources import Source, verified_hash
+from lamella.errors import EncoderError, LamellaError, MissingExtraError, ModelError, RunError, UsageError
+from lamella.export import onnx_export
+from lamella.export.onnx_export import export_onnx
+from lamella.inference.decode import Prediction
+from lamella.inference.predict import predict, score_predictions
+from lamella.models.loading import load_model
+from lamella.models.model import ReaderModel
+from lamella.models.onnx_model import OnnxModel, read_export
+from lamella.models.transformers_model import StockModel
+from lamella.scoring.evaluate import read_questions
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+QUESTION = "What is it?"
+
+
+def windows_of(model: Any, rows: slice = slice(None)) -> Padded:
+    """Windows of unlike length: from a few tokens to as many as fit."""
+    texts = [context[: 30 + 150 * number] for number, context in enumerate(corpus()[:5])]
+    features = featurise(examples_about([*texts, ""]), model.tokenizer, model.windows)
+    assert features.lengths.max() == model.windows.max_seq_length
+    return pad(features, np.arange(len(features))[rows])
+
+
+def assert_same_logits(model: Any, exported: Any, within: float = 1e-5) -> None:
+    for rows in (slice(None), slice(0, 1), slice(-1, None), slice(2, 5)):
+        padded = windows_of(model, rows)
+        expected = model.logits(padded)
+        real = padded.mask[:, : expected.shape[2]]
+        for found in (exported.logits(padded), exported.logits_in_one_run(padded)):
+            assert found.shape == expected.shape
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found[:, real], expected[:, real], atol=within, rtol=0)
+
+
+def trained(name: str, folder: Path, *, family: str = "bert", depth: int = 1, **sections: Any) -> Path:
+    """A saved reader whose trained weights are large enough to matter."""
+    base = save_tiny_encoder(folder / f"{name}-encoder", family, **{LAYERS.get(family, "num_hidden_layers"): depth})
+    torch.manual_seed(3)
+    model = ReaderModel(load_encoder(str(base)), tiny_run_config(**sections))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save(folder / name)
+    return folder / name
+
+
+LAYERS = {"distilbert": "n_layers"}
+NO_TYPES = ("distilbert", "mpnet", "roberta", "xlm-roberta")
+TUNINGS = ("frozen", "adapter", "lora", "ia3")  # the others change no more than the values of weights
+
+
+def cover() -> dict[str, dict[str, Any]]:
+    """Every mixer, and with them every family, every tuning and both tasks; not their product: an export is slow."""
+    cases: dict[str, dict[str, Any]] = {}
+    for number, mixer in enumerate(registry.names("mixer")):
+        family, tuning = FAMILIES[number % len(FAMILIES)], TUNINGS[number % len(TUNINGS)]
+        task = "answerability" if number % 5 == 3 else "span"
+        cases[f"{mixer}-{task}-{family}-{tuning}"] = {
+            "family": family,
+            "encoder": {"tuning": tuning},
+            "learner": {"mixer": mixer, "task": task, "layers": "all"},
+        }
+    learner = {"mixer": {"name": "context_cnn", "filters_from": "question"}, "skip": True}
+    return {**cases, "filters-from-the-question": {"encoder": {"tuning": "frozen"}, "learner": learner}}
+
+
+CASES = cover()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_graph_gives_the_logits_of_torch(case: str, tmp_path: Path) -> None:
+    model = trained("model", tmp_path, **CASES[case])
+    said = export_onnx(model, tmp_path / "onnx")
+    assert said[0] == f"{tmp_path / 'onnx'}: written, fp32"
+    in_torch, exported = load_model(model, device="cpu", precision="fp32"), load_model(tmp_path / "onnx")
+    assert isinstance(exported, OnnxModel)
+    assert exported.gives_text == in_torch.gives_text
+    assert_same_logits(in_torch, exported)
+    asks_for = set(exported.inputs)
+    assert ("is_context" in asks_for) == (case == "filters-from-the-question")
+    assert ("token_type_ids" in asks_for) == (CASES[case].get("family") not in NO_TYPES)
+
+
+def test_the_cover_leaves_nothing_out() -> None:
+    assert len(CASES) == len(registry.names("mixer")) + 1
+    assert {case.get("family") for case in CASES.values()} >= set(FAMILIES)
+    assert {case["encoder"]["tuning"] for case in CASES.values()} == set(TUNINGS)
+    assert {case["learner"].get("task") for case in CASES.values()} >= set(registry.names("task"))
+
+
+# --- one model, exported once, for everything below
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model, its graph, and the graph in int8."""
+    folder = tmp_path_factory.mktemp("exported")
+    model = trained("model", folder, depth=2, encoder={"tuning": "full"}, decoding={"null_score_diff_threshold": -1.5})
+    export_onnx(model, folder / "onnx")
+    export_onnx(model, folder / "int8", int8=True, data="demo:dev")
+    return {"model": model, "onnx": folder / "onnx", "int8": folder / "int8"}
+
+
+@pytest.fixture
+def exported(made: dict[str, Path], tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(made["onnx"], tmp_path / "onnx"))
+
+
+def test_the_folder_holds_all_that_answering_needs(made: dict[str, Path]) -> None:
+    assert {path.name for path in made["onnx"].iterdir()} == {"config.json", "model.onnx", "tokenizer.json"}
+    config, model = read_export(made["onnx"]), load_model(made["model"])
+    assert (config.windows, config.decoding) == (model.windows, model.decoding)
+    assert config.decoding.null_score_diff_threshold == -1.5
+    assert (config.precision, config.int8, config.source.name) == ("fp32", None, str(made["model"]))
+    assert config.source.sha256 == verified_hash(Source("model", made["model"], "model"))
+    assert 0 <= config.parity < 1e-5
+    text = (made["onnx"] / "model.onnx").read_bytes()
+    assert b".py" not in text  # the exporter's notes
+
+
+def test_attention_is_one_node_a_layer(made: dict[str, Path]) -> None:
+    nodes = [node.op_type for node in onnx.load(made["onnx"] / "model.onnx").graph.node]
+    assert nodes.count("MultiHeadAttention") == 2
+    assert "Softmax" not in nodes
+
+
+def test_a_reader_of_either_kind_gives_the_same_answers(made: dict[str, Path]) -> None:
+    contexts = corpus()[:4]
+    in_torch = Reader.load(made["model"], device="cpu", precision="fp32")
+    for backend in ("auto", "onnx"):
+        reader = Reader.load(made["onnx"], backend=backend, threads=1)  # type: ignore[arg-type]
+        for expected, found in zip(
+            in_torch.ask([QUESTION] * 4, contexts, top_k=3), reader.ask([QUESTION] * 4, contexts, top_k=3), strict=True
+        ):
+            assert [one["answer"] for one in found] == [one["answer"] for one in expected]
+            assert found.null_score == pytest.approx(expected.null_score, abs=1e-4)
+
+
+def test_threads_may_share_a_reader(made: dict[str, Path]) -> None:
+    reader, contexts = Reader.load(made["onnx"], threads=1), corpus()[:6]
+    expected = [reader.ask(QUESTION, context) for context in contexts]
+    found: dict[int, Any] = {}
+    threads = [
+        threading.Thread(target=lambda at=at: found.update({at: reader.ask(QUESTION, contexts[at])}))
+        for at in range(len(contexts))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[at] for at in range(len(contexts))] == expected
+
+
+@pytest.mark.parametrize("kind", ["onnx", "int8"])
+def test_asking_an_exported_model_imports_no_torch(made: dict[str, Path], kind: str, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(corpus()[0], encoding="utf-8")
+    script = f"""
+import sys
+sys.argv = ["lamella", "ask", {QUESTION!r}, "--context", {str(tmp_path / "text.txt")!r}, "--model", {str(made[kind])!r}]
+from lamella.__main__ import main
+try:
+    main()
+except SystemExit as ended:
+    print(ended.code, end=" ")
+print(sorted({{"torch", "transformers", "accelerate", "onnx"}} & set(sys.modules)), "onnxruntime" in sys.modules)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.stderr == ""
+    assert ended.stdout.splitlines()[-1] == "0 [] True"
+    assert "characters" in ended.stdout or "the text does not say" in ended.stdout
+
+
+def test_what_answers_needs_no_torch_to_be_imported() -> None:
+    script = (
+        "import sys; import lamella.inference.reader, lamella.inference.predict, lamella.inference.decode, "
+        "lamella.models.loading, lamella.models.onnx_model, lamella.scoring.metrics, "
+        "lamella.scoring.evaluate, lamella.data.features, lamella.data.padding; "
+        "print({'torch', 'transformers', 'onnxruntime'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
+
+
+# --- int8
+
+
+def test_int8_is_smaller_and_its_cost_is_told(made: dict[str, Path]) -> None:
+    config = read_export(made["int8"])
+    assert config.precision == "int8"
+    assert config.int8 is not None
+    assert (config.int8.data, config.int8.questions, config.int8.metric) == ("demo:dev", 135, "f1")
+    exact, rounded = load_model(made["onnx"]), load_model(made["int8"])
+    examples = read_questions("demo:dev", labelled=True)
+    before, after = predict(exact, examples), predict(rounded, examples)
+    equal = sum(before[id].text(-1.5) == after[id].text(-1.5) for id in before) / len(before)
+    assert config.int8.equal == pytest.approx(equal)
+    assert config.int8.before == score_predictions(exact, examples, before)["f1"]
+    assert config.int8.after == score_predictions(rounded, examples, after)["f1"]
+    assert_same_logits(exact, rounded, within=1.0)
+    padded = windows_of(exact)
+    assert not np.allclose(exact.logits(padded), rounded.logits(padded), atol=1e-6)
+    assert (made["int8"] / "model.onnx").stat().st_size < (made["onnx"] / "model.onnx").stat().st_size
+
+
+def test_no_answer_depends_on_its_neighbours(made: dict[str, Path]) -> None:
+    """int8 has one scale for all that a run computes: a window must not share its run."""
+    model = load_model(made["int8"])
+    together, rows = model.logits(windows_of(model)), windows_of(model).mask
+    for row, real in enumerate(rows):
+        alone = model.logits(windows_of(model, slice(row, row + 1)))
+        np.testing.assert_array_equal(together[:, row, real], alone[:, 0, : real.sum()])
+
+
+def test_int8_leaves_the_head_as_it_was(tmp_path: Path) -> None:
+    head = {"mixer": [{"name": "compress", "size": 8}, {"name": "inception"}], "skip": True}
+    export_onnx(trained("model", tmp_path, learner=head), tmp_path / "int8", int8=True)
+    kinds = [node.op_type for node in onnx.load(tmp_path / "int8" / "model.onnx").graph.node]
+    assert kinds.count("MatMulInteger") == 6  # the encoder's one layer: query, key, value, output, and two of the FFN
+    assert "MatMul" in kinds
+
+
+def test_export_from_the_command_line(made: dict[str, Path], lamella: Any, tmp_path: Path) -> None:
+    code, out, err = lamella("export", made["model"], "--onnx", tmp_path / "onnx", "--int8")
+    assert (code, err) == (0, "")
+    first, second, third = out.splitlines()
+    assert first == f"{tmp_path / 'onnx'}: written, int8"
+    assert re.fullmatch(r"logits differ from torch's by \d\.\de-\d\d at most", second)
+    assert third == "int8: what it costs was not measured; give a file with answers as --data"
+    code, out, err = lamella("predict", "demo:dev", "--model", tmp_path / "onnx", "--out", tmp_path / "run")
+    assert (code, err) == (0, "")
+    assert len(json.loads((tmp_path / "run" / "predictions.json").read_text())) == 135
+
+
+def test_a_checkpoint_of_transformers_can_be_exported(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = transformers.BertForQuestionAnswering(tiny_config("bert", num_hidden_layers=1))
+    model.save_pretrained(tmp_path / "stock")
+    tokenizer = tiny_tokenizer("bert")
+    tokenizer.save_pretrained(tmp_path / "stock")
+    settings = tmp_path / "stock" / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "model_max_length": 128}))
+    export_onnx(tmp_path / "stock", tmp_path / "onnx", int8=True)
+    kinds = [node.op_type for node in onnx.load(tmp_path / "onnx" / "model.onnx").graph.node]
+    assert (kinds.count("MatMulInteger"), kinds.count("MultiHeadAttention")) == (6, 1)
+    stock = load_model(tmp_path / "stock", device="cpu", precision="fp32")
+    assert isinstance(stock, StockModel)
+    assert_same_logits(stock, load_model(tmp_path / "onnx"), within=0.05)
+
+
+def test_a_checkpoint_whose_tokenizer_says_nothing_of_token_types(tmp_path: Path) -> None:
+    """ALBERT reads them all the same, and the graph does as the model does."""
+    torch.manual_seed(0)
+    transformers.AlbertForQuestionAnswering(tiny_config("albert")).save_pretrained(tmp_path / "stock")
+    tokenizer = tiny_tokenizer("albert")
+    assert "token_type_ids" not in tokenizer.model_input_names
+    tokenizer.model_max_length = 128
+    tokenizer.save_pretrained(tmp_path / "stock")
+    export_onnx(tmp_path / "stock", tmp_path / "onnx")
+    exported = load_model(tmp_path / "onnx")
+    assert "token_type_ids" in exported.inputs  # type: ignore[union-attr]
+    assert_same_logits(load_model(tmp_path / "stock", device="cpu", precision="fp32"), exported)
+
+
+def test_what_int8_costs_a_model_without_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answers are whether there is one: here all turn to their opposite. A file of one kind has no F1 of it."""
+    model = trained("model", tmp_path, learner={"task": "answerability"})
+    write([one for one in read_questions("demo:dev") if one.answers][:20], tmp_path / "answerable.json")
+    sign = itertools.cycle([1, -1])  # before rounding, and after
+
+    def turned(model: OnnxModel, examples: Any) -> dict[str, Prediction]:
+        now = next(sign)
+        return {id: Prediction(one.rows, now * one.null_odds) for id, one in predict(model, examples).items()}
+
+    monkeypatch.setattr(onnx_export, "predict", turned)
+    for data, metric in (("demo:dev", "answerability_f1"), (tmp_path / "answerable.json", "answerability_accuracy")):
+        said = export_onnx(model, tmp_path / metric, int8=True, data=str(data))
+        assert said[-1].startswith("int8: 0.0% of ")
+        measured = read_export(tmp_path / metric).int8
+        assert measured is not None
+        assert (measured.equal, measured.metric) == (0.0, metric)
+
+
+# --- what is refused
+
+
+def refusal(kind: type[LamellaError], call: Callable[[], Any]) -> str:
+    """The one line with which a call is refused."""
+    with pytest.raises(kind) as caught:
+        call()
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("keep", [0, 100, -50_000])
+def test_a_damaged_graph(exported: Path, keep: int) -> None:
+    graph = exported / "model.onnx"
+    graph.write_bytes(graph.read_bytes()[:keep])
+    said = refusal(ModelError, lambda: load_model(exported))
+    assert said.startswith(f"{graph}: expected an ONNX graph; it is damaged (")
+
+
+def test_a_graph_or_a_tokenizer_that_is_gone(exported: Path) -> None:
+    for name in ("model.onnx", "tokenizer.json"):
+        (exported / name).unlink()
+        said = refusal(ModelError, lambda: load_model(exported))
+        assert said == f"{exported / name}: no such file; the exported folder is incomplete."
+
+
+def test_a_damaged_tokenizer(exported: Path) -> None:
+    (exported / "tokenizer.json").write_text("{")
+    said = refusal(ModelError, lambda: load_model(exported))
+    assert said.startswith(f"{exported / 'tokenizer.json'}: expected a tokenizer; it is damaged (")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"lamella_onnx": 2}, "expected export format 1. Got 2, of another lamella."),
+        ({"windows": {"max_seq_length": "long"}}, "windows.max_seq_length: input should be a valid integer."),
+        ({"later": 1}, "later: extra inputs are not permitted."),
+        ({"cls_token_id": None}, "cls_token_id: input should be a valid integer."),
+    ],
+)
+def test_a_configuration_that_is_damaged_or_of_another_version(
+    exported: Path, change: dict[str, Any], expected: str
+) -> None:
+    path = exported / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    said = refusal(ModelError, lambda: load_model(exported))
+    assert said.startswith(f"{path}: ")
+    assert said.endswith(expected)
+
+
+def test_a_graph_that_asks_for_something_else(exported: Path) -> None:
+    graph = onnx.load(exported / "model.onnx")
+    graph.graph.input.append(onnx.helper.make_tensor_value_info("pixels", onnx.TensorProto.FLOAT, [1]))
+    onnx.save(graph, exported / "model.onnx")
+    assert refusal(ModelError, lambda: load_model(exported)).endswith("asks for pixels, which no window has.")
+
+
+def test_a_backend_that_does_not_fit_the_folder(made: dict[str, Path]) -> None:
+    assert refusal(UsageError, lambda: Reader.load(made["model"], backend="onnx")) == (
+        f"{made['model']}: expected an exported model for backend 'onnx'. Found none; make one with: "
+        f"lamella export {made['model']} --onnx DIR"
+    )
+    assert "which torch does not run" in refusal(UsageError, lambda: Reader.load(made["onnx"], backend="torch"))
+    assert "runs on the CPU. Got device 'cuda'" in refusal(UsageError, lambda: load_model(made["onnx"], device="cuda"))
+    assert "keeps the precision of its file" in refusal(UsageError, lambda: load_model(made["onnx"], precision="bf16"))
+    assert isinstance(load_model(made["onnx"], device="cpu", precision="fp32"), OnnxModel)
+
+
+def test_an_exported_model_cannot_be_exported_or_trained_on(made: dict[str, Path], tmp_path: Path) -> None:
+    refusal(UsageError, lambda: export_onnx(made["onnx"], tmp_path / "again"))
+    refusal(EncoderError, lambda: load_encoder(str(made["onnx"])))
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_onnxruntime_the_extra_is_named(
+    made: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    said = refusal(MissingExtraError, lambda: load_model(made["onnx"]))
+    assert said.endswith("needs the extra 'onnx', which is not installed: pip install 'lamella[onnx]'")
+    assert "lamella[onnx]" in refusal(MissingExtraError, lambda: export_onnx(made["model"], tmp_path / "onnx"))
+
+
+def test_nothing_is_ever_replaced(made: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for folder in (tmp_path, made["model"], made["onnx"]):
+        said = refusal(UsageError, lambda folder=folder: export_onnx(made["model"], folder))
+        assert said == f"{folder}: is there already, and not empty; choose another folder to export to."
+    assert "expected both" in refusal(UsageError, lambda: export_onnx(made["model"], tmp_path / "x", data="demo:dev"))
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("wrong", [0.01, float("nan")])
+def test_a_graph_that_differs_from_the_model_is_not_written(
+    made: dict[str, Path], exported: Path, monkeypatch: pytest.MonkeyPatch, wrong: float
+) -> None:
+    honest = OnnxModel.logits
+    monkeypatch.setattr(onnx_export, "_write_graph", lambda model, path: shutil.copy(exported / path.name, path))
+    monkeypatch.setattr(OnnxModel, "logits_in_one_run", OnnxModel.logits)
+    monkeypatch.setattr(OnnxModel, "logits", lambda self, padded: honest(self, padded) + wrong)
+    said = refusal(ModelError, lambda: export_onnx(made["model"], exported.parent / "other"))
+    assert "the ONNX graph does not do what the model does" in said
+    assert os.listdir(exported.parent) == ["onnx"]
+
+
+def test_windows_longer_than_the_encoder_has_positions_are_refused_as_torch_refuses_them(
+    made: dict[str, Path], exported: Path
+) -> None:
+    path, in_torch = exported / "config.json", load_model(made["model"], device="cpu")
+    config = json.loads(path.read_text())
+    assert config["positions"] == in_torch.positions  # type: ignore[union-attr]
+    config["windows"].update(max_seq_length=2000)
+    path.write_text(json.dumps(config))
+    model, examples = load_model(exported), examples_about([" ".join(corpus())])
+    padded = pad(featurise(examples, model.tokenizer, model.windows), np.arange(1))
+    said = refusal(UsageError, lambda: predict(model, examples))
+    assert said == refusal(UsageError, lambda: in_torch.logits(padded))
+    assert said == f"windows of 2000 tokens: expected at most {config['positions']}, all the positions of the encoder."
+
+    del config["positions"]  # as in a folder that was written before: the graph itself fails
+    path.write_text(json.dumps(config))
+    said = refusal(ModelError, lambda: predict(load_model(exported), examples))
+    assert said.startswith("the exported graph cannot be run on 2000 tokens: ")
+
+
+def test_too_large_a_batch_is_told_apart_from_a_broken_graph(
+    made: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        def run(self, *arguments: Any) -> Any:
+            raise Exception("[ONNXRuntimeError] : 6 : Failed to allocate memory for requested buffer of size 9")
+
+    model = load_model(made["onnx"])
+    monkeypatch.setattr(model, "_session", Full())
+    said = refusal(RunError, lambda: predict(model, examples_about(corpus()[:1])))
+    assert "lower the batch size" in said

@@ -1,0 +1,206 @@
+"""The model card: what it says, that it is true, and that it betrays no place on the machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from doubles import DEPTH, HIDDEN, save_tiny_encoder, tiny_run_config
+from lamella.data.demo import data_path
+from lamella.data.formats import read
+from lamella.encoder.pretrained import load_encoder
+from lamella.errors import ModelError
+from lamella.export.flatten import flatten, halve
+from lamella.models.card import Facts, data_facts
+from lamella.models.model import ReaderModel
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+RESULTS = {"step": 7, "epoch": 1.0, "exact": 41.5, "f1": 50.25, "total": 1200, "by_kind": {"who": 1.0}}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_encoder(tmp_path_factory.mktemp("base") / "tiny")
+
+
+def make(base: Path, **sections: Any) -> ReaderModel:
+    return ReaderModel(load_encoder(str(base)), tiny_run_config(**sections)).eval()
+
+
+def card(folder: Path) -> tuple[dict[str, Any], str]:
+    """The front matter and the text."""
+    _, front, text = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    return yaml.safe_load(front), text
+
+
+def section(text: str, title: str) -> str:
+    found = re.search(rf"^## {title}\n\n(.*?)(?=\n\n## |\Z)", text, re.M | re.S)
+    return found[1] if found else ""
+
+
+def test_a_card_says_what_is_known(base: Path, tmp_path: Path) -> None:
+    model = make(base, encoder={"tuning": {"name": "adapter", "size": 5}})
+    examples = read("demo:dev").examples
+    model.facts = Facts(
+        train=data_facts([str(tmp_path / "train-v2.0.json")], examples[:5]), dev=data_facts(["demo:dev"], examples)
+    )
+    model.save(tmp_path / "model", results=RESULTS)
+    front, text = card(tmp_path / "model")
+    assert front == {
+        "library_name": "lamella",
+        "pipeline_tag": "question-answering",
+        "tags": ["lamella", "extractive-question-answering", "adapter"],
+    }
+    assert text.startswith("# A reader on tiny\n")
+    assert "| tuning | `adapter` (size = 5, leave_out = [], k = 0, zero = false, also = []) |" in text
+    unanswerable = sum(not one.answerable for one in examples)
+    assert f"| dev | `demo:dev` | {len(examples)} | {unanswerable} |" in section(text, "Data")
+    assert "| train | `train-v2.0.json` | 5 |" in section(text, "Data")
+    assert "| f1 | 50.25 |" in section(text, "Results")
+    assert "| total | 1,200 |" in section(text, "Results")
+    trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
+    whole = sum(value.numel() for name, value in model.encoder.named_parameters() if "adapter" not in name)
+    size = (tmp_path / "model" / "model.safetensors").stat().st_size
+    cost = section(text, "Cost")
+    assert cost.startswith(
+        f"{trained:,} parameters were trained, {100 * trained / whole:.4g} % of the encoder's {whole:,}."
+    )
+    assert f"takes {size / 1e6:.3f} MB, in fp32." in cost
+    assert "128 tokens" in section(text, "Limits")
+    assert section(text, "Layer weights") == ""
+
+
+def test_a_learner_of_some_of_the_questions_says_so(base: Path, tmp_path: Path) -> None:
+    model = make(base)
+    for fraction, said in ((1.0, False), (0.25, True)):
+        model.facts = Facts(train=data_facts(["train.json"], ()), fraction=fraction)
+        model.save(tmp_path / "model")
+        assert ("It learnt from 25 % of the train questions." in card(tmp_path / "model")[1]) is said
+        assert ReaderModel.load(tmp_path / "model").facts.fraction == fraction
+
+
+def test_a_card_names_the_reader_as_it_is_loaded(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, there = make(base), tmp_path / "there"
+    there.mkdir()
+    monkeypatch.chdir(there)
+    for folder, told in (
+        (tmp_path / "default", "default"),
+        (tmp_path / "first" / "model", "FOLDER"),  # equal runs have equal files
+        (tmp_path / "first" / "models" / "0.3", "FOLDER"),
+        (tmp_path / "models" / "mpnet", "mpnet"),
+        (Path("near"), "near"),
+    ):
+        model.save(folder)
+        assert f'Reader.load("{told}")' in card(folder)[1]
+    model.save(tmp_path / "model", name="org/reader")
+    assert 'Reader.load("org/reader")' in card(tmp_path / "model")[1]
+    make(base, learner={"task": "answerability", "mixer": "scalar_mix"}).save(tmp_path / "a b")
+    assert "lamella predict DATA --model 'a b' --out RUN" in card(tmp_path / "a b")[1]
+
+
+def test_where_nothing_is_known_it_says_so(base: Path, tmp_path: Path) -> None:
+    make(base).save(tmp_path / "model")
+    _, text = card(tmp_path / "model")
+    assert section(text, "Data") == "Not recorded."
+    assert section(text, "Results") == "It was scored on no data."
+
+
+def test_no_card_names_a_place_on_the_machine(base: Path, tmp_path: Path) -> None:
+    model = make(base)
+    model.facts = Facts(train=data_facts([str(data_path("demo:train"))], ()))
+    model.save(tmp_path / "runs" / "first" / "model")
+    for name, told in (("first", "first"), ("first/model", "first")):
+        make(tmp_path / "runs" / name).save(tmp_path / "runs" / "second" / "models" / "0.3")
+        assert f"# A reader on {told}\n" in (tmp_path / "runs/second/models/0.3/README.md").read_text()
+    make(tmp_path / "runs" / "second" / "models" / "0.3").save(tmp_path / "third")
+    assert "# A reader on second@0.3\n" in (tmp_path / "third" / "README.md").read_text()
+    for path in tmp_path.rglob("README.md"):
+        text = path.read_text(encoding="utf-8")
+        assert str(tmp_path) not in text
+        assert str(base.parent) not in text
+        assert str(data_path("demo:train").parent) not in text
+
+
+def test_the_base_of_a_packaged_encoder_is_named_as_on_the_hub(base: Path, tmp_path: Path) -> None:
+    model = make(base)
+    for name, told in (("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"), ("org/bert", "org/bert")):
+        model.base_name = name
+        model.save(tmp_path / "model")
+        assert card(tmp_path / "model")[0]["base_model"] == told
+
+
+@pytest.mark.parametrize("options", [{}, {"shared": True, "normalise": "softmax"}], ids=["each its own", "shared"])
+def test_learned_layer_weights_are_shown(options: dict[str, Any], base: Path, tmp_path: Path) -> None:
+    model = make(base, learner={"mixer": {"name": "scalar_mix", **options}, "layers": "all"})
+    with torch.no_grad():
+        model.head.stages[0].w.copy_(torch.arange(4.0).expand(model.head.stages[0].w.shape))  # type: ignore[union-attr]
+        model.head.stages[0].gamma.fill_(2.0)  # type: ignore[union-attr, operator]
+    model.save(tmp_path / "model")
+    lines = section(card(tmp_path / "model")[1], "Layer weights").splitlines()
+    assert lines[0] == "| layer | 0 | 1 | 2 | 3 |"
+    shares = 2 * torch.arange(4.0).softmax(0) if options else torch.tensor([0.0, 2.0, 4.0, 6.0])
+    row = " | ".join(f"{value:.3f}" for value in shares.tolist())
+    assert lines[2:] == ([f"| weight | {row} |"] if options else [f"| start | {row} |", f"| end | {row} |"])
+
+
+def test_a_reader_of_answerability_has_a_card_too(base: Path, tmp_path: Path) -> None:
+    make(base, learner={"task": "answerability", "mixer": "scalar_mix"}).save(tmp_path / "model")
+    _, text = card(tmp_path / "model")
+    assert "Whether a text answers a question" in text
+    assert "An answer is a piece of the text" not in text
+    assert len(section(text, "Layer weights").splitlines()) == 4  # one row for each of its two classes
+
+
+def test_the_facts_stay_with_a_model(base: Path, tmp_path: Path) -> None:
+    model = make(base)
+    model.facts = Facts(dev=data_facts(["dev.json"], ()))
+    model.save(tmp_path / "model", results=RESULTS)
+    assert model.facts.results == {}  # what was scored is that folder's, not of every later save
+    loaded = ReaderModel.load(tmp_path / "model")
+    assert loaded.facts.results == RESULTS
+    halve(tmp_path / "model", tmp_path / "half")
+    flatten(tmp_path / "model", tmp_path / "flat")
+    for name in ("half", "flat"):
+        text = card(tmp_path / name)[1]
+        assert section(text, "Results") == section(card(tmp_path / "model")[1], "Results")
+        assert section(text, "Data") == section(card(tmp_path / "model")[1], "Data")
+    assert "in fp16, rounded once from fp32." in section(card(tmp_path / "half")[1], "Cost")
+
+
+def test_a_flat_card_lists_all_tunings(base: Path, tmp_path: Path) -> None:
+    make(base, encoder={"tuning": "bitfit"}).save(tmp_path / "first")
+    make(tmp_path / "first", encoder={"tuning": "layer_norm"}).save(tmp_path / "second")
+    flatten(tmp_path / "second", tmp_path / "flat")
+    front, text = card(tmp_path / "flat")
+    assert "| tuning | `bitfit`, then `layer_norm` |" in text
+    assert front["tags"][2:] == ["bitfit", "layer_norm"]
+    norms = (1 + 2 * DEPTH) * 2 * HIDDEN
+    biases = DEPTH * (4 * HIDDEN + 48 + HIDDEN) + (1 + 2 * DEPTH) * HIDDEN
+    assert section(text, "Cost").startswith(f"{biases + norms // 2 + 2 * HIDDEN + 2:,} parameters ")
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"results": 3}, "facts.results: expected a table. Got 3."),
+        ({"later": 1}, "facts.later: no such"),
+        ({"train": {"files": []}}, "facts.train.questions: is required"),
+        (3, "it is damaged."),
+    ],
+)
+def test_damaged_facts_are_refused(facts: Any, said: str, base: Path, tmp_path: Path) -> None:
+    make(base).save(tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "facts": facts}))
+    with pytest.raises(ModelError) as caught:
+        ReaderModel.load(tmp_path / "model")
+    assert str(caught.value).startswith(f"{file}: ")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,525 @@
+"""A saved reader: what its folder holds, and everything that loading refuses, each in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from doubles import FAMILIES, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
+from lamella import registry, runs
+from lamella.encoder.encoder import HiddenStates
+from lamella.encoder.pretrained import load_encoder
+from lamella.encoder.sources import find_encoder, verified_hash
+from lamella.errors import LamellaError, ModelError, UnreadableError, UsageError
+from lamella.heads.head import Stage, StageShape
+from lamella.models import model as model_module
+from lamella.models.loading import load_model
+from lamella.models.model import ReaderModel
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_encoder(tmp_path_factory.mktemp("base") / "tiny")
+
+
+@pytest.fixture
+def model(base: Path) -> ReaderModel:
+    torch.manual_seed(3)
+    return ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": "frozen"})).eval()
+
+
+@pytest.fixture
+def saved(model: ReaderModel, tmp_path: Path) -> Path:
+    model.save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def refusal(path: Path, kind: type[LamellaError] = ModelError) -> str:
+    """The one line with which a model is refused."""
+    with pytest.raises(kind) as caught:
+        ReaderModel.load(path)
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def edit_config(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    change(config)
+    file.write_text(json.dumps(config))
+
+
+def edit_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
+    file = folder / "model.safetensors"
+    tensors = {**load_file(file), **{name.replace("__", "."): value for name, value in changes.items()}}
+    save_file({name: value for name, value in tensors.items() if value is not None}, file)
+
+
+def test_a_model_comes_back_as_it_was(model: ReaderModel, saved: Path, base: Path) -> None:
+    loaded = ReaderModel.load(saved)
+    assert torch.equal(loaded(tiny_batch()), model(tiny_batch()))
+    assert not loaded.training
+    assert (loaded.base_name, loaded.windows, loaded.decoding) == (str(base), model.windows, model.decoding)
+    assert {path.name for path in saved.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert set(load_file(saved / "model.safetensors")) == {"head.task.q", "head.task.b"}  # thin: the encoder stays out
+
+
+def test_a_run_folder_means_its_model(model: ReaderModel, tmp_path: Path) -> None:
+    with runs.new_run(tmp_path / "run", "train") as folder:
+        model.save(folder / runs.MODEL)
+    assert torch.equal(ReaderModel.load(folder)(tiny_batch()), model(tiny_batch()))
+
+
+def test_the_statistics_of_a_normalisation_are_saved(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Normalised(Stage):
+        def __init__(self, shape: StageShape) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(shape.width)
+            self.out_shape = shape
+
+        def forward(self, x: torch.Tensor, hidden: HiddenStates, q: torch.Tensor) -> torch.Tensor:
+            return self.norm(x.flatten(0, 3)).view_as(x)  # type: ignore[no-any-return]
+
+    part = registry.Part("mixer", "normalised", Normalised)
+    monkeypatch.setitem(registry.FAMILIES["mixer"].parts, "normalised", part)
+    config = tiny_run_config(encoder={"tuning": "frozen"}, learner={"mixer": "normalised"})
+    model = ReaderModel(load_encoder(str(base)), config)
+    untrained = model.eval()(tiny_batch())
+    model.train()(tiny_batch())
+    model.save(tmp_path / "model")
+    trained = model.eval()(tiny_batch())
+    assert not torch.equal(trained, untrained)
+    assert torch.equal(ReaderModel.load(tmp_path / "model")(tiny_batch()), trained)
+
+
+def test_equal_models_give_equal_files(base: Path, tmp_path: Path) -> None:
+    for name in ("one", "two", "three"):
+        torch.manual_seed(3)
+        config = tiny_run_config(encoder={"tuning": "full"})
+        ReaderModel(load_encoder(str(base)), config).save(tmp_path / name / "reader")  # a card tells the name
+    for file in (tmp_path / "one" / "reader").iterdir():
+        files = {(tmp_path / name / "reader" / file.name).read_bytes() for name in ("one", "two", "three")}
+        assert len(files) == 1, file.name
+
+
+def test_saving_replaces_an_older_model_as_a_whole(model: ReaderModel, saved: Path, tmp_path: Path) -> None:
+    (saved / "left_over.txt").touch()
+    with torch.no_grad():
+        model.head.task.b.add_(1)
+    model.save(saved)
+    assert torch.equal(ReaderModel.load(saved).head.task.b, torch.ones(2))
+    assert not (saved / "left_over.txt").exists()
+    assert os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize("step", ["write_bytes", "write_json", "write_text", "_exchange"])
+def test_a_save_that_fails_leaves_the_older_model_and_nothing_else(
+    model: ReaderModel, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = model(tiny_batch())
+    with torch.no_grad():
+        model.head.task.b.add_(1)
+    monkeypatch.setattr(model_module, step, fail)
+    with pytest.raises(KeyboardInterrupt):
+        model.save(saved)
+    assert os.listdir(tmp_path) == ["model"]
+    assert torch.equal(ReaderModel.load(saved)(tiny_batch()), before)
+
+
+def test_a_folder_of_something_else_is_never_replaced(model: ReaderModel, base: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    shutil.copytree(base, tmp_path / "encoder")
+    for folder in (tmp_path, tmp_path / "encoder", tmp_path / "thesis.tex"):
+        with pytest.raises(UsageError, match="holds something else than a model; choose another folder"):
+            model.save(folder)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    (tmp_path / "empty").mkdir()
+    model.save(tmp_path / "empty")
+    assert torch.equal(ReaderModel.load(tmp_path / "empty").head.task.q, model.head.task.q)
+
+
+def test_what_a_model_stands_on_is_never_replaced(chain: Path) -> None:
+    """Both would be lost: the one below, and the one that needs it."""
+    model = ReaderModel.load(chain / "third")
+    for base in ("first", "second"):
+        with pytest.raises(UsageError, match="holds what this model stands on; choose another folder to save into"):
+            model.save_pretrained(chain / "x" / ".." / base)
+    model.save_pretrained(chain / "third")
+    assert torch.equal(ReaderModel.load(chain / "third")(tiny_batch()), model(tiny_batch()))
+
+
+def test_a_model_folder_can_be_read_by_whom_the_mask_allows(model: ReaderModel, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        model.save(tmp_path / "model")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "model").stat().st_mode) == 0o750
+    assert stat.S_IMODE((tmp_path / "model" / "config.json").stat().st_mode) == 0o640
+
+
+def test_every_option_is_written_down_also_where_it_was_left_to_its_default(base: Path, tmp_path: Path) -> None:
+    """Another default in a later version must not change a model of this one."""
+    config = tiny_run_config(encoder={"tuning": "lora"}, learner={"mixer": "scalar_mix", "beside": "compress"})
+    ReaderModel(load_encoder(str(base)), config).save(tmp_path / "model")
+    saved = json.loads((tmp_path / "model" / "config.json").read_text())
+    for family, spec in [
+        ("tuning", saved["tuning"]),
+        *(("mixer", saved["head"][key][0]) for key in ("mixer", "beside")),
+    ]:
+        options = registry.part(family, spec["name"]).options
+        assert options
+        assert set(spec) == {"name", *(option.name for option in options)}
+    again = ReaderModel.load(tmp_path / "model")
+    again.save(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text()) == saved
+
+
+# --- a chain of models
+
+
+@pytest.fixture
+def chain(base: Path, tmp_path: Path) -> Path:
+    """Three models, each on the one before: first, second, third."""
+    below = base
+    for name, tuning in (("first", "full"), ("second", "adapter"), ("third", "frozen")):
+        model = ReaderModel(load_encoder(str(below)), tiny_run_config(encoder={"tuning": tuning}))
+        below = tmp_path / name
+        model.save(below)
+    return tmp_path
+
+
+def test_a_chain_is_resolved_down_to_its_encoder(chain: Path, base: Path) -> None:
+    model = ReaderModel.load(chain / "third")
+    assert model.folders == (chain / "third", chain / "second", chain / "first", base)
+    assert model.base_name == str(chain / "second")
+
+
+def test_a_missing_link_is_named(chain: Path) -> None:
+    shutil.rmtree(chain / "first")
+    with pytest.raises(ModelError) as caught:
+        ReaderModel.load(chain / "third")
+    said = str(caught.value)
+    assert said.startswith(
+        f"{chain / 'second'}: its base encoder cannot be loaded: encoder {str(chain / 'first')!r}: is"
+    )
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("last", ["first", "second", "third"])
+def test_a_circle_of_models_is_refused(chain: Path, last: str) -> None:
+    edit_config(chain / "first", lambda config: config["base"].update(name=str(chain / "x" / ".." / last)))
+    (chain / "x").mkdir()
+    with pytest.raises(ModelError) as caught:
+        ReaderModel.load(chain / "third")
+    assert str(caught.value).endswith(f"{last}' is a model that stands on itself; a circle of models has no encoder.")
+    assert str(caught.value).startswith(f"{chain / 'first'}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "noticed"),
+    [
+        (lambda config: config["base"].update(sha256="0" * 64), True),
+        (lambda config: config["tuning"].update(size=32), True),
+        (lambda config: config.update(tuned_before=[{"name": "bitfit"}]), True),
+        (lambda config: config["base"].update(name=config["base"]["name"] + "/."), False),
+        (lambda config: config["decoding"].update(null_score_diff_threshold=1.5), False),
+    ],
+    ids=["its base", "its tuning", "earlier tunings", "a path", "a threshold"],
+)
+def test_a_link_is_known_by_all_that_makes_its_encoder(
+    chain: Path, change: Callable[[dict[str, Any]], Any], noticed: bool
+) -> None:
+    """Its tensors alone are not enough: the same ones mean something else on another base."""
+    before = verified_hash(find_encoder(str(chain / "second")))
+    edit_config(chain / "second", change)
+    assert (verified_hash(find_encoder(str(chain / "second"))) != before) is noticed
+    if not noticed:
+        ReaderModel.load(chain / "third")
+
+
+def test_another_model_in_the_place_of_a_link_is_refused(chain: Path, base: Path) -> None:
+    shutil.rmtree(chain / "second")
+    ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": "adapter"})).save(chain / "second")
+    assert f"was trained on {str(chain / 'second')!r} with sha256" in refusal(chain / "third")
+
+
+def test_lora_of_a_base_is_merged_and_its_adapters_stay(base: Path, tmp_path: Path) -> None:
+    for name in ("lora", "adapter"):
+        ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": name})).save(tmp_path / name)
+    merged, adapted = (set(load_encoder(str(tmp_path / name)).encoder.state_dict()) for name in ("lora", "adapter"))
+    plain = set(load_encoder(str(base)).encoder.state_dict())
+    assert merged == plain
+    assert {name for name in adapted - plain if ".adapter." in name} == adapted - plain != set()
+
+
+# --- as in the ecosystem
+
+
+def into_cache(cache: Path, repository: str, folder: Path) -> Path:
+    """The layout in which the hub's client keeps a repository."""
+    kept = cache / f"models--{repository.replace('/', '--')}"
+    shutil.copytree(folder, kept / "snapshots" / ("0" * 40))
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("0" * 40)
+    return kept / "snapshots" / ("0" * 40)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the hub with an encoder, a model on it, and a model on that."""
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    into_cache(cache, "org/tiny", base)
+    for name, below, tuning in (("org/first", "org/tiny", "lora"), ("org/second", "org/first", "adapter")):
+        model = ReaderModel(load_encoder(below), tiny_run_config(encoder={"tuning": tuning}))
+        model.save_pretrained(str(tmp_path / "made"))
+        into_cache(cache, name, tmp_path / "made")
+    shutil.rmtree(tmp_path / "made")
+    return cache
+
+
+def test_save_pretrained_and_from_pretrained(model: ReaderModel, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "model")
+    for name in (tmp_path / "model", str(tmp_path / "model")):
+        loaded = ReaderModel.from_pretrained(name)
+        assert torch.equal(loaded(tiny_batch()), model(tiny_batch()))
+        assert (loaded.device.type, loaded.precision, loaded.training) == ("cpu", "fp32", False)
+
+
+def test_a_model_of_the_hub_and_the_chain_below_it(hub: Path) -> None:
+    model = ReaderModel.from_pretrained("org/second")
+    assert model.base_name == "org/first"
+    kept = [f"models--org--{name}" for name in ("second", "first", "tiny")]
+    assert [folder.parent.parent.name for folder in model.folders] == kept
+    assert isinstance(load_model("org/first", device="cpu"), ReaderModel)
+    with pytest.raises(UsageError, match="'org/absent'"):
+        ReaderModel.from_pretrained("org/absent")
+
+
+def test_what_is_pushed_is_the_folder(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed: dict[str, Any] = {}
+
+    def create(api: Any, repo_id: str, **options: Any) -> Any:
+        pushed.update(options)
+        return huggingface_hub.RepoUrl(f"https://huggingface.co/{repo_id}")
+
+    def upload(api: Any, *, repo_id: str, folder_path: Path, **options: Any) -> None:
+        pushed["repository"] = repo_id
+        shutil.copytree(folder_path, tmp_path / "uploaded")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create)
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload)
+    model = ReaderModel.from_pretrained("org/second")
+    assert model.push_to_hub("me/reader", private=True) == "https://huggingface.co/me/reader"
+    assert pushed == {"private": True, "exist_ok": True, "repository": "me/reader"}
+    assert {path.name for path in (tmp_path / "uploaded").iterdir()} >= {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
+    assert torch.equal(ReaderModel.load(tmp_path / "uploaded")(tiny_batch()), model(tiny_batch()))
+    assert 'base_model: "org/first"' in (tmp_path / "uploaded" / "README.md").read_text()
+
+
+def test_a_model_on_a_folder_is_not_pushed(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda *arguments, **options: pytest.fail("created"))
+    with pytest.raises(UsageError, match=r"a folder that nobody else has; .*lamella export MODEL --flatten DIR$"):
+        ReaderModel.load(saved).push_to_hub("me/reader")
+
+
+def test_a_push_that_fails_is_one_line(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", fail)
+    with pytest.raises(LamellaError) as caught:
+        ReaderModel.from_pretrained("org/first").push_to_hub("me/reader")
+    assert str(caught.value) == "push_to_hub: 'me/reader' cannot be written: no route to host."
+
+
+# --- what loading refuses
+
+
+def test_a_missing_tensor(saved: Path) -> None:
+    edit_tensors(saved, head__task__b=None)
+    assert refusal(saved).endswith("model.safetensors: does not fit its configuration: head.task.b is missing.")
+
+
+def test_an_extra_tensor(saved: Path) -> None:
+    edit_tensors(saved, head__task__extra=torch.zeros(3))
+    assert refusal(saved).endswith("head.task.extra is not expected.")
+
+
+def test_a_tensor_of_another_shape(saved: Path) -> None:
+    edit_tensors(saved, head__task__q=torch.zeros(2, 31))
+    assert refusal(saved).endswith("head.task.q has shape [2, 31] instead of [2, 32].")
+
+
+def test_an_encoder_s_tensor_where_the_encoder_was_frozen(saved: Path) -> None:
+    edit_tensors(saved, encoder__model__embeddings__LayerNorm__bias=torch.zeros(32))
+    assert refusal(saved).endswith("encoder.model.embeddings.LayerNorm.bias is not expected.")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_truncated_weights(saved: Path, keep: int) -> None:
+    file = saved / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    assert "model.safetensors: expected a safetensors file; it is damaged (" in refusal(saved)
+
+
+def test_weights_that_are_gone(saved: Path) -> None:
+    (saved / "model.safetensors").unlink()
+    assert refusal(saved).endswith("model.safetensors: no such file; the model folder is incomplete.")
+
+
+def test_another_base_encoder(base: Path, tmp_path: Path) -> None:
+    mine = Path(shutil.copytree(base, tmp_path / "mine"))
+    ReaderModel(load_encoder(str(mine)), tiny_run_config()).save(tmp_path / "model")
+    save_tiny_encoder(mine, seed=1)
+    assert "with sha256" in refusal(tmp_path / "model")
+    shutil.rmtree(mine)
+    assert f"its base encoder cannot be loaded: encoder {str(mine)!r}: is no folder" in refusal(tmp_path / "model")
+
+
+def test_a_tokenizer_that_is_gone(saved: Path) -> None:
+    (saved / "tokenizer.json").unlink()
+    with pytest.raises(LamellaError, match=r"expected a tokenizer \(tokenizer\.json or vocab\.txt\)\. Found none\.$"):
+        ReaderModel.load(saved)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_another_version_of_the_format(saved: Path, version: Any) -> None:
+    edit_config(saved, lambda config: config.update(lamella=version))
+    assert refusal(saved).endswith(f"config.json: expected model format 1. Got {version!r}, of another lamella.")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda config: config.pop("base"), "expected base (with name and sha256), tuning, head, windows and decoding"),
+        (lambda config: config["base"].pop("sha256"), "expected base (with name and sha256), tuning, head, windows"),
+        (lambda config: config.update(base="x"), "expected base (with name and sha256), tuning, head, windows"),
+        (lambda config: config.update(tuning={"name": "tuned_later"}), "encoder.tuning: tuning 'tuned_later' does not"),
+        (lambda config: config.update(tuning={}), "encoder.tuning: expected the name of a part"),
+        (lambda config: config["head"].update(mixer=[{"name": "lats"}]), "mixer 'lats' does not exist. Did you mean"),
+        (lambda config: config["head"].update(mixer=[{"name": "last", "k": 3}]), "learner.mixer[0].k: no such option"),
+        (
+            lambda config: config["windows"].update(max_seq_length="long"),
+            "windows.max_seq_length: expected a whole num",
+        ),
+        (lambda config: config["windows"].update(later=3), "windows.later: no such option."),
+    ],
+)
+def test_a_damaged_configuration(saved: Path, change: Callable[[dict[str, Any]], Any], expected: str) -> None:
+    edit_config(saved, change)
+    said = refusal(saved)
+    assert said.startswith(f"{saved / 'config.json'}: ")
+    assert expected in said
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda config: config.update(tuning={"name": "top_k", "k": 9}), "expected at most 3, the encoder's layers."),
+        (lambda config: config["head"].update(layers=[7]), "expected different layers from 0 to 3. Got [7]."),
+        (lambda config: config["windows"].update(max_seq_length=500), "windows.max_seq_length: expected at most 130"),
+    ],
+)
+def test_a_configuration_that_does_not_go_with_its_base(
+    saved: Path, change: Callable[[dict[str, Any]], Any], expected: str, tmp_path: Path
+) -> None:
+    edit_config(saved, change)
+    said = refusal(saved)
+    assert said.startswith(f"{saved / 'config.json'}: does not go with its base: ")
+    assert expected in said
+
+
+def test_a_tuning_that_does_not_go_with_its_base_further_down_the_chain(chain: Path) -> None:
+    edit_config(chain / "first", lambda config: config.update(tuning={"name": "top_k", "k": 9}))
+    with pytest.raises(ModelError) as caught:
+        ReaderModel.load(chain / "third")
+    assert str(caught.value).startswith(
+        f"{chain / 'first' / 'config.json'}: does not go with its base: expected at most 3"
+    )
+
+
+def test_a_configuration_that_is_no_json(saved: Path, tmp_path: Path) -> None:
+    (saved / "config.json").write_text('{"lamella": 1,')
+    assert refusal(saved, UnreadableError).startswith(f"{saved / 'config.json'}:1:15: broken JSON")
+    runs.write_json(tmp_path / "run.json", {"state": "finished"})
+    assert refusal(tmp_path, UnreadableError).startswith(f"{saved / 'config.json'}:1:15: broken JSON")
+
+
+def test_a_run_without_a_model(tmp_path: Path) -> None:
+    with runs.new_run(tmp_path / "run", "train") as folder:
+        runs.write_json(folder / runs.CONFIG, {"encoder": {}})
+        assert refusal(folder, UsageError).endswith("Found a run that is unfinished, without one.")
+    assert refusal(folder, UsageError).endswith("Found a run that is finished, without one.")
+
+
+def test_a_path_with_nothing_or_something_else(base: Path, tmp_path: Path) -> None:
+    assert refusal(tmp_path / "absent", UsageError) == (
+        f"{tmp_path / 'absent'}: expected a model folder, or a run folder with one. Found nothing there."
+    )
+    assert refusal(tmp_path, UsageError).endswith("Found neither.")
+    assert refusal(base, UsageError).endswith("Found neither.")
+    assert refusal(base / "config.json", UsageError).endswith("Found neither.")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_window_longer_than_the_encoder_s_positions(family: str) -> None:
+    longest = tiny_encoder(family).encoder.longest_window
+    windows = {"max_query_length": 24, "doc_stride": 16}
+    ReaderModel(tiny_encoder(family), tiny_run_config(windows={**windows, "max_seq_length": longest}))
+    with pytest.raises(UsageError) as caught:
+        ReaderModel(tiny_encoder(family), tiny_run_config(windows={**windows, "max_seq_length": longest + 1}))
+    assert str(caught.value) == (
+        f"windows.max_seq_length: expected at most {longest}, all the positions that tiny-{family} has. "
+        f"Got {longest + 1}."
+    )
+
+
+# --- what a model computes
+
+
+def test_the_encoder_computes_in_half_precision_where_asked_and_the_head_never(
+    model: ReaderModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half: dict[str, bool] = {}
+    for part in (model.encoder, model.head):
+
+        def spy(*inputs: Any, part: Any = part, forward: Any = part.forward) -> Any:
+            half[type(part).__name__] = torch.is_autocast_enabled("cpu")
+            return forward(*inputs)
+
+        monkeypatch.setattr(part, "forward", spy)
+    exact = model(tiny_batch())
+    assert half == {"Encoder": False, "Head": False}
+    model.precision = "bf16"
+    rough = model(tiny_batch())
+    assert half == {"Encoder": True, "Head": False}
+    assert rough.dtype == torch.float32
+    torch.testing.assert_close(rough, exact, atol=0.05, rtol=0)
+    assert not torch.equal(rough, exact)

@@ -1,0 +1,44 @@
+"""The readers in `models/`: thin, whole, on encoders with names that travel, with the scores that `results/` holds."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from lamella.encoder.pretrained import read_saved
+from lamella.encoder.sources import READERS
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "results"
+# The folder of a reader, and the run that made it.
+SHIPPED = {
+    READERS / "default": "minilm-thin-long",
+    ROOT / "models" / "e5-small": "e5-small-thin",
+    ROOT / "models" / "mpnet": "mpnet-taught",
+}
+
+
+@pytest.mark.parametrize(("folder", "run"), SHIPPED.items(), ids=lambda value: getattr(value, "name", value))
+def test_a_shipped_reader_is_thin_and_told_of(folder: Path, run: str) -> None:
+    saved, result = read_saved(folder), json.loads((RESULTS / f"{run}.json").read_text())
+    assert (folder / "model.safetensors").stat().st_size <= 8_000_000
+    with safe_open(folder / "model.safetensors", "numpy") as tensors:
+        shapes = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118 - it is no dictionary
+        assert {one.get_dtype() for one in shapes} == {"F16"}
+        parameters = sum(prod(one.get_shape()) for one in shapes)
+    assert parameters == result["cost"]["trainable_parameters"]
+    assert parameters <= 0.05 * result["encoder"]["parameters"]
+    assert not Path(saved.base_name).is_absolute()
+    assert saved.base_tensors_sha256 is not None, "it is to load on its encoder in whatever file that lies"
+    assert (saved.base_name, saved.base_sha256) == (result["encoder"]["name"], result["encoder"]["sha256"])
+    assert saved.facts["results"]["f1"] == pytest.approx(result["scores"]["at_0"]["f1"], abs=1e-4)
+    assert saved.config.decoding.tuned_on is not None
+    assert saved.config.decoding.tuned_on.data == "cs224n-dev.json.gz"
+
+
+def test_every_reader_in_the_folder_is_looked_at() -> None:
+    assert {folder for folder in SHIPPED if folder.parent == ROOT / "models"} == set((ROOT / "models").iterdir())

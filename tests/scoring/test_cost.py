@@ -1,0 +1,137 @@
+"""What a run costs: counts that can be checked by hand, and the file that training and scoring write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from doubles import (
+    DEPTH,
+    HIDDEN,
+    corpus,
+    examples_about,
+    save_tiny_encoder,
+    tiny_model,
+    tiny_run_config,
+    tiny_tokenizer,
+)
+from lamella.data.features import Features, featurise
+from lamella.scoring.cost import Stopwatch, efficiency, model_cost, sample_window
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL = [
+    "data.train=demo:train",
+    "data.dev=demo:dev",
+    "data.max_train_samples=16",
+    "data.max_eval_samples=12",
+    "windows.max_seq_length=128",
+    "windows.doc_stride=32",
+    "windows.max_query_length=24",
+    "training.precision=fp32",
+    "training.epochs=1",
+]
+
+
+def windows() -> Features:
+    return featurise(examples_about(corpus()[:5]), tiny_tokenizer("bert"), tiny_run_config().windows)
+
+
+@pytest.mark.parametrize(
+    ("f1", "trained", "printed"),
+    [(76.3, 108_311_810, 3.27), (75.2, 42_548_738, 3.30), (72.5, 21_294_338, 3.07), (65.9, 7_124_738, 2.32),
+     (53.1, 39_938, 0.67), (69.8, 2_419_202, 3.10), (75.0, 28_388_354, 3.35)],
+)  # fmt: skip
+def test_the_efficiency_of_the_paper_s_table(f1: float, trained: int, printed: float) -> None:
+    assert efficiency(f1, trained) == pytest.approx(printed, abs=0.011)
+
+
+def test_no_efficiency_without_parameters_or_f1() -> None:
+    assert efficiency(80.0, 0) is efficiency(80.0, 1) is efficiency(None, 100) is efficiency(80.0, None) is None
+
+
+def test_operations_are_those_of_the_formula() -> None:
+    """A layer: four projections, two feed-forward products, scores and their sums; the head: one product."""
+    models = [tiny_model(encoder={"tuning": tuning}) for tuning in ("frozen", "full")]
+    frozen, full = (model_cost(model, sample_window(model, windows())) for model in models)
+    tokens = frozen["flops_tokens"]
+    assert abs(tokens - windows().lengths.mean()) <= abs(windows().lengths - windows().lengths.mean()).min() + 1e-9
+    layer = 4 * 2 * tokens * HIDDEN**2 + 2 * 2 * tokens * HIDDEN * 48 + 2 * 2 * tokens**2 * HIDDEN
+    head = 2 * tokens * HIDDEN * 2
+    assert frozen["inference_flops_per_window"] == full["inference_flops_per_window"] == DEPTH * layer + head
+    assert frozen["training_flops_per_window"] == DEPTH * layer + 2 * head  # no gradient for the encoder's output
+    assert full["training_flops_per_window"] == 3 * (DEPTH * layer + head)
+
+
+def test_parameters_are_counted() -> None:
+    cost = model_cost(tiny_model(encoder={"tuning": "frozen"}), None)
+    assert cost["trainable_parameters"] == 2 * HIDDEN + 2
+    assert cost["total_parameters"] == cost["encoder_parameters"] + 2 * HIDDEN + 2
+    assert cost["trainable_percent_of_encoder"] == 100 * cost["trainable_parameters"] / cost["encoder_parameters"]
+    assert "flops_tokens" not in cost
+    adapted = model_cost(tiny_model(encoder={"tuning": {"name": "adapter", "size": 4}}), None)
+    assert adapted["encoder_parameters"] == cost["encoder_parameters"], "adapters are no part of what they adapt"
+
+
+def test_counting_leaves_the_model_and_the_randomness_alone() -> None:
+    model = tiny_model(encoder={"tuning": "full"}).train()
+    state = torch.get_rng_state()
+    model_cost(model, sample_window(model, windows()))
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_stopwatch_adds_up() -> None:
+    clock = Stopwatch()
+    with clock:
+        pass
+    first = clock.seconds
+    with clock:
+        pass
+    assert clock.seconds > first > 0
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_training_and_scoring_write_what_they_cost(tmp_path: Path, lamella: Any) -> None:
+    encoder = save_tiny_encoder(tmp_path / "tiny")
+    config = tmp_path / "run.toml"
+    config.write_text('[grid.learner]\nmixer = ["last", "scalar_mix"]\n')
+    changes = [word for one in (*SMALL, f"encoder.name={encoder}", "encoder.tuning=frozen") for word in ("--set", one)]
+    assert lamella("train", config, "--out", tmp_path / "runs", *changes)[0] == 0
+    for name in ("last", "scalar_mix"):
+        cost = read(tmp_path / "runs" / name / "cost.json")
+        assert cost["train_seconds"] == cost["encoder_seconds"] + cost["head_seconds"]
+        assert min(cost["encoder_seconds"], cost["head_seconds"], cost["inference_seconds_per_1000"]) > 0
+        assert cost["train_seconds"] < cost["pass_seconds"]
+        assert cost["learners_in_pass"] == 2
+        assert cost["model_bytes"] == (tmp_path / "runs" / name / "model" / "model.safetensors").stat().st_size
+        assert cost["peak_memory_bytes"] > 1e7
+        f1 = read(tmp_path / "runs" / name / "eval_results.json")["f1"]
+        assert cost["efficiency"] == efficiency(f1, cost["trainable_parameters"])
+    trained = read(tmp_path / "runs" / "last" / "cost.json")
+
+    scored = ["evaluate", "demo:dev", "--model", tmp_path / "runs" / "last", "--precision", "fp32", "--batch-size", 4]
+    assert lamella(*scored, "--out", tmp_path / "scored")[0] == 0
+    again = read(tmp_path / "scored" / "cost.json")
+    for key in ("trainable_parameters", "total_parameters", "model_bytes", "device", "precision"):
+        assert again[key] == trained[key], key
+    assert again["inference_batch_size"] == 4
+    assert "train_seconds" not in again
+    record = read(tmp_path / "scored" / "run.json")["data"]
+    assert (record["files"], record["questions"], len(record["ids_sha256"])) == (["demo:dev"], 135, 64)
+
+    code, out, _ = lamella("compare", tmp_path / "runs", "--json")
+    assert code == 0
+    # Starts and ends have a weight for each layer and a scale of their own.
+    assert {one["trainable_parameters"] for one in json.loads(out)["runs"]} == {66, 66 + 2 * (DEPTH + 1)}
+    assert len(json.loads(out)["pareto"]["train_seconds"]) >= 1
+    code, out, err = lamella("compare", tmp_path / "runs", tmp_path / "scored")
+    assert (code, out) == (1, "")
+    assert "only scored answers 123 of them" in err

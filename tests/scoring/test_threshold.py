@@ -1,0 +1,341 @@
+"""Thresholds and calibration: equal to searches through everything, unbiased on planted data, and finite on any."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lamella.config import Calibration, DecodingOptions
+from lamella.data.examples import Answer, Context, Example
+from lamella.errors import DataError
+from lamella.inference.decode import NO_SPAN, Candidate, Prediction
+from lamella.scoring.calibrate import check_tunable, fingerprint, threshold_report, tune_decoding
+from lamella.scoring.metrics import QuestionScores, best_thresholds, summarise
+from lamella.scoring.threshold import (
+    LEAST_SLOPE,
+    assign_folds,
+    cross_calibrate,
+    cross_fit,
+    expected_calibration_error,
+    fit_isotonic,
+    fit_temperature,
+    na_probability,
+    tune,
+)
+
+# Ties and neighbouring floats on purpose: thresholds must not cut the former and must cut between the latter.
+ODDS = st.sampled_from([-2.0, -1.0, np.nextafter(-1.0, 0), -0.5, 0.0, 5e-324, 1 + 2**-52, 1 + 2**-51, 1e4, 1e300])
+QUESTION = st.tuples(ODDS, st.booleans(), st.sampled_from([0.0, 0.25, 0.5, 2 / 3, 1.0]))
+
+
+def scored(answerable: np.ndarray, f1: np.ndarray) -> QuestionScores:
+    ids = tuple(f"q{number}" for number in range(len(f1)))
+    f1 = np.where(answerable, f1, 0.0)
+    return QuestionScores(ids, answerable, np.ones(len(ids), np.bool_), (f1 == 1).astype(np.float64), f1)
+
+
+def unpack(questions: list[tuple[float, bool, float]]) -> tuple[QuestionScores, np.ndarray]:
+    odds, answerable, f1 = (np.array(column) for column in zip(*questions, strict=True))
+    return scored(answerable, f1), odds.astype(np.float64)
+
+
+def planted(rng: np.random.Generator, count: int, temperature: float = 1.0, bias: float = 0.0) -> tuple:
+    """Questions whose chance of having no answer is sigmoid(odds / temperature + bias)."""
+    odds = rng.normal(0, 3, count)
+    unanswerable = rng.random(count) < 1 / (1 + np.exp(-(odds / temperature + bias)))
+    return odds, unanswerable
+
+
+def f1_at(scores: QuestionScores, odds: np.ndarray, threshold: float) -> float:
+    return float(scores.withheld(odds > threshold).f1.mean())
+
+
+@given(st.lists(QUESTION, min_size=1, max_size=12))
+def test_no_threshold_is_better_than_the_tuned_one(questions: list[tuple[float, bool, float]]) -> None:
+    scores, odds = unpack(questions)
+    threshold = tune(scores, odds)
+    assert np.isfinite(threshold)
+    all_of_them = [-1e9, *odds, *np.nextafter(odds, -np.inf)]
+    best = max(f1_at(scores, odds, one) for one in all_of_them)
+    assert f1_at(scores, odds, threshold) == pytest.approx(best, abs=1e-9)
+    # What the official search finds besides is only by cutting equal odds apart.
+    official = best_thresholds(scores, dict(zip(scores.ids, odds.tolist(), strict=True)))["best_f1"]
+    assert 100 * best <= official + 1e-9
+    if len(set(odds)) == len(odds):
+        assert 100 * best == pytest.approx(official)
+
+
+@given(st.lists(QUESTION, min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_the_order_of_the_questions_does_not_matter(questions: list[tuple[float, bool, float]], random) -> None:
+    shuffled = random.sample(questions, len(questions))
+    assert tune(*unpack(questions)) == tune(*unpack(shuffled))
+
+
+def test_a_threshold_lies_midway_and_among_equals_next_to_0() -> None:
+    scores, odds = unpack([(-3.0, True, 1.0), (1.0, True, 1.0), (5.0, False, 0.0)])
+    assert tune(scores, odds) == 3.0
+    scores, odds = unpack([(-3.0, True, 0.0), (1.0, True, 0.0), (5.0, True, 0.0)])  # nothing is right: stay near 0
+    assert tune(scores, odds) == -1.0
+    scores, odds = unpack([(-3.0, False, 0.0), (-2.0, False, 0.0)])
+    assert tune(scores, odds) == -4.0
+    scores, odds = unpack([(2.0, True, 1.0), (3.0, True, 1.0)])
+    assert tune(scores, odds) == 4.0
+    scores, odds = unpack([(1 + 2**-52, True, 1.0), (1 + 2**-51, False, 0.0)])  # the middle would round up
+    assert tune(scores, odds) == 1 + 2**-52
+
+
+@given(st.lists(QUESTION, min_size=4, max_size=16), st.integers(2, 4))
+def test_a_question_has_no_part_in_its_own_threshold(questions: list[tuple[float, bool, float]], folds: int) -> None:
+    scores, odds = unpack(questions)
+    fold_of = np.arange(len(odds)) % folds
+    found = cross_fit(scores, odds, fold_of)
+    for fold in range(folds):
+        others = tune(scores.only(fold_of != fold), odds[fold_of != fold])
+        assert np.array_equal(found.f1[fold_of == fold], scores.withheld(odds > others).f1[fold_of == fold])
+        # Were its answers the opposite, the threshold it is scored at would be the same.
+        opposite = np.where(fold_of == fold, ~scores.answerable, scores.answerable)
+        before, after = (
+            cross_fit(scored(one, np.ones(len(odds))), odds, fold_of) for one in (scores.answerable, opposite)
+        )
+        assert np.array_equal(before.answered[fold_of == fold], after.answered[fold_of == fold])
+
+
+def test_cross_fitting_tells_what_fresh_questions_would_score() -> None:
+    """Over many draws: below the best F1 on the same questions, and at that on 2000 fresh ones."""
+    rng = np.random.default_rng(0)
+    best, crossed, fresh = [], [], []
+    for _ in range(150):
+        odds, unanswerable = planted(rng, 60, temperature=2.0, bias=0.5)
+        scores = scored(~unanswerable, (rng.random(60) < 0.7).astype(np.float64))
+        new_odds, new_unanswerable = planted(rng, 2000, temperature=2.0, bias=0.5)
+        new = scored(~new_unanswerable, (rng.random(2000) < 0.7).astype(np.float64))
+        threshold = tune(scores, odds)
+        best.append(f1_at(scores, odds, threshold))
+        crossed.append(float(cross_fit(scores, odds, np.arange(60) % 5).f1.mean()))
+        fresh.append(f1_at(new, new_odds, threshold))
+    assert np.mean(best) > np.mean(fresh) + 0.02
+    assert np.mean(crossed) < np.mean(best) - 0.02
+    assert np.mean(crossed) == pytest.approx(np.mean(fresh), abs=0.015)
+
+
+@pytest.mark.parametrize(("temperature", "bias"), [(1.0, 0.0), (2.5, 0.7), (0.4, -1.5)])
+def test_a_planted_temperature_and_bias_are_found(temperature: float, bias: float) -> None:
+    odds, unanswerable = planted(np.random.default_rng(1), 40_000, temperature, bias)
+    found = fit_temperature(odds, unanswerable)
+    assert found.temperature == pytest.approx(temperature, rel=0.05)
+    assert found.bias == pytest.approx(bias, abs=0.08)
+
+
+@given(st.lists(st.tuples(ODDS, st.booleans()), min_size=1, max_size=12), st.sampled_from([1e-6, 1.0, 100.0]))
+def test_a_temperature_is_the_likeliest_and_never_certain(pairs: list[tuple[float, bool]], scale: float) -> None:
+    """No small change of either number fits better; questions told apart without a fault leave a doubt."""
+    odds = np.clip(np.array([odds for odds, _ in pairs]), -5, 5) * scale
+    unanswerable = np.array([flag for _, flag in pairs])
+    found = fit_temperature(odds, unanswerable)
+    p = na_probability(odds, found)
+    assert ((p > 0) & (p < 1)).all()
+    many, few = unanswerable.sum(), (~unanswerable).sum()
+    targets = np.where(unanswerable, (many + 1) / (many + 2), 1 / (few + 2))
+    spread = odds.std()
+    if spread <= 1e-9 * np.abs(odds).max():  # equal but for rounding: all have the same probability
+        assert p == pytest.approx(targets.mean(), abs=1e-6)
+        return
+    z = (odds - odds.mean()) / spread
+    slope, level = spread / found.temperature, found.bias + odds.mean() / found.temperature
+
+    def loss(slope: float, level: float) -> float:
+        return float((np.logaddexp(0, slope * z + level) - targets * (slope * z + level)).sum())
+
+    least = loss(slope, level) - 1e-9
+    assert loss(slope * 1.05, level) >= least
+    assert min(loss(slope, level + 0.05), loss(slope, level - 0.05)) >= least
+    if slope > 1.01 * LEAST_SLOPE:
+        assert loss(slope * 0.95, level) >= least
+
+
+def test_a_context_without_tokens_does_not_bend_the_curve() -> None:
+    odds, unanswerable = planted(np.random.default_rng(6), 300)
+    plain = fit_temperature(odds, unanswerable)
+    for flag in (True, False):
+        assert fit_temperature(np.append(odds, 3.0 - NO_SPAN), np.append(unanswerable, flag)) == plain
+    alone = fit_temperature(np.full(4, -NO_SPAN), np.array([True, True, True, False]))
+    assert na_probability(np.array([-NO_SPAN]), alone)[0] == pytest.approx((3 * 4 / 5 + 1 / 3) / 4)  # Platt's targets
+
+
+def test_odds_that_mislead_give_everyone_the_same_probability() -> None:
+    odds = np.linspace(-3, 3, 300)
+    unanswerable = odds < -1
+    found = na_probability(odds, fit_temperature(odds, unanswerable))
+    assert found == pytest.approx(unanswerable.mean(), abs=0.01)
+    assert (np.diff(found) >= 0).all()
+
+
+@given(st.lists(st.tuples(ODDS, st.booleans()), min_size=1, max_size=10))
+def test_isotonic_steps_are_those_of_the_formula(pairs: list[tuple[float, bool]]) -> None:
+    """At each of the odds: the largest, over where a range begins, of the smallest mean over where it ends."""
+    odds, unanswerable = np.array([odds for odds, _ in pairs]), np.array([flag for _, flag in pairs])
+    distinct = np.unique(odds)
+    expected = [
+        max(
+            min(unanswerable[(odds >= low) & (odds <= high)].mean() for high in distinct if high >= here)
+            for low in distinct
+            if low <= here
+        )
+        for here in distinct
+    ]
+    found = fit_isotonic(odds, unanswerable)
+    assert na_probability(distinct, found) == pytest.approx(expected)
+    assert Calibration.model_validate(found.model_dump()) == found
+    beyond = na_probability(np.array([-1e308, 1e308]), found)
+    assert beyond.tolist() == [found.probability[0], found.probability[-1]]
+
+
+def test_isotonic_steps_are_few() -> None:
+    odds, unanswerable = planted(np.random.default_rng(2), 6000)
+    assert len(fit_isotonic(odds, unanswerable).odds) < 200
+
+
+def test_the_calibration_error_is_small_where_probabilities_are_right_and_large_where_they_are_not() -> None:
+    rng = np.random.default_rng(3)
+    odds, unanswerable = planted(rng, 20_000)
+    right = na_probability(odds, None)
+    assert expected_calibration_error(right, unanswerable) < 0.012
+    assert expected_calibration_error(na_probability(odds + 2, None), unanswerable) > 0.15
+    assert expected_calibration_error(na_probability(odds * 4, None), unanswerable) > 0.08
+    # By hand: two groups, each 0.25 off.
+    p, outcome = np.array([0.25, 0.25, 0.75, 0.75]), np.array([False, True, True, True])
+    assert expected_calibration_error(p, outcome, bins=2) == pytest.approx(0.25)
+
+
+def test_equal_probabilities_stand_for_each_other_in_any_order() -> None:
+    p, outcome = np.full(100, 0.5), np.arange(100) < 50
+    assert expected_calibration_error(p, outcome) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("method", ["temperature", "isotonic"])
+def test_calibration_mends_what_is_miscalibrated_on_other_articles(method) -> None:
+    odds, unanswerable = planted(np.random.default_rng(4), 3000, temperature=3.0, bias=1.0)
+    before = expected_calibration_error(na_probability(odds, None), unanswerable)
+    after = expected_calibration_error(cross_calibrate(odds, unanswerable, np.arange(3000) % 5, method), unanswerable)
+    assert before > 0.1
+    assert after < 0.035
+
+
+def asked(title: str, context: str, id: str, *, answer: bool = True, group: str | None = None) -> Example:
+    answers = (Answer(context[:1], 0),) if answer else ()
+    return Example(id, "What?", Context(context, title), answers, group=group)
+
+
+@given(st.lists(st.integers(0, 6), min_size=2, max_size=40), st.integers(2, 5))
+def test_an_article_is_in_one_fold_and_folds_are_about_equal(titles: list[int], folds: int) -> None:
+    examples = [asked(f"article {title}", "one text", f"q{row}") for row, title in enumerate(titles)]
+    found = assign_folds(examples, folds)
+    if len(set(titles)) == 1:
+        assert found is None  # one article with one context
+        return
+    assert found is not None
+    assert all(len(set(found[np.array(titles) == title])) == 1 for title in set(titles))
+    sizes = np.bincount(found)
+    assert len(sizes) == min(folds, len(set(titles)))
+    assert sizes.min() >= 1
+    assert sizes.max() - sizes.min() <= max(titles.count(title) for title in titles)
+
+
+def test_without_titles_contexts_are_told_apart_and_a_question_of_several_contexts_stays_whole() -> None:
+    bare = assign_folds([asked("", text, f"q{row}") for row, text in enumerate("aabbcc")], 2)
+    assert bare is not None
+    assert bare[0] == bare[1]
+    assert bare[2] == bare[3]
+    assert set(bare) == {0, 1}
+    many = assign_folds([asked(f"t{row}", "x", f"q{row}", group=f"g{row // 2}") for row in range(8)], 2)
+    assert many is not None
+    assert (many[0::2] == many[1::2]).all()
+
+
+def predicted(odds: float, text: str = "x") -> Prediction:
+    return Prediction((Candidate(text, 0, 1, 0.0), Candidate("", 0, 0, odds)), null_odds=odds)
+
+
+def a_set_of(count: int = 40) -> tuple[list[Example], dict[str, Prediction]]:
+    """Questions of eight articles, unanswerable every other; their odds are 5 too high."""
+    rng = np.random.default_rng(5)
+    examples = [
+        asked(f"article {number % 8}", f"x{number}", f"q{number}", answer=number % 2 == 0) for number in range(count)
+    ]
+    odds = {one.id: float(5 + rng.normal(-2 if one.answerable else 2, 1)) for one in examples}
+    return examples, {id: predicted(value) for id, value in odds.items()}
+
+
+@pytest.mark.parametrize("method", ["temperature", "isotonic"])
+def test_tuned_options_say_what_they_were_tuned_on(method) -> None:
+    examples, predictions = a_set_of()
+    tuned = tune_decoding(DecodingOptions(), examples, predictions, data=["folder/dev.json"], method=method)
+    decoding = DecodingOptions.model_validate(tuned.decoding.model_dump())
+    assert decoding == tuned.decoding
+    assert decoding.null_score_diff_threshold == pytest.approx(5, abs=1)
+    assert decoding.tuned_on is not None
+    assert (decoding.tuned_on.data, decoding.tuned_on.questions) == ("dev.json", 40)
+    assert decoding.tuned_on.sha256 == fingerprint(examples[::-1])
+    report = tuned.report
+    assert report["f1_at_0"] == 50
+    assert report["f1_in_sample"] >= report["crossfit_f1"] > 80
+    assert report["crossfit_ece"] < report["ece_uncalibrated"]
+    assert len(tuned.lines()) == 5
+
+
+def test_scores_tell_the_tuned_threshold_and_that_it_was_tuned_on_these() -> None:
+    examples, predictions = a_set_of()
+    odds = np.array([one.null_odds for one in predictions.values()])
+    scores = scored(np.array([one.answerable for one in examples]), np.ones(len(examples)))
+    plain = threshold_report(DecodingOptions(), examples, scores, odds, gives_text=True)
+    assert set(plain) == {"threshold", "exact_at_0", "f1_at_0", "crossfit_exact", "crossfit_f1", "ece"}
+    decoding = tune_decoding(DecodingOptions(), examples, predictions, data=["dev"]).decoding
+    here = threshold_report(decoding, examples, scores, odds, gives_text=True)
+    assert here["threshold_tuned_on_these"] is True
+    assert here["ece"] < plain["ece"]
+    assert here["crossfit_f1"] == plain["crossfit_f1"]
+    elsewhere = threshold_report(decoding, examples[1:], scores.only(np.arange(40) > 0), odds[1:], gives_text=True)
+    assert elsewhere["threshold_tuned_on_these"] is False
+    known = summarise(scores, null_odds=dict(zip(scores.ids, odds.tolist(), strict=True)), threshold=0.0)
+    assert (plain["exact_at_0"], plain["f1_at_0"]) == (known["exact"], known["f1"])
+
+
+def test_of_a_model_without_texts_the_accuracy_is_tuned() -> None:
+    examples, predictions = a_set_of()
+    without = {id: Prediction((Candidate("", 0, 0, one.null_odds),), one.null_odds) for id, one in predictions.items()}
+    with_texts = tune_decoding(DecodingOptions(), examples, predictions, data=["dev"])
+    tuned = tune_decoding(DecodingOptions(), examples, without, data=["dev"], gives_text=False)
+    assert tuned.decoding == with_texts.decoding  # there every answer was right
+    assert tuned.report["crossfit_answerability_accuracy"] == with_texts.report["crossfit_f1"]
+    assert len(tuned.lines()) == 5
+
+
+def test_data_of_one_kind_is_refused_and_its_scores_are_reported_without_what_it_cannot_tell() -> None:
+    examples, predictions = a_set_of()
+    answerable = [one for one in examples if one.answerable]
+    with pytest.raises(DataError, match="only answerable ones"):
+        tune_decoding(DecodingOptions(), answerable, predictions, data=["dev.json"])
+    with pytest.raises(DataError, match="none at all"):
+        check_tunable([], ["dev.json"])
+    scores = scored(np.ones(20, np.bool_), np.ones(20))
+    report = threshold_report(DecodingOptions(), answerable, scores, np.zeros(20), gives_text=True)
+    assert set(report) == {"threshold", "exact_at_0", "f1_at_0"}
+
+
+def test_one_context_has_no_other_articles() -> None:
+    examples, predictions = a_set_of()
+    alone = [asked("t", "x", one.id, answer=one.answerable) for one in examples]
+    tuned = tune_decoding(DecodingOptions(), alone, predictions, data=["dev"])
+    assert "crossfit_f1" not in tuned.report
+    assert "one context" in tuned.lines()[-1]
+
+
+def test_nothing_here_needs_torch() -> None:
+    script = "import sys, lamella.scoring.calibrate, lamella.inference.predict; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"

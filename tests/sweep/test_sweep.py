@@ -1,0 +1,409 @@
+"""A sweep trains what is not done, shares passes, keeps the order of what depends, and outlives a run that fails."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from doubles import save_tiny_encoder
+from lamella import runs
+from lamella.data.demo import data_path
+from lamella.errors import ConfigError, LamellaError, RunError, UsageError
+from lamella.plan import load_plan
+from lamella.study.records import read_runs
+from lamella.sweep.engine import PASSES
+from lamella.sweep.sweep import Row, read_sweep, run_sweep
+from lamella.training import bookkeeping
+from lamella.training.run import train_plan
+from outcomes import outcome
+from run_files import write_run_file
+
+pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
+PAPERS = Path(__file__).resolve().parents[2] / "configs" / "papers"
+Lamella = Callable[..., tuple[int, str, str]]
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing after it is written."""
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_encoder(tmp_path_factory.mktemp("sweep") / "tiny")
+
+
+def write(path: Path, encoder: Path | None, more: str = "", **encoder_options: str) -> Path:
+    """A run file of a few steps."""
+    options = {"name": str(encoder)} if encoder else {}
+    lines = [f'{key} = "{value}"' for key, value in {**options, **encoder_options}.items()]
+    return write_run_file(path, "\n".join(lines), more, training="save_at = [0.1]")
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def names_of_passes(paths: list[Path], out: Path) -> list[list[str]]:
+    return [list(job.configs) for job in read_sweep(paths, out).jobs]
+
+
+@pytest.mark.parametrize("table", sorted(PAPERS.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_table_of_the_papers_is_a_sweep(table: Path, tmp_path: Path) -> None:
+    sweep = read_sweep([table], tmp_path / "out")
+    there: set[str] = set()
+    for job in sweep.jobs:
+        assert job.needs <= there
+        there |= set(job.configs)
+        if len(job.configs) > 1:
+            assert {config.encoder.tuning["name"] for config in job.configs.values()} == {"frozen"}
+    assert there == set(sweep.runs)
+    assert sweep.runs == read_sweep([table.with_suffix("")], tmp_path / "out").runs  # the folder of the same name
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_has_the_options_that_its_file_gives_it_alone(tmp_path: Path) -> None:
+    """Sharing a pass must not change what is trained: learners of less data cut batches for themselves only."""
+    table = PAPERS / "bertvision-span"
+    sweep = read_sweep([table], tmp_path)
+    for file in table.glob("*.toml"):
+        for name, config in load_plan(file).runs.items():
+            own = sweep.runs.get(file.stem) or sweep.runs[f"{file.stem}-{name}"]
+            assert own == config
+    assert {name: config for job in sweep.jobs for name, config in job.configs.items()} == sweep.runs
+
+
+def test_a_grid_of_frozen_readers_shares_a_pass_and_of_tuned_ones_none(tmp_path: Path, encoder: Path) -> None:
+    grid = '[grid.learner]\nseed = [0, 1]\n[grid.encoder]\ntuning = ["frozen", "full"]\n'
+    file = write(tmp_path / "grid.toml", encoder, grid)
+    passes = names_of_passes([file], tmp_path / "out")
+    assert passes == [["frozen-seed0", "frozen-seed1"], ["full-seed0"], ["full-seed1"]]
+
+
+def test_a_sweep_makes_the_runs_that_train_makes(tmp_path: Path, encoder: Path) -> None:
+    grid = '[learner]\nlearning_rate = 1e-3\n[grid.learner]\nmixer = ["last", "dot"]\n'
+    files = [
+        write(tmp_path / "heads.toml", encoder, grid, tuning="frozen"),
+        write(
+            tmp_path / "mean.toml", encoder, '[learner]\nlearning_rate = 1e-3\nmixer = "scalar_mix"', tuning="frozen"
+        ),
+        write(tmp_path / "tuned.toml", encoder),
+    ]
+    out = tmp_path / "out"
+    sweep = read_sweep(files, out)
+    assert [len(job.configs) for job in sweep.jobs] == [3, 1]
+    rows = run_sweep(sweep, out, say=quiet)
+    assert [(row.run, row.state, row.skipped) for row in rows] == [
+        ("heads-last", "finished", False),
+        ("heads-dot", "finished", False),
+        ("mean", "finished", False),
+        ("tuned", "finished", False),
+    ]
+    for file in files:
+        train_plan(load_plan(file), tmp_path / "alone" / file.stem, say=quiet)
+    for name, alone in {"heads-dot": "heads/dot", "mean": "mean", "tuned": "tuned"}.items():
+        there, here = outcome(tmp_path / "alone" / alone), outcome(out / name)
+        assert there["predictions.json"] == here["predictions.json"]
+        assert there["model/config.json"] == here["model/config.json"]
+        assert there["config.json"] == here["config.json"]
+        assert there["eval_results.json"] == here["eval_results.json"]
+    summary = runs.read_json(out / runs.SUMMARY)
+    assert [one["run"] for one in summary["runs"]] == list(sweep.runs)
+    assert summary["varied"] == ["encoder.tuning", "learner.learning_rate", "learner.mixer"]
+    assert all("f1" in one["scores"] for one in summary["runs"])
+    assert runs.run_state(out) == "finished"
+    assert not list((out / PASSES).glob("*"))
+
+
+def test_a_run_that_starts_from_another_comes_after_it(tmp_path: Path, encoder: Path) -> None:
+    files = [
+        write(tmp_path / "a-second.toml", None, tuning="frozen", **{"from": "first@0.1"}),
+        write(tmp_path / "b-third.toml", None, tuning="frozen", **{"from": "first"}),
+        write(tmp_path / "first.toml", encoder),
+    ]
+    assert names_of_passes([tmp_path], tmp_path / "out") == [["first"], ["a-second"], ["b-third"]]
+    rows = run_sweep(read_sweep(files, tmp_path / "out"), tmp_path / "out", say=quiet)
+    assert [row.error for row in rows] == [None] * 3
+    base = runs.read_json(tmp_path / "out" / "a-second" / runs.CONFIG)["encoder"]["name"]
+    assert Path(base) == tmp_path / "out" / "first" / "models" / "0.1"
+
+
+def test_a_run_that_starts_with_what_another_learnt_comes_after_it(tmp_path: Path, encoder: Path) -> None:
+    """And what it left to that one is no other option when the sweep is called again."""
+    start = f'[learner]\nstart = "{tmp_path / "out" / "first"}"'
+    files = [
+        write(tmp_path / "a-second.toml", None, start),
+        write(tmp_path / "first.toml", encoder, tuning="bitfit"),
+    ]
+    assert names_of_passes(files, tmp_path / "out") == [["first"], ["a-second"]]
+    for _ in range(2):
+        rows = run_sweep(read_sweep(files, tmp_path / "out"), tmp_path / "out", say=quiet)
+        assert [row.error for row in rows] == [None] * 2
+    config = runs.read_json(tmp_path / "out" / "a-second" / runs.CONFIG)
+    assert config["encoder"]["tuning"] == {"name": "bitfit"}
+
+
+def test_runs_that_start_from_one_another_are_refused(tmp_path: Path) -> None:
+    files = [
+        write(tmp_path / "a.toml", None, **{"from": "b"}),
+        write(tmp_path / "b.toml", None, **{"from": "a"}),
+    ]
+    with pytest.raises(UsageError, match=r"the runs a, b start from one another"):
+        read_sweep(files, tmp_path / "out")
+    with pytest.raises(UsageError, match=r"a\.toml: starts from the run 'b', which is neither in this sweep"):
+        read_sweep(files[:1], tmp_path / "out")
+
+
+def test_a_student_waits_for_its_teacher_and_shares_no_pass_with_it(tmp_path: Path, encoder: Path) -> None:
+    teacher = tmp_path / "out" / "z-teacher"
+    files = [
+        write(
+            tmp_path / "student.toml",
+            encoder,
+            f'[learner]\ndistil = {{ name = "teacher", models = ["{teacher}"] }}',
+            tuning="frozen",
+        ),
+        write(tmp_path / "z-teacher.toml", encoder, tuning="frozen"),
+    ]
+    assert names_of_passes(files, tmp_path / "out") == [["z-teacher"], ["student"]]
+
+
+def test_a_failed_run_stops_no_other_but_those_that_start_from_it(
+    tmp_path: Path, encoder: Path, lamella: Lamella
+) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    write(folder / "bad.toml", tmp_path / "nowhere")
+    write(folder / "child.toml", None, **{"from": "bad"})
+    write(folder / "good.toml", encoder)
+    code, out, err = lamella("sweep", folder, "--out", tmp_path / "out")
+    assert code == 1
+    assert err.count("\n") == 1
+    assert "2 of 3 runs failed" in err
+    lines = {line.split()[0]: line for line in out.splitlines()[-4:]}
+    assert lines["run"].split() == ["run", "state", "F1", "seconds", "error"]
+    assert "nowhere" in lines["bad"]
+    assert lines["child"].split()[1] == "blocked"
+    assert lines["good"].split()[1] == "finished"
+    assert runs.run_state(tmp_path / "out") == "failed"
+
+    save_tiny_encoder(tmp_path / "nowhere")
+    code, out, _ = lamella("sweep", folder, "--out", tmp_path / "out", "--json")
+    assert code == 0
+    rows = {row["run"]: row for row in json.loads(out)["runs"]}
+    assert {name: row["state"] for name, row in rows.items()} == dict.fromkeys(("bad", "child", "good"), "finished")
+    assert {name: row["skipped"] for name, row in rows.items()} == {"bad": False, "child": False, "good": True}
+
+
+def test_an_error_of_any_kind_is_that_run_s_alone(
+    tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [write(tmp_path / "a.toml", encoder), write(tmp_path / "b.toml", encoder)]
+    whole = bookkeeping.PassWatcher.evaluate
+
+    def broken(self: Any, *arguments: Any, **options: Any) -> Any:
+        if self.folders["a" if "a" in self.folders else "b"].name == "a":
+            raise RuntimeError("the device\nis gone")
+        return whole(self, *arguments, **options)
+
+    monkeypatch.setattr(bookkeeping.PassWatcher, "evaluate", broken)
+    rows = run_sweep(read_sweep(files, tmp_path / "out"), tmp_path / "out", say=quiet)
+    assert [(row.state, row.error) for row in rows] == [("failed", "the device is gone"), ("finished", None)]
+
+
+@pytest.mark.parametrize("tuning", ["full", "frozen"])
+def test_called_again_a_sweep_goes_on_where_it_was_killed(
+    tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch, tuning: str
+) -> None:
+    file = write(tmp_path / "grid.toml", encoder, "[grid.learner]\nseed = [0, 1]", tuning=tuning)
+    run_sweep(read_sweep([file], tmp_path / "whole"), tmp_path / "whole", say=quiet)
+
+    out, saved = tmp_path / "out", bookkeeping.save_checkpoint
+    times = 0
+
+    def killed(path: Path, learners: Any, *arguments: Any, **options: Any) -> None:
+        nonlocal times
+        saved(path, learners, *arguments, **options)
+        times += learners[-1].name == "seed1"
+        if times == 2:
+            raise Killed
+
+    monkeypatch.setattr(bookkeeping, "save_checkpoint", killed)
+    monkeypatch.setattr(runs, "write_json", _dies_with(runs.write_json, lambda: times == 2))
+    with pytest.raises(Killed):
+        run_sweep(read_sweep([file], out), out, say=quiet)
+    monkeypatch.undo()
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    said: list[str] = []
+    rows = run_sweep(read_sweep([file], out), out, say=said.append)
+    assert [row.state for row in rows] == ["finished"] * 2
+    assert [row.skipped for row in rows] == [tuning == "full", False]
+    assert any(line.startswith("resuming after step 2 of 4") for line in said)
+    for name in ("seed0", "seed1"):
+        assert outcome(out / name) == outcome(tmp_path / "whole" / name)
+
+    again = run_sweep(read_sweep([file], out), out, say=said.append)
+    assert all(row.skipped and row.scores for row in again)
+
+
+def _dies_with(write: Callable[..., None], dead: Callable[[], bool]) -> Callable[..., None]:
+    def write_or_die(*arguments: Any) -> None:
+        if dead():
+            raise Killed
+        write(*arguments)
+
+    return write_or_die
+
+
+def test_a_run_with_other_options_is_neither_skipped_nor_replaced(tmp_path: Path, encoder: Path) -> None:
+    file, out = write(tmp_path / "one.toml", encoder), tmp_path / "out"
+    run_sweep(read_sweep([file], out), out, say=quiet)
+    before = outcome(out)
+    with pytest.raises(RunError, match=r"this run has learner\.seed = 0\. Got 3"):
+        run_sweep(read_sweep([file], out, ["learner.seed=3"]), out, say=quiet)
+    assert outcome(out) == before
+
+
+def test_a_run_that_was_made_from_other_files_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    """Of the same names: data that was mended, an encoder that was replaced, a start that was trained on."""
+    encoder, data = save_tiny_encoder(tmp_path / "tiny"), tmp_path / "train.json"
+    shutil.copy(data_path("demo:train"), data)
+    first, out = write(tmp_path / "first.toml", encoder), tmp_path / "out"
+    own = [f"data.train=['{data}']", "data.max_train_samples=4"]
+    run_sweep(read_sweep([first], tmp_path / "before", own), tmp_path / "before", say=quiet)
+    start = tmp_path / "before" / "first" / "model"
+    second = write(tmp_path / "second.toml", encoder, f'[learner]\nstart = "{start}"')
+
+    def sweep_again() -> list[Row]:
+        return run_sweep(read_sweep([second], out, own), out, say=quiet)
+
+    assert [row.skipped for row in sweep_again()] == [False]
+    before = outcome(out)
+    for file, told in (
+        (data, "train.json"),
+        (start / "model.safetensors", r"the start '.*model'"),
+        (encoder / "model.safetensors", r"the encoder '.*tiny'"),
+    ):
+        assert [row.skipped for row in sweep_again()] == [True]
+        content = file.read_bytes()
+        change(file)
+        with pytest.raises(RunError, match=rf"second: this run was made with .*{told} of sha256 .*; the one found"):
+            sweep_again()
+        file.write_bytes(content)
+    assert outcome(out) == before
+
+
+@pytest.mark.parametrize(
+    ("teacher", "distil"),
+    [("before/first", 'name = "teacher"\nmodels = ["{}"]'), ("said", 'name = "stored"\nruns = ["{}"]')],
+)
+def test_a_run_whose_teacher_was_replaced_is_not_taken_for_this_one(
+    tmp_path: Path, lamella: Callable[..., tuple[int, str, str]], teacher: str, distil: str
+) -> None:
+    encoder, out = save_tiny_encoder(tmp_path / "tiny"), tmp_path / "out"
+    first = write(tmp_path / "first.toml", encoder)
+    run_sweep(read_sweep([first], tmp_path / "before"), tmp_path / "before", say=quiet)
+    model, said = tmp_path / "before" / "first", tmp_path / "said"
+
+    def predict() -> None:
+        assert lamella("predict", "demo:train", "--model", model, "--keep-logits", "--out", said, "--overwrite")[0] == 0
+
+    def sweep_again() -> list[Row]:
+        return run_sweep(read_sweep([second], out), out, say=quiet)
+
+    predict()
+    second = write(tmp_path / "second.toml", encoder, f"[learner.distil]\n{distil.format(tmp_path / teacher)}")
+    assert [row.skipped for row in sweep_again()] == [False]
+    assert [row.skipped for row in sweep_again()] == [True]
+    facts = runs.read_json(out / "second" / runs.MODEL / "config.json")["facts"]["teachers"]
+    assert [one["model"] for one in facts] == ["first"]
+    change(model / runs.MODEL / "model.safetensors")
+    predict()
+    with pytest.raises(RunError, match=rf"second: this run was made with the teacher '.*{teacher}' of sha256 "):
+        sweep_again()
+    shutil.rmtree(tmp_path / teacher)  # what is gone cannot tell
+    assert [row.skipped for row in sweep_again()] == [True]
+
+
+def test_a_run_whose_encoder_lies_in_another_file_is_still_that_run(tmp_path: Path) -> None:
+    encoder, out = save_tiny_encoder(tmp_path / "tiny"), tmp_path / "out"
+    file = write(tmp_path / "one.toml", encoder)
+    run_sweep(read_sweep([file], out), out, say=quiet)
+    weights = encoder / "model.safetensors"
+    save_file(load_file(weights), weights, metadata={"format": "pt", "saved": "again"})
+    assert [row.skipped for row in run_sweep(read_sweep([file], out), out, say=quiet)] == [True]
+
+
+def change(file: Path) -> None:
+    """Other content that can be read as well."""
+    if file.suffix == ".json":
+        file.write_text(file.read_text() + "\n")
+    else:
+        tensors = load_file(file)
+        save_file({name: tensor + 1 for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
+
+
+def test_a_folder_keeps_the_runs_of_earlier_sweeps(tmp_path: Path, encoder: Path) -> None:
+    out = tmp_path / "out"
+    for name in ("one", "two"):
+        file = write(tmp_path / f"{name}.toml", encoder)
+        run_sweep(read_sweep([file], out, ["training.max_steps=1"]), out, say=quiet)
+    assert [run.name for run in read_runs([out]).runs] == ["one", "two"]
+
+
+def test_what_is_no_sweep_is_refused_in_one_line(tmp_path: Path, encoder: Path) -> None:
+    file = write(tmp_path / "one.toml", encoder)
+    (tmp_path / "list.toml").write_text('runs = ["one.toml", "two.toml"]')
+    (tmp_path / "none.toml").write_text("runs = []")
+    (tmp_path / "mixed.toml").write_text('runs = ["one.toml"]\n[data]\ntrain = "demo:train"')
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "one.toml").write_text(file.read_text())
+    (tmp_path / "model.toml").write_text(file.read_text())
+    cases: list[tuple[list[str], type[LamellaError], str]] = [
+        (["list.toml"], LamellaError, "lists two.toml, and there is no such file"),
+        (["none.toml"], ConfigError, "expected run files. The list is empty"),
+        (["mixed.toml"], ConfigError, "expected a list of run files, and nothing beside it"),
+        (["empty"], UsageError, "expected run files"),
+        (["nowhere.toml"], LamellaError, "no such file"),
+        (["one.toml", "other/one.toml"], UsageError, "expected one run called one"),
+        (["model.toml"], UsageError, "rename the file"),
+    ]
+    for names, kind, words in cases:
+        with pytest.raises(kind, match=words):
+            read_sweep([tmp_path / name for name in names], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    train_plan(load_plan(file), tmp_path / "trained", say=quiet)
+    with pytest.raises(RunError, match="holds a run of train, not a sweep"):
+        run_sweep(read_sweep([file], tmp_path / "trained"), tmp_path / "trained", say=quiet)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("keep me")
+    with pytest.raises(RunError, match="is not empty and holds no run"):
+        run_sweep(read_sweep([file], tmp_path / "mine"), tmp_path / "mine", say=quiet)
+
+
+def test_the_list_of_a_sweep_writes_nothing(tmp_path: Path, encoder: Path, lamella: Lamella) -> None:
+    file = write(tmp_path / "grid.toml", encoder, "[grid.learner]\nseed = [0, 1]", tuning="frozen")
+    code, out, _ = lamella("sweep", file, "--out", tmp_path / "out", "--list")
+    assert code == 0
+    assert out.splitlines() == ["2 runs in 1 pass", f"1. {encoder}, frozen: seed0, seed1"]
+    assert not (tmp_path / "out").exists()
+    code, out, _ = lamella("sweep", file, "--out", tmp_path / "out", "--list", "--json")
+    assert json.loads(out) == {"passes": [["seed0", "seed1"]]}
+
+
+def test_without_ray_the_extra_is_named_and_nothing_is_written(
+    tmp_path: Path, encoder: Path, lamella: Lamella, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    file = write(tmp_path / "one.toml", encoder)
+    code, _, err = lamella("sweep", file, "--out", tmp_path / "out", "--engine", "ray")
+    assert code == 2
+    assert err == "lamella: --engine ray needs the extra 'ray', which is not installed: pip install 'lamella[ray]'\n"
+    assert not (tmp_path / "out").exists()

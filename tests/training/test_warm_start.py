@@ -1,0 +1,196 @@
+"""Starting with what another model has learnt."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from doubles import save_tiny_encoder
+from lamella.encoder.lora import layers_with, learnt_at
+from lamella.encoder.tuning import merge
+from lamella.errors import ConfigError
+from lamella.models.model import ReaderModel
+from lamella.plan import make_plan
+from lamella.training.run import train_plan
+from lamella.training.warm_start import _nearest
+
+pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
+ALL = ["query", "key", "value", "attention_output", "ffn_input", "ffn_output"]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_encoder(tmp_path_factory.mktemp("start") / "tiny")
+
+
+def train(encoder: Path, out: Path, *, tuning: Any = "full", steps: int = 0, **learner: Any) -> list[str]:
+    """Train on the bundled questions; gives what was said."""
+    said: list[str] = []
+    given = {
+        "data": {"train": "demo:train", "max_train_samples": 10},
+        "windows": {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24},
+        "encoder": {"name": str(encoder), "tuning": tuning},
+        "learner": {"learning_rate": 0.01, **learner},
+        "training": {"max_steps": steps, "batch_size": 4, "precision": "fp32"},
+    }
+    train_plan(make_plan(given, where="test"), out, say=said.append)
+    return said
+
+
+@pytest.fixture(scope="module")
+def tuned(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("start") / "full"
+    train(encoder, out, steps=3)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("tuning", "mixer"),
+    [
+        ("full", "last"),
+        ("frozen", "xception"),  # which has statistics of its own beside its weights
+        ({"name": "adapter", "size": 3}, "last"),
+        ({"name": "lora", "rank": 2}, "last"),
+    ],
+)
+def test_a_model_of_the_same_tuning_goes_on(encoder: Path, tmp_path: Path, tuning: Any, mixer: str) -> None:
+    train(encoder, tmp_path / "first", tuning=tuning, steps=2, seed=1, mixer=mixer)
+    start = str(tmp_path / "first")
+    said = train(encoder, tmp_path / "second", tuning=tuning, start=start, seed=2, mixer=mixer)
+    first, second = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("first", "second"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert any("starts with all that it learnt" in line for line in said)
+    sha256 = hashlib.sha256((tmp_path / "first" / "model" / "model.safetensors").read_bytes()).hexdigest()
+    facts = json.loads((tmp_path / "second" / "model" / "config.json").read_text())["facts"]
+    assert facts["start"] == {"model": "first", "sha256": sha256}
+    assert (
+        f"| started with | `first` (sha256 `{sha256}`) |" in (tmp_path / "second" / "model" / "README.md").read_text()
+    )
+
+
+def test_what_a_run_does_not_say_is_as_its_start_has_it(encoder: Path, tmp_path: Path) -> None:
+    adapters, start = {"name": "adapter", "size": 3}, str(tmp_path / "first")
+    train(encoder, tmp_path / "first", tuning=adapters, steps=2, mixer="scalar_mix")
+    given: dict[str, Any] = {
+        "data": {"train": "demo:train", "max_train_samples": 10},
+        "learner": {"start": start},
+        "training": {"max_steps": 0, "precision": "fp32"},
+    }
+    train_plan(make_plan(given, where="test"), tmp_path / "second", say=str)
+    first, second = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("first", "second"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    config = json.loads((tmp_path / "second" / "config.json").read_text())
+    assert (config["encoder"]["name"], config["encoder"]["tuning"]["size"]) == (str(encoder), 3)
+    assert config["learner"]["mixer"][0]["name"] == "scalar_mix"
+    assert config["windows"]["max_seq_length"] == 128
+    train_plan(make_plan(given, where="test"), tmp_path / "second", resume=True, say=str)
+    given["learner"]["mixer"] = "last"
+    given["windows"] = {"max_seq_length": 96, "doc_stride": 16, "max_query_length": 12}
+    train_plan(make_plan(given, where="test"), tmp_path / "third", say=str)
+    config = json.loads((tmp_path / "third" / "config.json").read_text())
+    assert config["learner"]["mixer"] == [{"name": "last"}]
+    assert (config["windows"]["max_seq_length"], config["windows"]["doc_stride"]) == (96, 16)
+    given["encoder"] = {"tuning": "full"}
+    with pytest.raises(ConfigError, match=r"expected the same encoder\.tuning as here, full"):
+        train_plan(make_plan(given, where="test"), tmp_path / "fourth", say=str)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("nowhere", "nowhere"), ("all-MiniLM-L6-v2", "expected a model that answers questions. Found BertModel")],
+)
+def test_what_is_no_model_is_nothing_to_start_with(encoder: Path, tmp_path: Path, name: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s)^learner.start: 1 problem\n.*{expected}"):
+        train(encoder, tmp_path / "out", start=name)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_training_then_does_is_its_own(encoder: Path, tuned: Path, tmp_path: Path) -> None:
+    train(encoder, tmp_path / "more", steps=2, start=str(tuned))
+    first, second = (load_file(run / "model" / "model.safetensors") for run in (tuned, tmp_path / "more"))
+    assert any(not torch.equal(first[name], second[name]) for name in first)
+
+
+def test_lora_of_full_rank_starts_as_the_trained_model(encoder: Path, tuned: Path, tmp_path: Path) -> None:
+    lora = {"name": "lora", "rank": 64, "alpha": 7, "targets": ALL, "also": ["layer_norm", "bias", "token_types"]}
+    said = train(encoder, tmp_path / "lora", tuning=lora, start=str(tuned))
+    ours, theirs = (ReaderModel.from_pretrained(run) for run in (tmp_path / "lora", tuned))
+    merge(ours.encoder)
+    mine, others = (dict(one.encoder.model.named_parameters()) for one in (ours, theirs))
+    for name, value in others.items():
+        if not name.endswith(("word_embeddings.weight", "position_embeddings.weight")):  # which are no products
+            torch.testing.assert_close(mine[name], value, msg=name, rtol=1e-4, atol=1e-5)
+    for name, value in theirs.head.named_parameters():
+        assert torch.equal(dict(ours.head.named_parameters())[name], value)
+    assert any("100 % of what was added" in line for line in said)
+
+
+def test_lora_of_low_rank_starts_nearer_than_nothing(encoder: Path, tuned: Path, tmp_path: Path) -> None:
+    said = train(encoder, tmp_path / "lora", tuning={"name": "lora", "rank": 2, "targets": ALL}, start=str(tuned))
+    told = next(line for line in said if "% of what was added" in line)
+    share = int(told.split(" %")[0].split()[-1])
+    assert 10 < share < 100
+
+
+@pytest.mark.parametrize("before", [{"name": "top_k", "k": 1}, {"name": "lora", "rank": 2, "targets": ["query"]}])
+def test_what_the_start_left_alone_can_still_learn(encoder: Path, tmp_path: Path, before: dict[str, Any]) -> None:
+    """A and B that are both 0, or next to it, would stay so: what has no counterpart is as it was drawn."""
+    train(encoder, tmp_path / "before", tuning=before, steps=2)
+    lora = {"name": "lora", "rank": 4, "targets": ALL}
+    train(encoder, tmp_path / "lora", tuning=lora, start=str(tmp_path / "before"))
+    model = ReaderModel.from_pretrained(tmp_path / "lora")
+    for path, layer in layers_with(model.encoder.model).items():
+        assert (learnt_at(layer).A.norm(dim=1) > 0.01).all(), path
+
+
+def test_the_nearest_matrix_of_a_rank() -> None:
+    """By hand: diag(3, 2, 1) has 9 + 4 of its 14 squares in its first two singular values."""
+    a, b, share = _nearest(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 2)
+    torch.testing.assert_close(b @ a, torch.diag(torch.tensor([3.0, 2.0, 0.0])))
+    torch.testing.assert_close(a.square().sum(1), b.square().sum(0))  # split evenly
+    assert share == pytest.approx(13 / 14)
+    for matrix, rank in ((torch.zeros(3, 4), 0), (torch.ones(4, 3), 1)):
+        a, b, share = _nearest(matrix, 2)
+        torch.testing.assert_close(b @ a, matrix)
+        assert (len(a), share) == (rank, pytest.approx(1))
+
+
+def test_a_head_that_is_built_otherwise_is_new(encoder: Path, tuned: Path, tmp_path: Path) -> None:
+    said = train(encoder, tmp_path / "other", start=str(tuned), mixer="scalar_mix")
+    assert any("a new head" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("tuning", "expected"),
+    [({"name": "adapter", "size": 3}, "expected the same encoder.tuning as here"), ("frozen", "unless that is lora")],
+)
+def test_another_tuning_is_refused(encoder: Path, tuned: Path, tmp_path: Path, tuning: Any, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        train(encoder, tmp_path / "out", tuning=tuning, start=str(tuned))
+    assert not (tmp_path / "out").exists()
+
+
+def test_adapters_are_nothing_to_start_lora_with(encoder: Path, tmp_path: Path) -> None:
+    train(encoder, tmp_path / "adapters", tuning={"name": "adapter", "size": 3})
+    with pytest.raises(ConfigError, match="has adapters, which LoRA cannot start with"):
+        train(encoder, tmp_path / "out", tuning="lora", start=str(tmp_path / "adapters"))
+
+
+def test_a_model_on_another_encoder_is_refused(encoder: Path, tuned: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    another = save_tiny_encoder(tmp_path / "another", seed=5)
+    with pytest.raises(ConfigError, match="stands on"):
+        train(another, tmp_path / "out", start=str(tuned))
+
+
+def test_a_run_is_not_written_over_its_start(encoder: Path, tuned: Path) -> None:
+    with pytest.raises(Exception, match=str(tuned)):
+        train(encoder, tuned, start=str(tuned))
+    assert (tuned / "model" / "model.safetensors").is_file()
