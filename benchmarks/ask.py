@@ -21,7 +21,8 @@ from typing import Any
 
 from lamella.config import DEFAULT_ENCODER
 from lamella.encoder.sources import find_encoder
-from lamella.runs import library_versions, write_json
+from lamella.environment import library_versions
+from lamella.files import write_json
 
 TEXT = Path(__file__).parents[1] / "examples" / "titan.txt"
 QUESTION = "When did the probe land on Titan?"

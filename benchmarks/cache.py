@@ -33,8 +33,9 @@ from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.extraction import write_cache
 from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.storage import Storage, round_states
+from lamella.environment import library_versions
+from lamella.files import write_json
 from lamella.heads.head import Head
-from lamella.runs import library_versions, write_json
 
 HEADS = ("scalar_mix", "dot")
 STORAGES: tuple[Storage, ...] = get_args(Storage)

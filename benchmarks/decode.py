@@ -29,8 +29,9 @@ from lamella.data.features import Features, featurise
 from lamella.data.padding import Padded, longest_first, pad
 from lamella.encoder.pretrained import load_tokenizer
 from lamella.encoder.sources import find_encoder
+from lamella.environment import library_versions
+from lamella.files import write_json
 from lamella.inference.decode import Merger, Prediction, decode
-from lamella.runs import library_versions, write_json
 
 OPTIONS = DecodingOptions(n_best_size=20, max_answer_length=30)
 BATCH = 64

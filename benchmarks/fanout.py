@@ -25,8 +25,9 @@ from lamella.config import DEFAULT_ENCODER, EncoderOptions, LearnerOptions, RunC
 from lamella.data.dataset import load_examples
 from lamella.data.features import Features, featurise
 from lamella.encoder.pretrained import LoadedEncoder, load_encoder
+from lamella.environment import library_versions
+from lamella.files import write_json
 from lamella.models.model import ReaderModel
-from lamella.runs import library_versions, write_json
 from lamella.training.learner import Learner, Record, make_learner
 from lamella.training.loop import fit
 from lamella.training.processes import Processes

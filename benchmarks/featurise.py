@@ -31,7 +31,7 @@ from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import Features, featurise
 from lamella.encoder.pretrained import load_tokenizer
 from lamella.encoder.sources import find_encoder
-from lamella.runs import write_json
+from lamella.files import write_json
 from lamella.version import __version__
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data" / "cs224n-dev.json.gz"

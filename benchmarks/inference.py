@@ -36,10 +36,11 @@ from lamella.config import DEFAULT_ENCODER
 from lamella.data.examples import Example
 from lamella.data.features import featurise
 from lamella.encoder.precision import choose_precision
+from lamella.environment import library_versions
 from lamella.export.flatten import as_transformers
 from lamella.export.onnx_export import export_onnx
+from lamella.files import write_json
 from lamella.inference.reader import Reader
-from lamella.runs import library_versions, write_json
 from lamella.scoring.evaluate import language_of, read_questions
 from lamella.scoring.metrics import score
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from lamella.data.examples import Answer, Context, Example
-from lamella.runs import write_json
+from lamella.files import write_json
 from lamella.scoring.metrics import score
 from lamella.version import __version__
 

@@ -22,8 +22,9 @@ from transformers import BertConfig, BertModel
 from lamella import registry
 from lamella.data.batches import Batch
 from lamella.encoder.encoder import Encoder
+from lamella.environment import library_versions
+from lamella.files import write_json
 from lamella.heads.head import Head
-from lamella.runs import library_versions, write_json
 from lamella.version import __version__
 
 DEPTH, HIDDEN, TOKENS = 12, 768, 170

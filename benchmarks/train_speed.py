@@ -60,9 +60,10 @@ from lamella.data.padding import longest_first
 from lamella.encoder.encoder import family_of
 from lamella.encoder.pretrained import load_encoder, load_tokenizer, quiet
 from lamella.encoder.sources import find_encoder
+from lamella.environment import library_versions
+from lamella.files import write_json
 from lamella.heads.losses import CrossEntropy
 from lamella.models.model import ReaderModel
-from lamella.runs import library_versions, write_json
 from lamella.scoring.cost import model_cost, sample_window
 from lamella.training.learner import Learner, Record, make_learner
 from lamella.training.loop import fit

@@ -22,7 +22,20 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # same line. This holds for imports inside functions and for those that only type checkers see, too: a signature that
 # names a later group's type knows of that group. (The registry names later modules as text; it does not know them.)
 ORDER = (
-    {"ground": ("errors", "registry", "config", "plan", "runs", "progress", "garbage", "version")},
+    {
+        "ground": (
+            "errors",
+            "registry",
+            "config",
+            "plan",
+            "files",
+            "environment",
+            "runs",
+            "progress",
+            "garbage",
+            "version",
+        )
+    },
     {"data": ("data",)},
     {"encoder": ("encoder",)},
     {"heads": ("heads",)},

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from lamella import runs
+from lamella import environment, runs
 from lamella.errors import RunError, UnreadableError
+from lamella.files import TEMPORARY, append_json_line, read_json, write_entries, write_json, write_text
 
 
 def names(folder: Path) -> set[str]:
@@ -26,7 +27,7 @@ def test_a_write_that_fails_half_way_leaves_the_old_file_and_no_temporary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "results.json"
-    runs.write_json(file, {"f1": 80})
+    write_json(file, {"f1": 80})
 
     def power_cut(handle: int) -> None:
         assert len(names(tmp_path)) == 2  # the new bytes are on the disk, beside the old file
@@ -34,9 +35,9 @@ def test_a_write_that_fails_half_way_leaves_the_old_file_and_no_temporary(
 
     monkeypatch.setattr(os, "fsync", power_cut)
     with pytest.raises(KeyboardInterrupt):
-        runs.write_json(file, {"f1": 90})
+        write_json(file, {"f1": 90})
     assert names(tmp_path) == {"results.json"}
-    assert runs.read_json(file) == {"f1": 80}
+    assert read_json(file) == {"f1": 80}
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +46,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunError, match=r"results\.json: cannot be written \(No space left on device\)\.$"):
-        runs.write_json(tmp_path / "results.json", {})
+        write_json(tmp_path / "results.json", {})
     assert names(tmp_path) == set()
 
 
@@ -58,18 +59,18 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_entries_are_the_same_json_on_lines(entries: dict[str, Any], tmp_path: Path) -> None:
-    runs.write_entries(tmp_path / "lines.json", entries)
-    runs.write_json(tmp_path / "indented.json", entries)
-    assert runs.read_json(tmp_path / "lines.json") == runs.read_json(tmp_path / "indented.json") == entries
+    write_entries(tmp_path / "lines.json", entries)
+    write_json(tmp_path / "indented.json", entries)
+    assert read_json(tmp_path / "lines.json") == read_json(tmp_path / "indented.json") == entries
     assert len((tmp_path / "lines.json").read_text().splitlines()) == (len(entries) + 2 if entries else 1)
 
 
 def test_a_value_that_json_cannot_hold_leaves_the_old_file(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    runs.write_json(file, {"f1": 80})
+    write_json(file, {"f1": 80})
     with pytest.raises(ValueError, match="not JSON compliant"):
-        runs.write_json(file, {"f1": math.nan})
-    assert runs.read_json(file) == {"f1": 80}
+        write_json(file, {"f1": math.nan})
+    assert read_json(file) == {"f1": 80}
     assert names(tmp_path) == {"results.json"}
 
 
@@ -77,7 +78,7 @@ def test_a_value_that_json_cannot_hold_leaves_the_old_file(tmp_path: Path) -> No
 def test_files_have_the_permissions_that_the_user_s_mask_gives(tmp_path: Path, umask: int, mode: int) -> None:
     before = os.umask(umask)
     try:
-        runs.write_text(tmp_path / "deep" / "file.txt", "text")
+        write_text(tmp_path / "deep" / "file.txt", "text")
         assert os.umask(umask) == umask  # looking the mask up did not change it
     finally:
         os.umask(before)
@@ -86,11 +87,11 @@ def test_files_have_the_permissions_that_the_user_s_mask_gives(tmp_path: Path, u
 
 def test_text_of_any_kind_comes_back(tmp_path: Path) -> None:
     value = {"text": "naïve 서울 👩\u200d🚀 \x00 \u2028", "half a pair": "\ud83d!", "list": [1, 2.5, None, True]}
-    runs.write_json(tmp_path / "one.json", value)
-    assert runs.read_json(tmp_path / "one.json") == value
+    write_json(tmp_path / "one.json", value)
+    assert read_json(tmp_path / "one.json") == value
     assert "서울" in (tmp_path / "one.json").read_text(encoding="utf-8")
-    runs.append_json_line(tmp_path / "many.jsonl", value)
-    runs.append_json_line(tmp_path / "many.jsonl", value)
+    append_json_line(tmp_path / "many.jsonl", value)
+    append_json_line(tmp_path / "many.jsonl", value)
     lines = (tmp_path / "many.jsonl").read_text(encoding="utf-8").split("\n")
     assert [json.loads(line) for line in lines if line] == [value, value]
 
@@ -108,20 +109,20 @@ def test_reading_says_where_a_file_is_broken(tmp_path: Path, content: bytes | No
     if content is not None:
         (tmp_path / "file.json").write_bytes(content)
     with pytest.raises(UnreadableError, match=expected):
-        runs.read_json(tmp_path / "file.json")
+        read_json(tmp_path / "file.json")
 
 
 def test_reading_a_folder_says_so(tmp_path: Path) -> None:
     with pytest.raises(UnreadableError, match=r"cannot be read \(Is a directory\)\.$"):
-        runs.read_json(tmp_path)
+        read_json(tmp_path)
 
 
 def test_a_run_is_unfinished_until_it_is_finished(tmp_path: Path) -> None:
     with runs.new_run(tmp_path / "deep" / "run", "train") as folder:
         assert folder == tmp_path / "deep" / "run"
         assert runs.run_state(folder) == "unfinished"
-        assert "ended" not in runs.read_json(folder / runs.RUN)
-    record = runs.read_json(folder / runs.RUN)
+        assert "ended" not in read_json(folder / runs.RUN)
+    record = read_json(folder / runs.RUN)
     assert record["state"] == runs.run_state(folder) == "finished"
     assert record["command"] == "train"
     assert record["started"] <= record["ended"]
@@ -131,7 +132,7 @@ def test_a_run_is_unfinished_until_it_is_finished(tmp_path: Path) -> None:
 def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="diverged"), runs.new_run(tmp_path / "run", "train"):
         raise RunError("the loss has diverged \ud83d")
-    record = runs.read_json(tmp_path / "run" / runs.RUN)
+    record = read_json(tmp_path / "run" / runs.RUN)
     assert (record["state"], record["error"]) == ("failed", "the loss has diverged \ud83d")
     assert "ended" in record
 
@@ -162,11 +163,12 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from lamella import runs
+from lamella.files import write_json
 
 with runs.new_run(Path(sys.argv[1]), "train", overwrite=True) as folder:
-    runs.write_json(folder / runs.RESULTS, {"f1": 80})
+    write_json(folder / runs.RESULTS, {"f1": 80})
     os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
-    runs.write_json(folder / runs.RESULTS, {"f1": 90})
+    write_json(folder / runs.RESULTS, {"f1": 90})
 """
 
 
@@ -175,9 +177,9 @@ def test_a_killed_run_is_marked_unfinished_and_can_be_overwritten(tmp_path: Path
     ended = subprocess.run([sys.executable, "-c", KILLED, folder], check=False)
     assert ended.returncode == -signal.SIGKILL
     assert runs.run_state(folder) == "unfinished"
-    assert runs.read_json(folder / runs.RESULTS) == {"f1": 80}  # the kill came in the middle of writing the next
+    assert read_json(folder / runs.RESULTS) == {"f1": 80}  # the kill came in the middle of writing the next
     (left,) = names(folder) - {runs.RUN, runs.ENVIRONMENT, runs.RESULTS}
-    assert left.endswith(runs.TEMPORARY)
+    assert left.endswith(TEMPORARY)
     with pytest.raises(RunError, match=r"holds a run already \(unfinished\)"), runs.new_run(folder, "train"):
         pass
     with runs.new_run(folder, "train", overwrite=True):
@@ -185,7 +187,7 @@ def test_a_killed_run_is_marked_unfinished_and_can_be_overwritten(tmp_path: Path
 
 
 def test_a_run_killed_before_its_first_file_was_complete_does_not_occupy_the_folder(tmp_path: Path) -> None:
-    (tmp_path / f".{runs.RUN}.x8d2{runs.TEMPORARY}").touch()
+    (tmp_path / f".{runs.RUN}.x8d2{TEMPORARY}").touch()
     with runs.new_run(tmp_path, "train"):
         assert names(tmp_path) == {runs.RUN, runs.ENVIRONMENT}
 
@@ -194,7 +196,7 @@ def test_a_kill_while_the_earlier_run_is_removed_leaves_no_finished_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with runs.new_run(tmp_path, "train"):
-        runs.write_json(tmp_path / runs.RESULTS, {"f1": 80})
+        write_json(tmp_path / runs.RESULTS, {"f1": 80})
 
     def kill(path: Path, missing_ok: bool = False) -> None:
         raise SystemExit
@@ -228,7 +230,7 @@ def test_an_empty_folder_is_used(tmp_path: Path) -> None:
 def test_an_earlier_run_is_refused_unless_it_may_be_overwritten(tmp_path: Path) -> None:
     with runs.new_run(tmp_path, "train") as folder:
         for name in (*runs.FILES[1:], "model/config.json", "model/extra/file"):
-            runs.write_text(folder / name, "ours")
+            write_text(folder / name, "ours")
     (folder / "notes.md").write_text("mine")
     (folder / "plots").mkdir()
     (folder / "plots" / "config.json").write_text("mine")
@@ -240,12 +242,12 @@ def test_an_earlier_run_is_refused_unless_it_may_be_overwritten(tmp_path: Path) 
         assert names(folder) == {runs.RUN, runs.ENVIRONMENT, "notes.md", "plots"}
         assert runs.run_state(folder) == "unfinished"
     assert (folder / "plots" / "config.json").read_text() == "mine"
-    assert runs.read_json(folder / runs.RUN)["command"] == "predict"
+    assert read_json(folder / runs.RUN)["command"] == "predict"
 
 
 def test_overwriting_follows_no_link_out_of_the_folder(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
-    runs.write_text(shared / "model.safetensors", "precious")
+    write_text(shared / "model.safetensors", "precious")
     with runs.new_run(tmp_path / "run", "train") as folder:
         (folder / runs.MODEL).symlink_to(shared)
     with runs.new_run(folder, "train", overwrite=True):
@@ -278,7 +280,7 @@ def test_a_folder_without_a_run_has_no_state(tmp_path: Path) -> None:
 
 def test_the_environment_says_what_a_result_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["lamella", "train", "run.toml"])
-    record = json.loads(json.dumps(runs.environment()))
+    record = json.loads(json.dumps(environment.environment()))
     assert record["arguments"] == ["train", "run.toml"]
     assert record["python"] == ".".join(map(str, sys.version_info[:3]))
     assert {"torch", "transformers", "tokenizers"} <= set(record["libraries"])
@@ -287,5 +289,5 @@ def test_the_environment_says_what_a_result_depends_on(monkeypatch: pytest.Monke
 
 
 def test_library_versions_leave_out_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "LIBRARIES", ("numpy", "no-such-library"))
-    assert list(runs.library_versions()) == ["numpy"]
+    monkeypatch.setattr(environment, "LIBRARIES", ("numpy", "no-such-library"))
+    assert list(environment.library_versions()) == ["numpy"]

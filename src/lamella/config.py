@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from lamella import registry
 from lamella.errors import ConfigError, UnknownNameError, UnreadableError
-from lamella.runs import read_json, read_text
+from lamella.files import read_json, read_text
 
 DEFAULT_ENCODER = "all-MiniLM-L6-v2"
 POOLED = -1  # stands among the numbers of layers for the encoder's pooled output

@@ -32,8 +32,8 @@ from lamella.encoder.encoder import Encoder, HiddenStates
 from lamella.encoder.extraction import CacheReport, write_cache
 from lamella.encoder.storage import Storage, decode, encode, largest, round_states
 from lamella.errors import EncoderError, LamellaError, RunError, UsageError
+from lamella.files import TEMPORARY, held
 from lamella.heads.head import Head
-from lamella.runs import TEMPORARY, held
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

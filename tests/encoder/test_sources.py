@@ -24,6 +24,7 @@ from lamella.encoder import sources
 from lamella.encoder.pretrained import LoadedEncoder, load_encoder
 from lamella.encoder.sources import PACKAGED, Packaged, find_encoder
 from lamella.errors import EncoderError, LamellaError, MissingExtraError, ModelError, UnreadableError
+from lamella.files import write_json
 from lamella.models.model import ReaderModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -251,7 +252,7 @@ def test_an_empty_or_unrelated_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
     with runs.new_run(tmp_path, "train"):
-        runs.write_json(tmp_path / runs.CONFIG, {})
+        write_json(tmp_path / runs.CONFIG, {})
         assert (
             refusal(tmp_path) == f"{tmp_path}: is a run that is unfinished, without a model to take the encoder from."
         )

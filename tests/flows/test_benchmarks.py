@@ -49,7 +49,7 @@ def test_speeds_of_several_encoders_are_rows_of_one_file(tmp_path: Path) -> None
 
 
 def test_the_file_of_results_is_as_the_benchmark_writes_it(tmp_path: Path) -> None:
-    from lamella.runs import write_json
+    from lamella.files import write_json
 
     kept = BENCHMARKS[0].parents[1] / "results" / "speed.json"
     with_row = runpy.run_path(str(kept.parents[1] / "benchmarks" / "train_speed.py"))["with_row"]

@@ -28,6 +28,7 @@ from lamella.data.padding import Padded, longest_first, pad
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.pretrained import load_encoder
 from lamella.errors import DataError, LamellaError, ModelError, RunError, UnreadableError, UsageError
+from lamella.files import read_json, write_json
 from lamella.inference.decode import Prediction, choosable, decode, rank
 from lamella.inference.ensemble import Ensemble, Together, combine_logits, combine_spans, write_together
 from lamella.inference.logits import KeptLogits, LogitsKeeper, same_windows
@@ -592,7 +593,7 @@ def test_a_calibration_was_fitted_to_the_odds_of_its_member(
     folders = [save_reader(tmp_path / f"c{seed}", bert, seed=seed, decoding=calibrated) for seed in (0, 1)]
     results = write_together(tmp_path / "run", together(folders, questions), questions)
     assert "threshold_tuned_on_these" not in results
-    odds, na_prob = (runs.read_json(tmp_path / "run" / name) for name in (runs.NULL_ODDS, runs.NA_PROB))
+    odds, na_prob = (read_json(tmp_path / "run" / name) for name in (runs.NULL_ODDS, runs.NA_PROB))
     assert na_prob == pytest.approx({id: 1 / (1 + math.exp(-value)) for id, value in odds.items()})
 
 
@@ -641,7 +642,7 @@ def test_members_that_cannot_be_combined(
     answerable = save_reader(tmp_path / "a", bert, seed=0, learner={"task": "answerability"})
     assert "has no texts to combine" in refused(lambda: opened(one, answerable, run=True), UsageError)
     assert "only tells whether" in refused(lambda: LogitsKeeper(ReaderModel.load(answerable)), UsageError)
-    runs.write_json(one / runs.RUN, {"state": "failed"})
+    write_json(one / runs.RUN, {"state": "failed"})
     assert "expected a run that is finished. Found one that is failed" in refused(lambda: opened(one, one), RunError)
     (fewer / runs.NBEST).write_text('{"q": [{"text": "a"}]}')
     assert "with text, probability, score, start and end" in refused(lambda: opened(fewer, full), UnreadableError)

@@ -15,6 +15,7 @@ from lamella import runs
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.formats import read
 from lamella.encoder.pretrained import load_encoder
+from lamella.files import read_json
 from lamella.inference.decode import Candidate, Prediction
 from lamella.inference.predict import score_predictions
 from lamella.inference.reader import Reader
@@ -65,10 +66,10 @@ def test_a_question_gets_the_answer_of_a_reader_that_is_given_all_its_contexts(
     code, said, err = lamella("predict", data, *to, "--submission", tmp_path / "answers.csv")
     assert (code, err) == (0, "")
     assert said.endswith("3 questions answered from 6 contexts\n")
-    texts = runs.read_json(tmp_path / "run" / "question_predictions.json")
-    odds = runs.read_json(tmp_path / "run" / "question_null_odds.json")
+    texts = read_json(tmp_path / "run" / "question_predictions.json")
+    odds = read_json(tmp_path / "run" / "question_null_odds.json")
     assert list(texts) == list(odds) == ["a", "b", "c"]
-    assert list(runs.read_json(tmp_path / "run" / "predictions.json")) == ["a#0", "a#1", "a#2", "b#0", "b#1", "c#0"]
+    assert list(read_json(tmp_path / "run" / "predictions.json")) == ["a#0", "a#1", "a#2", "b#0", "b#1", "c#0"]
     with (tmp_path / "answers.csv").open(newline="") as file:
         assert {row["Id"]: row["Predicted"] for row in csv.DictReader(file)} == texts
 
@@ -86,7 +87,7 @@ def test_a_question_is_scored_once(data: Path, model: Path, lamella: Any, tmp_pa
     to = ("--model", model, "--precision", "fp32", "--out", tmp_path / "run")
     code, _, err = lamella("evaluate", data, *to)
     assert (code, err) == (0, "")
-    results = runs.read_json(tmp_path / "run" / runs.RESULTS)
+    results = read_json(tmp_path / "run" / runs.RESULTS)
     assert (results["total"], results["question_total"]) == (6, 3)
     assert (results["HasAns_total"], results["question_HasAns_total"], results["question_NoAns_total"]) == (2, 2, 1)
     code, said, err = lamella("evaluate", data, tmp_path / "run" / "question_predictions.json", "--json")
@@ -111,8 +112,8 @@ def test_so_does_every_command_that_answers(data: Path, model: Path, lamella: An
     code, _, err = lamella("train", tmp_path / "run.toml", "--out", tmp_path / "trained")
     assert (code, err) == (0, "")
     for run in ("both", "trained"):
-        assert set(runs.read_json(tmp_path / run / "question_predictions.json")) == {"a", "b", "c"}
-        assert runs.read_json(tmp_path / run / runs.RESULTS)["question_total"] == 3
+        assert set(read_json(tmp_path / run / "question_predictions.json")) == {"a", "b", "c"}
+        assert read_json(tmp_path / run / runs.RESULTS)["question_total"] == 3
     # What lays runs side by side goes on doing so context by context.
     code, said, err = lamella("compare", *members, "--json")
     assert (code, err) == (0, "")
@@ -183,4 +184,4 @@ def test_where_no_question_has_several_contexts_nothing_is_added(model: Path, la
     code, _, err = lamella("evaluate", tmp_path / "flat.jsonl", *to)
     assert (code, err) == (0, "")
     assert not list((tmp_path / "run").glob("question_*"))
-    assert not [key for key in runs.read_json(tmp_path / "run" / runs.RESULTS) if key.startswith("question")]
+    assert not [key for key in read_json(tmp_path / "run" / runs.RESULTS) if key.startswith("question")]

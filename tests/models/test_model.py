@@ -21,6 +21,7 @@ from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.sources import find_encoder, verified_hash
 from lamella.errors import LamellaError, ModelError, UnreadableError, UsageError
+from lamella.files import write_json
 from lamella.heads.head import Stage, StageShape
 from lamella.models import model as model_module
 from lamella.models.loading import load_model
@@ -468,13 +469,13 @@ def test_a_tuning_that_does_not_go_with_its_base_further_down_the_chain(chain: P
 def test_a_configuration_that_is_no_json(saved: Path, tmp_path: Path) -> None:
     (saved / "config.json").write_text('{"lamella": 1,')
     assert refusal(saved, UnreadableError).startswith(f"{saved / 'config.json'}:1:15: broken JSON")
-    runs.write_json(tmp_path / "run.json", {"state": "finished"})
+    write_json(tmp_path / "run.json", {"state": "finished"})
     assert refusal(tmp_path, UnreadableError).startswith(f"{saved / 'config.json'}:1:15: broken JSON")
 
 
 def test_a_run_without_a_model(tmp_path: Path) -> None:
     with runs.new_run(tmp_path / "run", "train") as folder:
-        runs.write_json(folder / runs.CONFIG, {"encoder": {}})
+        write_json(folder / runs.CONFIG, {"encoder": {}})
         assert refusal(folder, UsageError).endswith("Found a run that is unfinished, without one.")
     assert refusal(folder, UsageError).endswith("Found a run that is finished, without one.")
 

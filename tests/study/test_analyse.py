@@ -18,6 +18,7 @@ from lamella import runs
 from lamella.cli import app
 from lamella.data.examples import Answer, Context, Example
 from lamella.errors import DataError, LamellaError, RunError, UsageError
+from lamella.files import read_json, write_json
 from lamella.inference.decode import Candidate, Prediction, rank
 from lamella.scoring.metrics import QuestionScores, score_questions
 from lamella.study.analysis.analyse import analyse
@@ -90,12 +91,12 @@ def scores(lists: Lists) -> QuestionScores:
 def write_run(folder: Path, lists: Lists, **config: Any) -> Path:
     """The files of a finished run."""
     found = predictions(lists)
-    runs.write_json(folder / runs.RUN, {"state": "finished", "command": "train"})
+    write_json(folder / runs.RUN, {"state": "finished", "command": "train"})
     if config:
-        runs.write_json(folder / runs.CONFIG, config)
-    runs.write_json(folder / runs.PREDICTIONS, texts(lists))
-    runs.write_json(folder / runs.NBEST, {id: [one.to_json() for one in p.candidates] for id, p in found.items()})
-    runs.write_json(folder / runs.NULL_ODDS, {id: one.null_odds for id, one in found.items()})
+        write_json(folder / runs.CONFIG, config)
+    write_json(folder / runs.PREDICTIONS, texts(lists))
+    write_json(folder / runs.NBEST, {id: [one.to_json() for one in p.candidates] for id, p in found.items()})
+    write_json(folder / runs.NULL_ODDS, {id: one.null_odds for id, one in found.items()})
     return folder
 
 
@@ -356,8 +357,8 @@ def test_several_runs_from_their_folders(tmp_path: Path, data: Path) -> None:
 def test_only_questions_that_all_runs_answered_are_analysed(tmp_path: Path, data: Path) -> None:
     first, second = write_run(tmp_path / "first", FIRST), write_run(tmp_path / "second", SECOND)
     for name in (runs.PREDICTIONS, runs.NBEST):
-        whole = runs.read_json(second / name)
-        runs.write_json(second / name, {id: whole[id] for id in "abc"})
+        whole = read_json(second / name)
+        write_json(second / name, {id: whole[id] for id in "abc"})
     numbers = analyse([str(first), str(second)], data=str(data)).numbers
     assert (numbers["questions"], numbers["questions_left_out"]) == (3, 5)
 
@@ -366,7 +367,7 @@ def test_a_training_run_says_what_it_was_scored_on(tmp_path: Path, data: Path) -
     first = write_run(tmp_path / "first", FIRST, data={"dev": [str(data)]})
     assert analyse([str(first)]).numbers["data"] == [str(data)]
     scored = write_run(tmp_path / "scored", FIRST)
-    runs.write_json(scored / runs.RUN, {"state": "finished", "command": "evaluate", "data": {"files": [str(data)]}})
+    write_json(scored / runs.RUN, {"state": "finished", "command": "evaluate", "data": {"files": [str(data)]}})
     assert analyse([str(first), str(scored)]).numbers["data"] == [str(data)]
     other = write_run(tmp_path / "other", SECOND, data={"dev": ["elsewhere.json"]})
     with pytest.raises(UsageError, match=r"same data.*--data"):
@@ -382,29 +383,29 @@ def test_runs_that_cannot_be_analysed(tmp_path: Path, data: Path) -> None:
     first = write_run(tmp_path / "first", FIRST)
     with pytest.raises(DataError, match=r"none of its .* questions is answered"):
         analyse([str(first)], data="demo:dev")
-    runs.write_json(first / runs.CONFIG, [1])
+    write_json(first / runs.CONFIG, [1])
     with pytest.raises(LamellaError, match="damaged"):
         analyse([str(first)])
     (first / runs.NBEST).unlink()
     with pytest.raises(RunError, match=r"has no nbest_predictions.json; it was not scored"):
         analyse([str(first)], data=str(data))
-    runs.write_json(first / runs.RUN, {"state": "unfinished", "command": "train"})
+    write_json(first / runs.RUN, {"state": "unfinished", "command": "train"})
     with pytest.raises(RunError, match="unfinished"):
         analyse([str(first)], data=str(data))
 
 
 def test_a_folder_of_several_runs_means_those_that_are_finished(tmp_path: Path, data: Path) -> None:
     names = ["first", "second", "third", "fourth"]
-    runs.write_json(tmp_path / runs.RUN, {"state": "failed", "command": "train", "runs": names})
+    write_json(tmp_path / runs.RUN, {"state": "failed", "command": "train", "runs": names})
     write_run(tmp_path / "first", FIRST)
     write_run(tmp_path / "second", SECOND)
-    runs.write_json(tmp_path / "third" / runs.RUN, {"state": "failed", "command": "train"})
+    write_json(tmp_path / "third" / runs.RUN, {"state": "failed", "command": "train"})
     numbers = analyse([str(tmp_path), str(tmp_path / "first")], data=str(data)).numbers
     assert [run["run"] for run in numbers["runs"]] == ["first", "second"]  # one that is named twice counts once
     left_out = {str(tmp_path / "third"): "failed", str(tmp_path / "fourth"): "not begun"}
     assert numbers["runs_left_out"] == left_out
     for name in ("first", "second"):
-        runs.write_json(tmp_path / name / runs.RUN, {"state": "interrupted", "command": "train"})
+        write_json(tmp_path / name / runs.RUN, {"state": "interrupted", "command": "train"})
     with pytest.raises(RunError, match=r"no run is finished and has nbest_predictions\.json there"):
         analyse([str(tmp_path)], data=str(data))
 
@@ -415,7 +416,7 @@ def test_the_command(tmp_path: Path, data: Path) -> None:
     ended = CliRunner().invoke(app, [*arguments, "--json"])
     assert ended.exit_code == 0, ended.output
     printed = json.loads(ended.stdout)
-    assert printed == runs.read_json(tmp_path / "out" / runs.ANALYSIS)
+    assert printed == read_json(tmp_path / "out" / runs.ANALYSIS)
     assert printed["runs"][0]["confusion"]["answered_wrongly"] == 3
     assert (tmp_path / "out" / runs.MISTAKES).read_text(encoding="utf-8").count("\n## ") == 2
     assert runs.run_state(tmp_path / "out") == "finished"

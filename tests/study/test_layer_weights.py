@@ -17,8 +17,8 @@ from lamella.data.padding import pad
 from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_WEIGHTS
 from lamella.errors import ModelError
+from lamella.files import read_json, write_json
 from lamella.models.model import ReaderModel
-from lamella.runs import read_json, write_json
 from lamella.study.analysis.layer_weights import (
     KINDS,
     learned_weights,

@@ -15,6 +15,7 @@ from doubles import save_tiny_encoder
 from lamella import runs
 from lamella.data import features
 from lamella.errors import LamellaError, RunError, UsageError
+from lamella.files import read_json
 from lamella.inference.predict import predict
 from lamella.models.loading import load_model
 from lamella.scoring.evaluate import read_questions
@@ -171,7 +172,7 @@ def test_a_run_whose_worker_is_killed_goes_on_and_ends_the_same(tmp_path: Path, 
     killer.join()
     assert killed
     assert row.state == "finished"
-    assert "resumed" in runs.read_json(out / "slow" / runs.RUN)
+    assert "resumed" in read_json(out / "slow" / runs.RUN)
     assert outcome(out / "slow") == outcome(tmp_path / "whole" / "slow")
 
 

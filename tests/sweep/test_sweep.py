@@ -16,6 +16,7 @@ from doubles import save_tiny_encoder
 from lamella import runs
 from lamella.data.demo import data_path
 from lamella.errors import ConfigError, LamellaError, RunError, UsageError
+from lamella.files import read_json, write_json
 from lamella.plan import load_plan
 from lamella.study.records import read_runs
 from lamella.sweep.engine import PASSES
@@ -113,7 +114,7 @@ def test_a_sweep_makes_the_runs_that_train_makes(tmp_path: Path, encoder: Path) 
         assert there["model/config.json"] == here["model/config.json"]
         assert there["config.json"] == here["config.json"]
         assert there["eval_results.json"] == here["eval_results.json"]
-    summary = runs.read_json(out / runs.SUMMARY)
+    summary = read_json(out / runs.SUMMARY)
     assert [one["run"] for one in summary["runs"]] == list(sweep.runs)
     assert summary["varied"] == ["encoder.tuning", "learner.learning_rate", "learner.mixer"]
     assert all("f1" in one["scores"] for one in summary["runs"])
@@ -130,7 +131,7 @@ def test_a_run_that_starts_from_another_comes_after_it(tmp_path: Path, encoder: 
     assert names_of_passes([tmp_path], tmp_path / "out") == [["first"], ["a-second"], ["b-third"]]
     rows = run_sweep(read_sweep(files, tmp_path / "out"), tmp_path / "out", say=quiet)
     assert [row.error for row in rows] == [None] * 3
-    base = runs.read_json(tmp_path / "out" / "a-second" / runs.CONFIG)["encoder"]["name"]
+    base = read_json(tmp_path / "out" / "a-second" / runs.CONFIG)["encoder"]["name"]
     assert Path(base) == tmp_path / "out" / "first" / "models" / "0.1"
 
 
@@ -145,7 +146,7 @@ def test_a_run_that_starts_with_what_another_learnt_comes_after_it(tmp_path: Pat
     for _ in range(2):
         rows = run_sweep(read_sweep(files, tmp_path / "out"), tmp_path / "out", say=quiet)
         assert [row.error for row in rows] == [None] * 2
-    config = runs.read_json(tmp_path / "out" / "a-second" / runs.CONFIG)
+    config = read_json(tmp_path / "out" / "a-second" / runs.CONFIG)
     assert config["encoder"]["tuning"] == {"name": "bitfit"}
 
 
@@ -235,7 +236,7 @@ def test_called_again_a_sweep_goes_on_where_it_was_killed(
             raise Killed
 
     monkeypatch.setattr(bookkeeping, "save_checkpoint", killed)
-    monkeypatch.setattr(runs, "write_json", _dies_with(runs.write_json, lambda: times == 2))
+    monkeypatch.setattr(runs, "write_json", _dies_with(write_json, lambda: times == 2))
     with pytest.raises(Killed):
         run_sweep(read_sweep([file], out), out, say=quiet)
     monkeypatch.undo()
@@ -321,7 +322,7 @@ def test_a_run_whose_teacher_was_replaced_is_not_taken_for_this_one(
     second = write(tmp_path / "second.toml", encoder, f"[learner.distil]\n{distil.format(tmp_path / teacher)}")
     assert [row.skipped for row in sweep_again()] == [False]
     assert [row.skipped for row in sweep_again()] == [True]
-    facts = runs.read_json(out / "second" / runs.MODEL / "config.json")["facts"]["teachers"]
+    facts = read_json(out / "second" / runs.MODEL / "config.json")["facts"]["teachers"]
     assert [one["model"] for one in facts] == ["first"]
     change(model / runs.MODEL / "model.safetensors")
     predict()

@@ -17,6 +17,7 @@ from lamella.data.batches import Totals, collate
 from lamella.data.features import Features, featurise
 from lamella.encoder.tensors import trained_tensors
 from lamella.models.model import ReaderModel
+from lamella.training import cuda_graphs
 from lamella.training.cuda_graphs import Recorded
 from lamella.training.learner import Learner, Randomness, make_learner
 from lamella.training.steps import BEGINNING, Steps

@@ -20,6 +20,7 @@ from doubles import save_tiny_encoder
 from lamella import runs
 from lamella.data.demo import data_path
 from lamella.errors import RunError
+from lamella.files import TEMPORARY, read_json
 from lamella.plan import make_plan
 from lamella.training import bookkeeping
 from lamella.training.run import train_pass, train_plan
@@ -105,7 +106,7 @@ def test_killed_ten_times_at_random_moments(encoder: Path, tmp_path: Path) -> No
             while time.monotonic() < deadline:
                 if began is None and written(out / runs.CHECKPOINT) != before:
                     began = time.monotonic()
-                half = any(out.glob(f".{runs.CHECKPOINT}.*{runs.TEMPORARY}"))
+                half = any(out.glob(f".{runs.CHECKPOINT}.*{TEMPORARY}"))
                 if began is not None and (half if kill % 2 else time.monotonic() - began > wait):
                     halves += half
                     break
@@ -201,7 +202,7 @@ def test_a_pass_takes_the_time_of_all_its_sittings(
     assert 0 < content["seconds"] < 100
     torch.save({**content, "seconds": content["seconds"] + 1000}, out / runs.CHECKPOINT)
     train_plan(make_plan(table(encoder), where="test"), out, resume=True, say=lambda line: None)
-    cost = runs.read_json(out / runs.COST)
+    cost = read_json(out / runs.COST)
     assert 1000 + content["seconds"] < cost["pass_seconds"] < 1100
 
 

@@ -66,7 +66,7 @@ Precision = Annotated[
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from lamella.runs import library_versions
+        from lamella.environment import library_versions
 
         typer.echo(f"lamella {__version__} on Python {sys.version.split()[0]}")
         for name, version in library_versions().items():

@@ -31,8 +31,8 @@ from lamella.data.feature_arrays import NAMES, from_arrays, text_places, to_arra
 from lamella.data.features import Features, featurise, pair_template
 from lamella.data.tokens import Tokenizing, without_truncation
 from lamella.errors import RunError
+from lamella.files import TEMPORARY, write_bytes
 from lamella.progress import progress
-from lamella.runs import TEMPORARY, write_bytes
 
 FORMAT = 1  # of the files
 VARIABLE = "LAMELLA_CACHE"

@@ -13,8 +13,9 @@ from typing import Any
 from lamella.config import same_file
 from lamella.data.examples import Answer, Context, Example
 from lamella.errors import DataError, UsageError
+from lamella.files import write_bytes
 from lamella.registry import part, register
-from lamella.runs import FILES, write_bytes
+from lamella.runs import FILES
 
 SUFFIXES = {".json": "squad", ".jsonl": "flat"}
 

@@ -34,8 +34,8 @@ from lamella.config import POOLED
 from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.storage import SCALE_BYTES, TYPES, Storage, decode
 from lamella.errors import RunError, UsageError
+from lamella.files import file_sha256, read_json
 from lamella.progress import progress
-from lamella.runs import file_sha256, read_json
 
 if TYPE_CHECKING:
     from lamella.data.batches import Batch

@@ -32,8 +32,8 @@ from lamella.encoder.encoder import Encoder
 from lamella.encoder.precision import autocast
 from lamella.encoder.storage import Storage, decode, encode, largest
 from lamella.errors import EncoderError, RunError, UsageError
+from lamella.files import TEMPORARY, held, write_bytes, write_json
 from lamella.progress import progress
-from lamella.runs import TEMPORARY, held, write_bytes, write_json
 
 if TYPE_CHECKING:
     from lamella.data.features import Features

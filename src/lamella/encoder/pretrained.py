@@ -29,7 +29,7 @@ from lamella.encoder.sources import (
 from lamella.encoder.tensors import hash_parameters, put_tensors, read_tensors
 from lamella.encoder.tuning import merge, tune_in_turn
 from lamella.errors import ConfigError, EncoderError, MissingExtraError, ModelError, UsageError, one_line
-from lamella.runs import read_json
+from lamella.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

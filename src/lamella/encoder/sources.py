@@ -19,7 +19,8 @@ from pathlib import Path, PurePath
 
 from lamella.config import RunConfig
 from lamella.errors import EncoderError, MissingExtraError, UsageError, did_you_mean
-from lamella.runs import MODEL, MODELS, file_sha256, read_json, run_state
+from lamella.files import file_sha256, read_json
+from lamella.runs import MODEL, MODELS, run_state
 
 MODEL_CONFIG = "config.json"
 MODEL_WEIGHTS = "model.safetensors"

@@ -27,6 +27,7 @@ from lamella.encoder.fast_attention import ATTENTION
 from lamella.encoder.sources import MODEL_CONFIG, Source, verified_hash
 from lamella.encoder.tuning import merge
 from lamella.errors import MissingExtraError, ModelError, UsageError, one_line
+from lamella.files import write_json, write_text
 from lamella.inference.predict import Answering, predict, score_predictions
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel, refuse_occupied, replacing
@@ -40,7 +41,6 @@ from lamella.models.onnx_model import (
     OnnxModel,
 )
 from lamella.models.transformers_model import StockModel
-from lamella.runs import write_json, write_text
 from lamella.scoring.evaluate import language_of, read_questions
 
 TOLERANCE = 1e-4  # how far a graph's logits may be from torch's, for logits of up to 1; of larger ones, the same share

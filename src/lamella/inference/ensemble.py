@@ -27,6 +27,7 @@ from lamella.data.examples import Example
 from lamella.data.features import Features, featurise
 from lamella.data.padding import Padded, longest_first, pad
 from lamella.errors import DataError, UsageError
+from lamella.files import write_json
 from lamella.inference.decode import NO_SPAN, Answer, Merger, Prediction, choosable, decode, log_of_sum, rank
 from lamella.inference.logits import KeptLogits, same_windows
 from lamella.inference.members import Answered, Member
@@ -240,13 +241,13 @@ def write_together(
         "level": together.level,
         "decoding": together.decoding.model_dump(),
     }
-    runs.write_json(folder / runs.CONFIG, {"ensemble": options})
+    write_json(folder / runs.CONFIG, {"ensemble": options})
     results: dict[str, Any] = {"how": together.how, "level": together.level, "total": len(together.predictions)}
     if examples is not None:
         language = language or language_of(examples)
         results |= score_predictions(together, examples, together.predictions, language=language)
         results["gains"] = gains(together, examples, language)
-        runs.write_json(folder / runs.RESULTS, results)
+        write_json(folder / runs.RESULTS, results)
     return results
 
 

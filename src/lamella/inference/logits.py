@@ -29,9 +29,10 @@ from lamella.data.feature_arrays import NAMES, from_arrays, text_places, to_arra
 from lamella.data.features import Features, PairTemplate, join_features
 from lamella.data.padding import Padded
 from lamella.errors import UnreadableError, UsageError
+from lamella.files import file_sha256, read_json, write_bytes, write_entries
 from lamella.inference.decode import choosable
 from lamella.inference.predict import Deciding
-from lamella.runs import LOGITS, LOGITS_INDEX, file_sha256, read_json, write_bytes, write_entries
+from lamella.runs import LOGITS, LOGITS_INDEX
 
 FORMAT = 1
 HALF_RANGE = float(np.finfo(np.float16).max)

@@ -13,6 +13,7 @@ from lamella import runs
 from lamella.config import DecodingOptions
 from lamella.encoder.sources import is_saved_model, model_folder
 from lamella.errors import RunError, UnreadableError, UsageError
+from lamella.files import read_json
 from lamella.inference.decode import Candidate, Prediction
 from lamella.inference.logits import KeptLogits, has_logits
 from lamella.inference.predict import Answering
@@ -94,7 +95,7 @@ def _open(name: str, short: str, run: bool, precision: Precision) -> Member:
 
 def read_answered(folder: Path) -> Answered:
     """The predictions of a run folder."""
-    best, texts = runs.read_json(folder / runs.NBEST), runs.read_json(folder / runs.PREDICTIONS)
+    best, texts = read_json(folder / runs.NBEST), read_json(folder / runs.PREDICTIONS)
     try:
         predictions = {id: _prediction(candidates) for id, candidates in best.items()}
         return Answered(predictions, {id: str(texts[id]) for id in predictions})

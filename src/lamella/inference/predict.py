@@ -21,6 +21,7 @@ from lamella.data.features import Features, featurise_in_slices
 from lamella.data.padding import Padded, longest_first, pad
 from lamella.data.tokens import Tokenizing
 from lamella.errors import DataError, RunError
+from lamella.files import write_entries
 from lamella.inference.decode import Merger, Prediction, WindowSpans, decode, decode_answerability
 from lamella.inference.several_contexts import asked_once, by_question, several_contexts
 from lamella.progress import progress
@@ -182,17 +183,17 @@ def write_predictions(
     threshold = model.decoding.null_score_diff_threshold
     odds = {id: one.null_odds for id, one in predictions.items()}
     na_prob = na_probability(np.array(list(odds.values()), np.float64), model.decoding.calibration).tolist()
-    runs.write_entries(folder / runs.NULL_ODDS, odds)
-    runs.write_entries(folder / runs.NA_PROB, dict(zip(odds, na_prob, strict=True)))
+    write_entries(folder / runs.NULL_ODDS, odds)
+    write_entries(folder / runs.NA_PROB, dict(zip(odds, na_prob, strict=True)))
     if model.gives_text:
-        runs.write_entries(folder / runs.PREDICTIONS, {id: one.text(threshold) for id, one in predictions.items()})
-        runs.write_entries(
+        write_entries(folder / runs.PREDICTIONS, {id: one.text(threshold) for id, one in predictions.items()})
+        write_entries(
             folder / runs.NBEST,
             {id: [candidate.to_json() for candidate in one.candidates] for id, one in predictions.items()},
         )
     if several_contexts(examples):
         answers = answers_by_question(model, examples, predictions)
-        runs.write_entries(folder / runs.QUESTION_NULL_ODDS, {id: one.null_odds for id, one in answers.items()})
+        write_entries(folder / runs.QUESTION_NULL_ODDS, {id: one.null_odds for id, one in answers.items()})
         if model.gives_text:
             texts = {id: one.text(threshold) for id, one in answers.items()}
-            runs.write_entries(folder / runs.QUESTION_PREDICTIONS, texts)
+            write_entries(folder / runs.QUESTION_PREDICTIONS, texts)

@@ -36,9 +36,10 @@ from lamella.encoder.sources import MODEL_CONFIG, MODEL_FORMAT, MODEL_WEIGHTS, i
 from lamella.encoder.tensors import put_tensors, read_tensors, round_to_half, trained_tensors
 from lamella.encoder.tuning import count_parameters, tune_in_turn
 from lamella.errors import RunError, UsageError, one_line
+from lamella.files import TEMPORARY, read_json, write_bytes, write_json, write_text
 from lamella.heads.head import Head
 from lamella.models.card import CARD, Facts, facts_from, model_card
-from lamella.runs import MODEL, TEMPORARY, read_json, run_state, write_bytes, write_json, write_text
+from lamella.runs import MODEL, run_state
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -22,7 +22,7 @@ from lamella.config import DecodingOptions, Section, WindowOptions
 from lamella.data.padding import Padded, refuse_longer_windows
 from lamella.encoder.sources import MODEL_CONFIG
 from lamella.errors import MissingExtraError, ModelError, one_line
-from lamella.runs import read_json
+from lamella.files import read_json
 
 ONNX_FORMAT = "lamella_onnx"  # the key by which exported folders are told from others
 ONNX_VERSION = 1

@@ -18,7 +18,7 @@ from lamella.encoder.precision import autocast
 from lamella.encoder.pretrained import load_tokenizer, quiet
 from lamella.encoder.sources import MODEL_CONFIG, Source
 from lamella.errors import ModelError, one_line
-from lamella.runs import read_json
+from lamella.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

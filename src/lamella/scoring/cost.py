@@ -18,6 +18,7 @@ from lamella import runs
 from lamella.data.examples import Example
 from lamella.data.features import Features, featurise
 from lamella.data.padding import pad
+from lamella.files import write_json
 
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
@@ -48,7 +49,7 @@ class Stopwatch:
 
 def write_cost(folder: Path, cost: dict[str, Any], *, f1: float | None) -> None:
     """Write what is known of a run's cost, with the efficiency of its F1."""
-    runs.write_json(folder / runs.COST, {**cost, "efficiency": efficiency(f1, cost.get("trainable_parameters"))})
+    write_json(folder / runs.COST, {**cost, "efficiency": efficiency(f1, cost.get("trainable_parameters"))})
 
 
 def efficiency(f1: float | None, trained: int | None) -> float | None:

@@ -11,6 +11,7 @@ from lamella.data.dataset import Loaded, load_examples
 from lamella.data.examples import Example
 from lamella.encoder.sources import MODEL_CONFIG, Source, hash_weights, is_saved_model
 from lamella.errors import DataError, UnreadableError
+from lamella.files import read_json, write_json
 from lamella.inference.several_contexts import asked_once
 from lamella.scoring.metrics import score
 
@@ -67,7 +68,7 @@ def evaluate_model(
     write_predictions(folder, model, predictions, examples)
     if keeper is not None:
         keeper.write(folder)
-    runs.write_json(folder / runs.RESULTS, results)
+    write_json(folder / runs.RESULTS, results)
     write_cost(folder, cost_of_answers(model, examples, clock.seconds, batch_size), f1=results.get("f1"))
     return results
 
@@ -79,7 +80,7 @@ def model_record(name: str, model: Answering) -> dict[str, Any]:
     record: dict[str, Any] = {"name": name, **({"sha256": hash_weights(weights)} if weights else {})}
     if folder is None or not is_saved_model(folder):
         return record
-    config = runs.read_json(folder / MODEL_CONFIG)
+    config = read_json(folder / MODEL_CONFIG)
     facts = {key: value for key, value in config.get("facts", {}).items() if key in LEARNT_FROM}
     return {**record, "base": config["base"], "tuning": config["tuning"], "facts": facts}
 
@@ -143,7 +144,7 @@ def _load(data: str, labelled: bool) -> Loaded:
 
 
 def _read_scores(path: Path) -> dict[str, Any]:
-    scores = runs.read_json(path)
+    scores = read_json(path)
     if not isinstance(scores, dict):
         raise UnreadableError(
             f"{path}: expected one JSON object {{question id: value}}. Found {type(scores).__name__}."

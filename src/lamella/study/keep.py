@@ -16,6 +16,7 @@ from lamella.data.demo import data_path
 from lamella.data.examples import Example
 from lamella.encoder.sources import MODEL_CONFIG, is_saved_model, saved_model, short_model_name
 from lamella.errors import RunError, UnreadableError, UsageError
+from lamella.files import file_sha256, read_json, read_text, write_text
 from lamella.inference.members import read_answered
 from lamella.scoring.calibrate import scores_of_best
 from lamella.scoring.evaluate import language_of
@@ -77,13 +78,13 @@ def write_results(found: Found, target: Path, *, overwrite: bool = False) -> lis
             raise UsageError(f"{path}: two runs would be kept under this name; keep them one by one, in FILE{SUFFIX}.")
         files[path] = result_text({**run.kept.content, "name": path.stem})
     for path, text in files.items():
-        if path.is_file() and not overwrite and runs.read_text(path) != text:
-            other = "another run" if is_result(runs.read_json(path)) else "something else"
+        if path.is_file() and not overwrite and read_text(path) != text:
+            other = "another run" if is_result(read_json(path)) else "something else"
             raise RunError(f"{path}: holds {other}; keep this one in another FILE{SUFFIX}, or pass --overwrite.")
         if path.is_dir() or (path.parent.exists() and not path.parent.is_dir()):
             raise UsageError(f"{path}: expected the name of a file to write, in a folder.")
     for path, text in files.items():
-        runs.write_text(path, text)
+        write_text(path, text)
     return list(files)
 
 
@@ -260,7 +261,7 @@ def _file(name: str, recorded: Mapping[str, str]) -> dict[str, str]:
         return {**found, "sha256": recorded[name]}
     if not path.is_file():
         return found
-    return {**found, "sha256": runs.file_sha256(path)}
+    return {**found, "sha256": file_sha256(path)}
 
 
 def _summed(scores: QuestionScores) -> dict[str, float]:

@@ -13,6 +13,7 @@ from typing import Any
 from lamella import runs
 from lamella.data.examples import Example
 from lamella.errors import LamellaError, RunError, UnreadableError, UsageError
+from lamella.files import read_json
 from lamella.garbage import nothing_collected
 from lamella.scoring.evaluate import language_of, read_questions
 from lamella.scoring.metrics import QuestionScores, score_readers
@@ -152,7 +153,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """A JSON object; an empty one where a run lacks the file."""
     if not path.is_file():
         return {}
-    content = runs.read_json(path)
+    content = read_json(path)
     if not isinstance(content, dict):
         raise UnreadableError(f"{path}: expected one JSON object. Found {type(content).__name__}; it is damaged.")
     return content

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from lamella import runs
 from lamella.errors import UnreadableError
+from lamella.files import read_json
 from lamella.scoring.metrics import QuestionScores, summarise
 
 FORMAT = "lamella-result"
@@ -136,7 +137,7 @@ def is_result(content: object) -> bool:
 
 def read_result(path: Path) -> Result:
     """Read a result file; one that contradicts itself is refused."""
-    content = runs.read_json(path)
+    content = read_json(path)
     if not is_result(content):
         raise UnreadableError(f'{path}: expected a run folder, or a result file with "format": "{FORMAT}".')
     if content.get("version") != VERSION:

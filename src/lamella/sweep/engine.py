@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from lamella import runs
 from lamella.errors import LamellaError, one_line
+from lamella.files import read_json
 from lamella.plan import Pass, Plan
 
 PASSES = ".passes"  # in the folder of a sweep: what runs that share a pass need while they train
@@ -194,7 +195,7 @@ def _stand_on(names: Iterable[str], out: Path) -> set[str]:
         name = waiting.pop()
         found.add(name)
         try:
-            base = Path(runs.read_json(out / name / runs.CONFIG)["encoder"]["name"])
+            base = Path(read_json(out / name / runs.CONFIG)["encoder"]["name"])
         except (LamellaError, KeyError):
             continue
         if out in base.parents and (below := base.relative_to(out).parts[0]) not in found:

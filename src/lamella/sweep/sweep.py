@@ -16,6 +16,7 @@ from typing import Any
 from lamella import runs
 from lamella.config import RunConfig, read_table
 from lamella.errors import ConfigError, LamellaError, RunError, UnreadableError, UsageError
+from lamella.files import read_json, write_json
 from lamella.plan import load_plan, names_a_folder, share_passes
 from lamella.sweep.engine import Engine, Job, LocalEngine, RayEngine, Say
 from lamella.training.provenance import refuse_changed
@@ -240,10 +241,10 @@ def _row_of(out: Path, name: str, *, seconds: float | None = None, error: str | 
     """What the folder of a run says of it; `error` is that of its pass, which may have ended before it had a folder."""
     folder, record, scores = out / name, {}, None
     with suppress(LamellaError):
-        record = runs.read_json(folder / runs.RUN)
+        record = read_json(folder / runs.RUN)
     finished = record.get("state") == "finished"
     if finished and (folder / runs.RESULTS).is_file():
-        scores = runs.read_json(folder / runs.RESULTS)
+        scores = read_json(folder / runs.RESULTS)
     told = None if finished else error or record.get("error") or "ended without a result"
     state = "finished" if finished else "failed"
     return Row(name, state, skipped=seconds is None, scores=scores, seconds=seconds, error=told)
@@ -266,7 +267,7 @@ def _write_summary(sweep: Sweep, out: Path, rows: Mapping[str, Row]) -> None:
                 "error": row.error,
             }
         )
-    runs.write_json(out / runs.SUMMARY, {"varied": varied, "runs": listed})
+    write_json(out / runs.SUMMARY, {"varied": varied, "runs": listed})
 
 
 def _refuse_other_options(sweep: Sweep, out: Path) -> None:
@@ -275,7 +276,7 @@ def _refuse_other_options(sweep: Sweep, out: Path) -> None:
         path = out / name / runs.CONFIG
         if not path.is_file():
             continue
-        then = runs.read_json(path)
+        then = read_json(path)
         for key, value in config.flat().items():
             section, _, option = key.partition(".")
             if key in config.left_to_start:

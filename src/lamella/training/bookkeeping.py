@@ -14,6 +14,7 @@ from lamella.data.features import Features
 from lamella.encoder.sources import MODEL_WEIGHTS
 from lamella.encoder.tensors import put_tensors, read_tensors
 from lamella.errors import ConfigError
+from lamella.files import append_json_line, write_json
 from lamella.inference.decode import Prediction
 from lamella.inference.one_pass import Encode, predict_many
 from lamella.inference.predict import score_predictions, write_predictions
@@ -66,7 +67,7 @@ class PassWatcher:
     def log(self, learner: Learner, records: Sequence[Record]) -> None:
         if self.processes.is_main:
             for record in records:
-                runs.append_json_line(self.folders[learner.name] / runs.HISTORY, record)
+                append_json_line(self.folders[learner.name] / runs.HISTORY, record)
         for record in records:
             self._track(learner, record)
 
@@ -176,7 +177,7 @@ class PassWatcher:
         if self.processes.is_main:
             folder = self.folders[learner.name]
             write_predictions(folder, learner.model, predictions, self.dev.examples)
-            runs.write_json(folder / runs.RESULTS, learner.best)
+            write_json(folder / runs.RESULTS, learner.best)
 
     def _save(self, learners: Sequence[Learner], name: str) -> None:
         if self.processes.is_main:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lamella.errors import RunError
-from lamella.runs import TEMPORARY
+from lamella.files import TEMPORARY
 from lamella.training.learner import Learner
 from lamella.training.processes import Processes
 from lamella.training.steps import Position

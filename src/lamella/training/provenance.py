@@ -11,6 +11,7 @@ from lamella.config import RunConfig
 from lamella.data.demo import data_path
 from lamella.encoder.sources import MODEL_CONFIG, encoder_here, hash_learnt, saved_model, verified_hash
 from lamella.errors import LamellaError, ModelError, RunError
+from lamella.files import file_sha256, read_json
 
 
 def refuse_changed(configs: Mapping[Path, RunConfig], *, advice: str) -> None:
@@ -38,12 +39,12 @@ class Ground:
 
     def _pairs(self, folder: Path, config: RunConfig) -> Iterator[tuple[str, str, str | None]]:
         """What it is called, its hash when the run was made, and its hash now."""
-        for file in runs.read_json(folder / runs.RUN).get("files") or []:
+        for file in read_json(folder / runs.RUN).get("files") or []:
             yield file["name"], file["sha256"], self._of_data(file["name"])
         model = folder / runs.MODEL
         if not (model / MODEL_CONFIG).is_file():  # a run that diverged has none
             return
-        saved = runs.read_json(model / MODEL_CONFIG)
+        saved = read_json(model / MODEL_CONFIG)
         base, start = saved["base"], saved["facts"].get("start")
         yield f"the encoder {base['name']!r}", base["sha256"], self._of_encoder(base["name"], base["sha256"], model)
         if start is not None and start.get("sha256") and config.learner.start is not None:
@@ -56,7 +57,7 @@ class Ground:
 
     def _of_data(self, name: str) -> str | None:
         path = data_path(name)
-        return self._once(f"data {name}", lambda: runs.file_sha256(path) if path.is_file() else None)
+        return self._once(f"data {name}", lambda: file_sha256(path) if path.is_file() else None)
 
     def _of_encoder(self, name: str, then: str, model: Path) -> str | None:
         """The one of then, too, where the same encoder lies in another file."""
@@ -75,7 +76,7 @@ class Ground:
     def _of_logits(self, name: str) -> str | None:
         """That of the model which gave them."""
         index = Path(os.path.expanduser(name)) / runs.LOGITS_INDEX
-        return self._once(f"logits {name}", lambda: runs.read_json(index).get("model", {}).get("sha256"))
+        return self._once(f"logits {name}", lambda: read_json(index).get("model", {}).get("sha256"))
 
     def _once(self, key: str, hash_it: Callable[[], str | None]) -> str | None:
         if key not in self.hashes:

@@ -11,6 +11,7 @@ from typing import Any
 from lamella import runs
 from lamella.config import RunConfig
 from lamella.errors import DivergedError, RunError
+from lamella.files import read_json, write_json
 from lamella.plan import Pass, Plan
 from lamella.scoring.cost import Stopwatch
 from lamella.training.batch_splitting import Splitter
@@ -145,7 +146,7 @@ def train_pass(
         say(f"resuming after step {start.step} of {steps.total}")
     if processes.is_main:
         for name, folder in folders.items():
-            runs.write_json(folder / runs.CONFIG, run.configs[name].model_dump(mode="json"))
+            write_json(folder / runs.CONFIG, run.configs[name].model_dump(mode="json"))
             _cut(folder / runs.HISTORY, content["histories"][name] if content else 0)
     if options.trackers:
         processes.accelerator.init_trackers("lamella", config=_flat(run.any_config))
@@ -206,10 +207,10 @@ def summarise(plan: Plan, out: Path, say: Say) -> None:
     rows = []
     for name in plan.runs:
         path = out / name / runs.RESULTS
-        scores = runs.read_json(path) if path.is_file() else {}
+        scores = read_json(path) if path.is_file() else {}
         rows.append({"run": name, "options": dict(plan.varied[name]), "scores": scores})
     varied = sorted({key for row in rows for key in row["options"]})
-    runs.write_json(out / runs.SUMMARY, {"varied": varied, "runs": rows})
+    write_json(out / runs.SUMMARY, {"varied": varied, "runs": rows})
     if varied:
         say(f"runs differ in {', '.join(varied)}; see {out / runs.SUMMARY}")
 
@@ -232,7 +233,7 @@ def _refuse_other_options(configs: Pass, folders: Mapping[str, Path]) -> None:
         path = folders[name] / runs.CONFIG
         if not path.is_file():
             continue
-        then = runs.read_json(path)
+        then = read_json(path)
         for key, value in config.flat().items():
             section, _, option = key.partition(".")
             before = then.get(section, {}).get(option)

@@ -10,6 +10,7 @@ from typing import Any
 from lamella import runs
 from lamella.data.examples import Example
 from lamella.errors import DataError, UsageError
+from lamella.files import write_json, write_text
 from lamella.inference.members import Answered, read_answered
 from lamella.scoring.evaluate import language_of
 from lamella.scoring.metrics import QuestionScores, score_readers, summarise
@@ -97,12 +98,12 @@ def analyse(names: Sequence[str], *, data: str | None = None, sample: int = SAMP
 
 def write_analysis(folder: Path, analysis: Analysis) -> None:
     """Write what was found into an open run folder."""
-    runs.write_json(folder / runs.ANALYSIS, analysis.numbers)
+    write_json(folder / runs.ANALYSIS, analysis.numbers)
     mistakes = {
         run.name: confident_mistakes(analysis.examples, run.scores, run.answered.texts, run.answered.predictions)
         for run in analysis.runs
     }
-    runs.write_text(folder / runs.MISTAKES, mistakes_page(mistakes))
+    write_text(folder / runs.MISTAKES, mistakes_page(mistakes))
 
 
 def _same_data(records: Sequence[RunRecord]) -> list[str]:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lamella import runs
 from lamella.data.examples import Example
 from lamella.data.features import Features
 from lamella.data.padding import Padded
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_WEIGHTS, is_saved_model, model_folder
 from lamella.errors import ModelError, one_line
+from lamella.files import read_json
 
 ATTENTIVE = ("dot", "multiplicative", "encoder_block")
 KINDS = ("special", "question", "context", "answer")  # context: the rest of it, where there is an answer
@@ -149,7 +149,7 @@ def _first_stage(run: Path) -> dict[str, Any] | None:
     if not is_saved_model(folder):
         return None
     try:
-        mixer: dict[str, Any] = runs.read_json(folder / MODEL_CONFIG)["head"]["mixer"][0]
+        mixer: dict[str, Any] = read_json(folder / MODEL_CONFIG)["head"]["mixer"][0]
         if not isinstance(mixer["name"], str):
             raise TypeError
     except (KeyError, IndexError, TypeError):
@@ -159,7 +159,7 @@ def _first_stage(run: Path) -> dict[str, Any] | None:
 
 def _layer_names(run: Path, count: int) -> list[int | str]:
     """The numbers of the layers that a head sees; 0 is the output of the embeddings."""
-    choice = runs.read_json(model_folder(run) / MODEL_CONFIG)["head"].get("layers", "encoder")
+    choice = read_json(model_folder(run) / MODEL_CONFIG)["head"].get("layers", "encoder")
     if isinstance(choice, list):
         return choice
     if choice.startswith("pooled"):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lamella import runs
 from lamella.errors import UnreadableError
+from lamella.files import read_text
 from lamella.study.records import is_number
 from lamella.study.report.values import SHOWN_SCORES, Record, rounded
 
@@ -20,7 +20,7 @@ def read_curve(path: Path) -> Record:
     """The training loss and the dev scores of a history, by step and by epoch."""
     steps: list[tuple[float, float, float]] = []
     evaluations: list[Record] = []
-    for number, line in enumerate(runs.read_text(path).splitlines() if path.is_file() else (), start=1):
+    for number, line in enumerate(read_text(path).splitlines() if path.is_file() else (), start=1):
         try:
             record = json.loads(line)
             if record.get("event") == "step" and is_number(record.get("loss")):

@@ -13,8 +13,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from lamella import runs
 from lamella.errors import UsageError
+from lamella.files import write_text
 from lamella.version import __version__
 
 
@@ -36,11 +36,11 @@ def write_report(
         from lamella.study.report.markdown import result_page
 
         page, count = result_page(folders, data=data, title=title)
-        runs.write_text(out, page)
+        write_text(out, page)
         return {"report": str(out), "runs": count, "bytes": len(page.encode()), "notes": []}
     content = collect(folders, data)
     page = render(content, title=title or _title(content["runs"]))
-    runs.write_text(out, page)
+    write_text(out, page)
     return {"report": str(out), "runs": len(content["runs"]), "bytes": len(page.encode()), "notes": content["notes"]}
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from lamella import registry, runs
+from lamella import registry
 from lamella.config import RunConfig, Section
 from lamella.errors import ConfigError, UnreadableError, UsageError, did_you_mean
+from lamella.files import read_json, read_text
 from lamella.study.compare import (
     COSTS,
     TRAINING_FLOPS,
@@ -102,7 +103,7 @@ def result_page(paths: Sequence[str | Path], *, data: str | None = None, title: 
 
 def _read_page(path: Path) -> Page:
     try:
-        table = tomllib.loads(runs.read_text(path))
+        table = tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise UnreadableError(f"{path}: broken TOML: {error}.") from None
     try:
@@ -232,7 +233,7 @@ def _devices_line(contenders: Sequence[Contender]) -> str:
 
 def _file_table(path: Path, section: PageSection, labels: Labels) -> str:
     """A JSON file that is no result, as a table: a list of objects, an object of objects, or one object."""
-    content = runs.read_json(path)
+    content = read_json(path)
     if is_result(content):
         raise UsageError(f"{path}: is the result of a run; section {section.title!r} shows those with runs.")
     rows = _within(content, section.rows) if section.rows else content
