@@ -98,3 +98,8 @@ def one_line(error: BaseException, limit: int = 200) -> str:
     said = " ".join(str(error).split()).rstrip(".")
     said = f"{type(error).__name__} {said}".strip() if isinstance(error, KeyError) or not said else said
     return said if len(said) <= limit else f"{said[:limit]}…"
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun: "1 question", "2,000 questions", "3 passes" with `plural="passes"`."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
