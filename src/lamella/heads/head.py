@@ -39,6 +39,7 @@ class Stage(nn.Module):
 
     out_shape: StageShape
     reads_q = False  # whether its forward reads the task's vectors, which are then as wide as the encoder
+    weighs_per_token = False  # whether `layer_weights` differs from token to token
 
     @staticmethod
     def reads(layers: tuple[int, ...]) -> tuple[int, ...]:
@@ -49,7 +50,16 @@ class Stage(nn.Module):
         raise NotImplementedError
 
     def layer_weights(self, hidden: HiddenStates, q: Tensor) -> Tensor | None:
-        """The weight of every layer for every output and token, [O, C, B, T]; None where it has no such weights."""
+        """Return the weight of every layer for every output and token, [O, C, B, T]; None if the stage has none."""
+        return None
+
+    @staticmethod
+    def learned_layer_weights(tensors: Mapping[str, Tensor], **options: Any) -> Tensor | None:
+        """Return the learned weight of every layer, [S, C], if it is the same for all tokens; None otherwise.
+
+        `tensors` are the saved tensors of the stage and `options` its options in the run file. The analyses read them
+        from a model's file without building the model.
+        """
         return None
 
 
@@ -69,7 +79,7 @@ class LayerWeights(Stage):
         return (weights[..., None] * x).sum(1, keepdim=True)  # [S, 1, B, T, W]
 
     def layer_weights(self, hidden: HiddenStates, q: Tensor) -> Tensor:
-        """The weight of every layer for every output and token, [O, C, B, T]: what the analyses show."""
+        """Return the weight of every layer for every output and token, [O, C, B, T], for the analyses."""
         layers = [layer.float() for layer in hidden.layers]
         weights = self.weigh(lambda v: project_layers(layers, v), q)
         return weights.expand(len(q), len(layers), *hidden.mask.shape)

@@ -26,6 +26,7 @@ class Dot(LayerWeights):
     """
 
     reads_q = True
+    weighs_per_token = True
 
     def __init__(self, shape: StageShape) -> None:
         super().__init__()
@@ -44,6 +45,7 @@ class Multiplicative(LayerWeights):
     """
 
     reads_q = True
+    weighs_per_token = True
 
     def __init__(self, shape: StageShape, *, shared: bool = True) -> None:
         super().__init__()
@@ -65,6 +67,7 @@ class EncoderBlock(Stage):
     """
 
     reads_q = True
+    weighs_per_token = True
 
     def __init__(
         self,

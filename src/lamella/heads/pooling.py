@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -91,5 +91,11 @@ class ScalarMix(LayerWeights):
         self.out_shape = replace(shape, streams=streams, channels=1)
 
     def weigh(self, project: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
-        w = self.w.softmax(1) if self.normalise == "softmax" else self.w
-        return (self.gamma[:, None] * w)[..., None, None]  # [S, C, 1, 1]
+        weights = self.learned_layer_weights({"w": self.w, "gamma": self.gamma}, normalise=self.normalise)
+        return weights[..., None, None]  # [S, C, 1, 1]
+
+    @staticmethod
+    def learned_layer_weights(tensors: Mapping[str, Tensor], **options: Any) -> Tensor:
+        """Return the weights as they apply: γ · w, or γ · softmax(w)."""
+        w = tensors["w"].softmax(1) if options.get("normalise") == "softmax" else tensors["w"]
+        return tensors["gamma"][:, None] * w  # [S, C]

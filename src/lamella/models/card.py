@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field, ValidationError
 
@@ -17,7 +17,7 @@ from lamella.data.examples import Example
 from lamella.encoder.sources import hub_id
 from lamella.encoder.tuning import count_parameters
 from lamella.errors import ModelError
-from lamella.heads.pooling import ScalarMix
+from lamella.heads.head import Stage
 from lamella.runs import MODEL, MODELS
 
 if TYPE_CHECKING:
@@ -228,11 +228,13 @@ def _cost(model: ReaderModel, size: int, half: bool) -> str:
 
 
 def _layer_weights(model: ReaderModel) -> str:
-    """Those of a mixer that learns them; others compute theirs anew for every token."""
-    stage = model.head.stages[0]
-    if not isinstance(stage, ScalarMix):
+    """Return a table of the layer weights, if the mixer learns weights that are the same for all tokens."""
+    stage = cast(Stage, model.head.stages[0])
+    _, options = registry.split(model.head_spec["mixer"][0])
+    learned = stage.learned_layer_weights(stage.state_dict(), **options)  # [S, C]
+    if learned is None:
         return ""
-    weights = stage.weigh(lambda v: v, model.head.task.q)[..., 0, 0].tolist()  # [S, C]
+    weights = learned.tolist()
     outputs = model.head.task.choice_names if len(weights) > 1 and model.gives_text else ("",) * len(weights)
     head = " | ".join(map(str, model.head.main_layers))
     rows = [

@@ -1,62 +1,65 @@
 """Which layers a head reads: weights that it learned, and those that it gives to each kind of token.
 
 Learned weights are read from the model's file. Attention over the layers differs from token to token: there the model
-is run on some questions, and only there is torch needed.
+is run on some questions. The mixer knows which of the two it has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lamella import registry
 from lamella.data.examples import Example
 from lamella.data.features import Features
 from lamella.data.padding import Padded
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_WEIGHTS, is_saved_model, model_folder
-from lamella.errors import ModelError, one_line
+from lamella.errors import ModelError, UnknownNameError, one_line
 from lamella.files import read_json
 
-ATTENTIVE = ("dot", "multiplicative", "encoder_block")
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lamella.heads.head import Stage
+
 KINDS = ("special", "question", "context", "answer")  # context: the rest of it, where there is an answer
 PAD = -1
 
 
 def learned_weights(run: Path) -> dict[str, Any] | None:
-    """The weights of a scalar mix, as they apply: γ times w, or times softmax(w); None where there are none.
+    """Return the layer weights that the run's mixer learned; None if it has none that are the same for all tokens.
 
     `share` is their size relative to all, |w_i| / Σ|w|, which can be compared between heads.
     """
-    mixer = _first_stage(run)
-    if mixer is None or mixer["name"] != "scalar_mix":
+    mixer, kind = _first_stage(run)
+    if mixer is None or kind is None:
+        return None
+    from lamella.heads.head import Stage
+
+    if kind.learned_layer_weights is Stage.learned_layer_weights:  # it learns none: do not open the file
         return None
     path = model_folder(run) / MODEL_WEIGHTS
+    name, options = registry.split(mixer)
     try:
-        w, gamma = _read_tensors(path, "head.stages.0.w", "head.stages.0.gamma")
-        applied = scalar_mix_weights(w, gamma, softmax=mixer.get("normalise") == "softmax")
-    except TypeError:  # bf16, which numpy does not have
-        return None
-    except (IndexError, ValueError):
-        raise ModelError(f"{path}: expected w and gamma of a scalar mix; the model is damaged.") from None
+        weights = kind.learned_layer_weights(_stage_tensors(path), **options)
+        if weights is None:
+            return None
+        applied: NDArray[np.float64] = weights.numpy()
+        if applied.ndim != 2:
+            raise IndexError
+    except (IndexError, KeyError, RuntimeError):
+        raise ModelError(f"{path}: expected the tensors of the mixer {name!r}; the model is damaged.") from None
     names = ("start", "end") if len(applied) == 2 else ("both",)
     return {
-        "mixer": mixer["name"],
+        "mixer": name,
         "layers": _layer_names(run, applied.shape[1]),
         "weights": dict(zip(names, applied.tolist(), strict=True)),
         "share": dict(zip(names, shares(applied).tolist(), strict=True)),
     }
-
-
-def scalar_mix_weights(w: NDArray[np.float64], gamma: NDArray[np.float64], *, softmax: bool) -> NDArray[np.float64]:
-    """The weights [S, L] that a scalar mix gives the layers."""
-    if softmax:
-        w = np.exp(w - w.max(axis=1, keepdims=True))
-        w = w / w.sum(axis=1, keepdims=True)
-    applied: NDArray[np.float64] = gamma[:, None] * w
-    return applied
 
 
 def shares(weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -72,8 +75,8 @@ def mean_attention(run: Path, examples: Sequence[Example], *, batch_size: int = 
 
     Runs the model of the run on the questions given; None where it has no such head.
     """
-    mixer = _first_stage(run)
-    if mixer is None or mixer["name"] not in ATTENTIVE or not examples:
+    mixer, kind = _first_stage(run)
+    if mixer is None or kind is None or not kind.weighs_per_token or not examples:
         return None
     import torch
 
@@ -143,18 +146,24 @@ def spread(examples: Sequence[Example], count: int) -> list[Example]:
     return [examples[place * len(examples) // count] for place in range(count)]
 
 
-def _first_stage(run: Path) -> dict[str, Any] | None:
-    """The first mixer stage of the run's model; None where the run has no model of ours."""
+def _first_stage(run: Path) -> tuple[dict[str, Any] | None, type[Stage] | None]:
+    """Return the first mixer stage of the run's model and its class.
+
+    Both are None if the run has no model of ours; the class also if the package that holds the mixer is not installed.
+    """
     folder = model_folder(run)
     if not is_saved_model(folder):
-        return None
+        return None, None
     try:
         mixer: dict[str, Any] = read_json(folder / MODEL_CONFIG)["head"]["mixer"][0]
         if not isinstance(mixer["name"], str):
             raise TypeError
     except (KeyError, IndexError, TypeError):
         raise ModelError(f"{folder / MODEL_CONFIG}: expected a head with its mixer; the model is damaged.") from None
-    return mixer
+    try:
+        return mixer, cast("type[Stage]", registry.part("mixer", mixer["name"]).make)
+    except UnknownNameError:
+        return mixer, None
 
 
 def _layer_names(run: Path, count: int) -> list[int | str]:
@@ -167,14 +176,16 @@ def _layer_names(run: Path, count: int) -> list[int | str]:
     return list(range(count)) if choice == "all" else list(range(1, count + 1))
 
 
-def _read_tensors(path: Path, *names: str) -> list[NDArray[np.float64]]:
-    """These tensors alone: the file of a tuned encoder holds much more."""
+def _stage_tensors(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of the first stage; the file of a tuned encoder holds much more."""
     from safetensors import SafetensorError, safe_open
 
+    prefix = "head.stages.0."
     try:
-        with safe_open(path, framework="numpy") as file:
-            return [np.asarray(file.get_tensor(name), dtype=np.float64) for name in names]
+        with safe_open(path, framework="pt") as file:
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - it is no mapping
+            return {name.removeprefix(prefix): file.get_tensor(name).double() for name in names}
     except (OSError, SafetensorError) as error:
         raise ModelError(
-            f"{path}: expected {' and '.join(names)} in a safetensors file; it is damaged ({one_line(error)})."
+            f"{path}: expected a safetensors file with the tensors of the mixer; it is damaged ({one_line(error)})."
         ) from None
