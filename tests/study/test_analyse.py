@@ -21,7 +21,7 @@ from lamella.errors import DataError, LamellaError, RunError, UsageError
 from lamella.files import read_json, write_json
 from lamella.inference.decode import Candidate, Prediction, rank
 from lamella.scoring.metrics import QuestionScores, score_questions
-from lamella.study.analysis.analyse import analyse
+from lamella.study.analysis.analyse import analyse, evenly_spaced
 from lamella.study.analysis.confident_mistakes import AROUND, confident_mistakes, marked, mistakes_page
 from lamella.study.analysis.groups import by_fifths, by_name, by_quantiles, grouped_scores, groupings, question_word
 from lamella.study.analysis.mistake_kinds import boundaries, confusion, near_misses, only_right, second_best
@@ -442,3 +442,10 @@ def test_a_table_that_is_too_wide_is_cut_into_several_and_loses_nothing(tmp_path
     for word in ("unanswerable", "missing"):
         assert word in told.getvalue()
     assert max(map(len, told.getvalue().splitlines())) <= WIDTH
+
+
+def test_a_sample_is_taken_evenly_over_the_questions() -> None:
+    many = [Example(str(number), "?", Context("text")) for number in range(10)]
+    assert [example.id for example in evenly_spaced(many, 4)] == ["0", "2", "5", "7"]
+    assert evenly_spaced(many, 20) == many
+    assert evenly_spaced(many, 0) == []

@@ -25,7 +25,6 @@ from lamella.study.analysis.layer_weights import (
     learned_weights,
     mean_attention,
     shares,
-    spread,
     sums_by_kind,
     token_kinds,
 )
@@ -163,13 +162,6 @@ def test_the_weights_of_a_block_are_the_softmax_of_its_scores() -> None:
         heads = [torch.softmax(keys[:, part] @ query[part] / 16**0.5, 0) for part in (slice(0, 16), slice(16, 32))]
     assert found is not None
     torch.testing.assert_close(found[1, :, 0, token], (heads[0] + heads[1]) / 2)
-
-
-def test_a_sample_is_spread_over_the_questions() -> None:
-    many = [example("text", id=str(number)) for number in range(10)]
-    assert [one.id for one in spread(many, 4)] == ["0", "2", "5", "7"]
-    assert spread(many, 20) == many
-    assert spread(many, 0) == []
 
 
 def test_weights_in_a_precision_that_numpy_may_lack(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from lamella.scoring.evaluate import language_of
 from lamella.scoring.metrics import QuestionScores, score_readers, summarise
 from lamella.study.analysis.confident_mistakes import confident_mistakes, mistakes_page
 from lamella.study.analysis.groups import grouped_scores, groupings
-from lamella.study.analysis.layer_weights import learned_weights, mean_attention, spread
+from lamella.study.analysis.layer_weights import learned_weights, mean_attention
 from lamella.study.analysis.mistake_kinds import confusion, described, near_misses, only_right, second_best
 from lamella.study.records import RunRecord, read_data, read_runs
 
@@ -82,7 +82,7 @@ def analyse(names: Sequence[str], *, data: str | None = None, sample: int = SAMP
                 "only_right": alone.get(run.name),
                 "near_misses": near_misses(examples, run.scores, texts, predictions),
                 "layer_weights": learned_weights(run.folder),
-                "layer_attention": mean_attention(run.folder, spread(examples, sample)),
+                "layer_attention": mean_attention(run.folder, evenly_spaced(examples, sample)),
             }
         )
     numbers = {
@@ -104,6 +104,13 @@ def write_analysis(folder: Path, analysis: Analysis) -> None:
         for run in analysis.runs
     }
     write_text(folder / runs.MISTAKES, mistakes_page(mistakes))
+
+
+def evenly_spaced(examples: Sequence[Example], count: int) -> list[Example]:
+    """Return `count` examples at even distances from first to last; all of them if there are fewer."""
+    if count >= len(examples):
+        return list(examples)
+    return [examples[index * len(examples) // count] for index in range(count)]
 
 
 def _same_data(records: Sequence[RunRecord]) -> list[str]:

@@ -139,13 +139,6 @@ def sums_by_kind(weights: NDArray[Any], kinds: NDArray[np.int64]) -> NDArray[np.
     return sums
 
 
-def spread(examples: Sequence[Example], count: int) -> list[Example]:
-    """So many of the examples, evenly from first to last; all, where there are fewer."""
-    if count >= len(examples):
-        return list(examples)
-    return [examples[place * len(examples) // count] for place in range(count)]
-
-
 def _first_stage(run: Path) -> tuple[dict[str, Any] | None, type[Stage] | None]:
     """Return the first mixer stage of the run's model and its class.
 
