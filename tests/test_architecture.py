@@ -103,7 +103,7 @@ def test_an_import_that_points_upwards_is_found_wherever_it_stands() -> None:
         assert wrong_imports("lamella.inference.predict", code), code
         assert not wrong_imports("lamella.cli", code), code
     assert wrong_imports("lamella.study.report.html", "from lamella.serve import app")
-    assert wrong_imports("lamella.registry", "from lamella.data import readers")
+    assert wrong_imports("lamella.registry", "from lamella.data import formats")
     assert not wrong_imports("lamella.registry", "from lamella.errors import ConfigError")
 
 

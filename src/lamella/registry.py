@@ -100,7 +100,7 @@ class Part:
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        Family("reader", "reads a data file", ("lamella.data.formats",)),
+        Family("format", "reads a data file", ("lamella.data.formats",)),
         Family("writer", "writes a data file", ("lamella.data.writers",)),
         Family("augmentation", "changes examples at random, anew every epoch", ("lamella.data.augment",)),
         Family("tuning", "says what of the encoder is trained", ("lamella.encoder.tuning",)),

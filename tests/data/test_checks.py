@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from lamella.data.checks import Report, check
 from lamella.data.dataset import load_examples
 from lamella.data.examples import Answer, Context, Example
-from lamella.data.fixes import diagnose, mend
+from lamella.data.fixes import diagnose, fix
 from lamella.data.formats import DataFile, read
 from lamella.data.problems import KINDS, Problem
 from lamella.data.writers import write_squad
@@ -540,12 +540,12 @@ def examine(paths: tuple[str, ...], kind: str = "") -> tuple[list[DataFile], Rep
     return files, check(files, tokenizer=word_tokenizer() if kind in NEEDS_TOKENIZER else None)
 
 
-def mended_report(files: list[DataFile], report: Report, folder: Path) -> Report:
+def fixed_report(files: list[DataFile], report: Report, folder: Path) -> Report:
     """What the doctor says of the files once they are mended, written and read again."""
     paths = []
     for number, file in enumerate(files):
-        paths.append(folder / f"mended-{number}.json")
-        write_squad(mend(file, report.problems).examples, paths[-1])
+        paths.append(folder / f"fixed-{number}.json")
+        write_squad(fix(file, report.problems).examples, paths[-1])
     return check([read(path) for path in paths])
 
 
@@ -570,11 +570,11 @@ def test_a_planted_fault_is_found_located_and_mended(kind: str, bed: Bed) -> Non
     assert problem.file == files[-1].path
     assert "\n" not in str(problem)
 
-    _, mended, dropped = mend(files[-1], report.problems)
+    _, fixed, dropped = fix(files[-1], report.problems)
     assert problem.fixable == (KINDS[kind].fix is not None)
-    assert mended == problem.fixable
+    assert fixed == problem.fixable
     assert dropped == ([problem] if problem.severity == "error" and not problem.fixable else [])
-    assert mended_report(files, report, bed.folder).errors == ()
+    assert fixed_report(files, report, bed.folder).errors == ()
 
 
 def test_what_the_fix_leaves(bed: Bed) -> None:
@@ -586,7 +586,7 @@ def test_what_the_fix_leaves(bed: Bed) -> None:
     bed.paragraph["qas"][2]["id"] = "bee-1"
     bed.article["paragraphs"][1]["qas"][0]["answers"] = [{"text": "two", "answer_start": 4}]
     (file,), report = examine((bed.save(),))
-    examples, mended, dropped = mend(file, report.problems)
+    examples, fixed, dropped = fix(file, report.problems)
     assert [example.answers for example in examples] == [
         (Answer("about 100", BEE.index("about 100")),),
         (Answer("to tell the others where they are", BEE.index("to tell")),),
@@ -594,13 +594,13 @@ def test_what_the_fix_leaves(bed: Bed) -> None:
         (Answer("The Moon", 0),),
     ]
     assert [example.id.rpartition("-")[0] for example in examples] == ["bee", "bee", "bee-1", "tide"]
-    assert mended == 3
+    assert fixed == 3
     assert [problem.kind for problem in dropped] == ["answer_not_in_context"] * 2
-    assert mend(file, report.problems).examples == examples
+    assert fix(file, report.problems).examples == examples
 
 
 @pytest.mark.parametrize(
-    ("context", "text", "begin", "kind", "mended"),
+    ("context", "text", "begin", "kind", "fixed"),
     [
         ("a bee, a hive", "bee", 2, None, None),
         ("bee or bee", "bee", 5, "answer_shifted", ("bee", 7)),
@@ -635,11 +635,11 @@ def test_what_the_fix_leaves(bed: Bed) -> None:
     ],
 )
 def test_the_cause_of_a_misplaced_answer(
-    context: str, text: str, begin: int, kind: str | None, mended: tuple[str, int] | None
+    context: str, text: str, begin: int, kind: str | None, fixed: tuple[str, int] | None
 ) -> None:
     diagnosis = diagnose(Answer(text, begin), context)
     assert (diagnosis and diagnosis.kind) == kind
-    assert (diagnosis and diagnosis.answer) == (mended and Answer(*mended))
+    assert (diagnosis and diagnosis.answer) == (fixed and Answer(*fixed))
 
 
 TEXTS = st.text("aAbB  \n\u00a0\u200béÉe\u0301ß한하\u1112\u1161ﬁ🐝", max_size=30)
@@ -708,7 +708,7 @@ def test_whatever_is_planted_the_mended_file_is_sound(plants: list[tuple[tuple[s
         except UnreadableError:
             return  # nothing of any format is left
         report = check([file])
-        assert mended_report([file], report, Path(folder)).errors == ()
+        assert fixed_report([file], report, Path(folder)).errors == ()
         assert all("\n" not in str(problem) for problem in report.problems)
         json.dumps(report.to_json(), allow_nan=False)
 
@@ -721,10 +721,10 @@ def test_a_repeated_question_of_several_contexts_keeps_its_examples_together(bed
     path = bed.save({"data": [entry("Where?", "In Rome.", "In Oslo."), entry("Whence?", "From Rome.", "No.", "Ah.")]})
     (file,), report = examine((path,))
     assert [problem.kind for problem in report.problems] == ["duplicate_id"] * 3
-    examples = mend(file, report.problems).examples
+    examples = fix(file, report.problems).examples
     assert [example.group == "q" for example in examples] == [True, True, False, False, False]
     assert len({example.group for example in examples}) == 2
-    assert mended_report([file], report, bed.folder).errors == ()
+    assert fixed_report([file], report, bed.folder).errors == ()
 
 
 def test_three_files_with_one_id_are_sound_together_once_mended(bed: Bed) -> None:
@@ -732,7 +732,7 @@ def test_three_files_with_one_id_are_sound_together_once_mended(bed: Bed) -> Non
     files, report = examine((bed.save(), bed.save(owls, "b.json"), bed.save(owls, "c.json")))
     assert [problem.kind for problem in report.errors] == ["id_in_two_files", "question_in_two_files"]
     assert files[1].path in report.errors[1].reason
-    assert mended_report(files, report, bed.folder).errors == ()
+    assert fixed_report(files, report, bed.folder).errors == ()
 
 
 def test_a_question_of_several_contexts_is_spoken_of_once(bed: Bed) -> None:
@@ -770,7 +770,7 @@ def test_utf8_read_as_windows_1252_is_mojibake(text: str, bed: Bed) -> None:
     wrong = "".join(bytes([byte]).decode("latin-1" if byte in UNDEFINED else "cp1252") for byte in text.encode())
     bed.paragraph["context"] += wrong
     (problem,) = (problem for problem in examine((bed.save(),))[1].problems if problem.kind == "mojibake")
-    original = re.search("was once '(.+)'$", problem.reason)
+    original = re.search("was '(.+)' before it was decoded wrongly$", problem.reason)
     assert original is not None
     assert original[1] in text or original[1] == repr(text)[1:-1]
 
@@ -824,24 +824,24 @@ def test_training_mends_or_skips_what_it_is_told_to(bed: Bed) -> None:
     path = bed.save()
     fixed = load_examples([path], on_bad_answer="fix")
     assert [example.id for example in fixed.examples] == ["bee-1", "bee-3", "tide-1"]
-    assert (fixed.mended, fixed.skipped) == (1, 2)
+    assert (fixed.fixed, fixed.skipped) == (1, 2)
     skipped = load_examples([path], on_bad_answer="skip")
     assert [example.id for example in skipped.examples] == ["bee-3", "tide-1"]
-    assert (skipped.mended, skipped.skipped) == (0, 3)
+    assert (skipped.fixed, skipped.skipped) == (0, 3)
     ignored = load_examples([path], on_bad_answer="ignore")
     assert [example.id for example in ignored.examples] == ["bee-1", "bee-2", "bee-3", "tide-1"]
-    assert (ignored.mended, ignored.skipped) == (0, 1)
+    assert (ignored.fixed, ignored.skipped) == (0, 1)
 
 
 def test_training_goes_on_over_warnings(bed: Bed) -> None:
     PLANTS["control_character"](bed)
     loaded = load_examples([bed.save()])
-    assert (len(loaded.examples), loaded.mended, loaded.skipped) == (5, 0, 0)
+    assert (len(loaded.examples), loaded.fixed, loaded.skipped) == (5, 0, 0)
 
 
 def test_training_refuses_nothing_at_all(bed: Bed) -> None:
     bed.document["data"] = []
-    with pytest.raises(DataError, match="no question is left"):
+    with pytest.raises(DataError, match="no usable question is left"):
         load_examples([bed.save()])
 
 
@@ -856,7 +856,7 @@ def test_the_reference_page_lists_exactly_the_kinds() -> None:
         return (
             f"`{kind}`",
             severity,
-            fix or ("No: left out." if severity == "error" else "No: stays as it is."),
+            fix or ("Drops it." if severity == "error" else "Nothing."),
             meaning,
         )
 
@@ -866,7 +866,7 @@ def test_the_reference_page_lists_exactly_the_kinds() -> None:
 
 
 def test_a_problem_must_be_of_a_known_kind() -> None:
-    with pytest.raises(ValueError, match="no such kind"):
+    with pytest.raises(ValueError, match="unknown kind"):
         Problem("bad_luck", "data.json", "it rained")
 
 

@@ -111,7 +111,7 @@ def test_the_format_is_told_by_content_not_by_name(content: str, name: str, tmp_
 
 
 def test_every_reader_is_recognised_by_some_content() -> None:
-    assert {format for _, format in CONTENTS.values()} == set(registry.names("reader"))
+    assert {format for _, format in CONTENTS.values()} == set(registry.names("format"))
 
 
 def test_a_nested_file(tmp_path: Path) -> None:
@@ -323,11 +323,11 @@ def test_repeated_keys_and_constants_are_placed(tmp_path: Path) -> None:
         ('{"data": []}'.encode("utf-16"), "found UTF-16"),
         (gzip.compress(b'{"data": []}', mtime=0)[:-9], "cut off or damaged"),
         (b"\x1f\x8b and then nothing", "cut off or damaged"),
-        (b'{"a": 1, "b": 2}', "no known format: found the keys 'a', 'b'. Known formats: flat"),
-        (b'[{"text": "x"}]', "no known format: found the keys 'text' in its entries"),
-        (b"[]", "found an empty list"),
-        (b"[1, 2]", "found a list without objects"),
-        (b"12", "found 12"),
+        (b'{"a": 1, "b": 2}', "unknown format: got the keys 'a', 'b'; expected one of: flat"),
+        (b'[{"text": "x"}]', "unknown format: got the keys 'text' in its entries"),
+        (b"[]", "got an empty list"),
+        (b"[1, 2]", "got a list without objects"),
+        (b"12", "got 12"),
         (b"Once upon a time, there was a text.", ":1:1: broken JSON"),
         (b'{"a": \n{"b": \n', "broken JSON"),
         (b"[" * 200_000, "cannot be read"),
@@ -362,7 +362,7 @@ def test_the_bundled_files_are_read_by_name() -> None:
 def test_a_new_format_is_one_class(tmp_path: Path) -> None:
     try:
 
-        @registry.register("reader", "couplets")
+        @registry.register("format", "couplets")
         class Couplets:
             """Pairs of a text and a question."""
 
@@ -372,12 +372,12 @@ def test_a_new_format_is_one_class(tmp_path: Path) -> None:
             def read(self, document: Any, source: Any) -> None:
                 for number, entry in enumerate(document.objects):
                     text, question = entry["couplet"]
-                    source.take(Example(str(number), question, Context(text)), [], document.place(number))
+                    source.add(Example(str(number), question, Context(text)), [], document.place(number))
 
         file = read_text(tmp_path, json.dumps([{"couplet": ["It rains.", "Does it?"]}]))
         assert (file.format, only(file).question) == ("couplets", "Does it?")
     finally:
-        registry.FAMILIES["reader"].parts.pop("couplets", None)
+        registry.FAMILIES["format"].parts.pop("couplets", None)
 
 
 def well_typed(example: Example) -> bool:

@@ -17,7 +17,7 @@ def check(
     files: Annotated[list[str], typer.Argument(help="Data files; demo:train and demo:dev are bundled.")],
     fix: Annotated[
         Path | None,
-        typer.Option("--fix", help="Write what can be mended to this file (a folder, for several files)."),
+        typer.Option("--fix", help="Write a fixed copy to this file (to this folder, for several files)."),
     ] = None,
     encoder: Annotated[
         str | None,
@@ -27,7 +27,7 @@ def check(
 ) -> None:
     """Find everything that is wrong with data files. Exit code: 0 clean, 1 problems, 2 unreadable."""
     from lamella.data.checks import check as check_files
-    from lamella.data.fixes import mend
+    from lamella.data.fixes import fix as fix_file
     from lamella.data.formats import read
     from lamella.data.writers import write
     from lamella.errors import UnreadableError
@@ -53,13 +53,12 @@ def check(
         kinds = Counter(f"{problem.severity} {problem.kind}" for problem in report.problems)
         typer.echo(", ".join(f"{kind}: {count}" for kind, count in kinds.most_common()) or "no problems")
     for file in read_files if fix else []:
-        mended = mend(file, report.problems)
+        fixed = fix_file(file, report.problems)
         target = targets[file.path]
-        write(mended.examples, target)
-        left_out = len(file.examples) - len(mended.examples) + file.unread
+        write(fixed.examples, target)
+        dropped = len(file.examples) - len(fixed.examples) + file.unread
         typer.echo(
-            f"{target}: {mended.mended} problems mended, {len(mended.dropped)} that could not be, and with them "
-            f"{left_out} questions left out",
+            f"{target}: {fixed.fixed} problems fixed, {len(fixed.dropped)} not fixable, {dropped} questions dropped",
             err=as_json,
         )
     for line in unreadable:
@@ -85,7 +84,7 @@ def convert(
 
     loaded = load_examples([source], on_bad_answer=on_bad_answer or "refuse")
     write(loaded.examples, target, format=to)
-    typer.echo(f"{target}: {len(loaded.examples)} questions ({loaded.mended} mended, {loaded.skipped} skipped)")
+    typer.echo(f"{target}: {len(loaded.examples)} questions ({loaded.fixed} fixed, {loaded.skipped} skipped)")
 
 
 @app.command()
@@ -127,7 +126,7 @@ def _counting_tokenizer(encoder: str | None) -> Any:
 
 
 def _fix_targets(fix: Path | None, files: list[str]) -> dict[str, Path]:
-    """Where the mended form of each file goes: to the path given, or, when there are several, into the folder given."""
+    """Return where the fixed copy of each file goes: to the given path, or into that folder for several files."""
     from lamella.data.writers import format_of
     from lamella.errors import UsageError
 

@@ -1,4 +1,4 @@
-"""Examples fit to use: files read, checked, and refused, mended or left out as asked."""
+"""Load checked examples from files: refuse errors, fix them, or skip the faulty questions."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Literal
 
 from lamella.data.checks import check
 from lamella.data.examples import Example
-from lamella.data.fixes import leave_out, mend
+from lamella.data.fixes import fix, skip_faulty
 from lamella.data.formats import DataFile, read
 from lamella.data.problems import Problem
 from lamella.errors import DataError
-from lamella.garbage import nothing_collected
+from lamella.garbage import paused_garbage_collection
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """Examples fit to train on; `mended` counts problems, `skipped` counts questions that were left out."""
+class Dataset:
+    """Checked examples; `fixed` counts the fixed problems, `skipped` the questions that were dropped."""
 
     examples: tuple[Example, ...]
     files: tuple[DataFile, ...]
-    mended: int
+    fixed: int
     skipped: int
 
 
@@ -32,40 +32,41 @@ def load_examples(
     *,
     on_bad_answer: Literal["refuse", "fix", "skip", "ignore"] = "refuse",
     labelled: bool = False,
-) -> Loaded:
-    """Read the examples of files; their errors are refused, mended, left out with their questions, or ignored.
+) -> Dataset:
+    """Read and check the examples of some files.
 
-    `labelled` refuses questions of which nobody says whether they have an answer: they can be answered, but neither
-    learnt from nor scored.
+    `on_bad_answer` decides about errors: refuse the files, fix what can be fixed, skip the questions concerned, or
+    ignore the errors. `labelled` refuses questions without any label (answers or `is_impossible`): they can be
+    answered, but not trained on or scored.
     """
-    with nothing_collected():
+    with paused_garbage_collection():
         return _load(paths, on_bad_answer, labelled)
 
 
-def _load(paths: Iterable[str | Path], on_bad_answer: str, labelled: bool) -> Loaded:
+def _load(paths: Iterable[str | Path], on_bad_answer: str, labelled: bool) -> Dataset:
     files = tuple(read(path) for path in dict.fromkeys(map(str, paths)))
-    bare = [problem for file in files for problem in file.problems if problem.kind == "unlabelled" and labelled]
-    if bare:
-        raise DataError(f"{bare[0]}. Training and scoring need answers, or is_impossible where there is none.")
+    unlabelled = [problem for file in files for problem in file.problems if problem.kind == "unlabelled"]
+    if labelled and unlabelled:
+        raise DataError(f"{unlabelled[0]}. Training and scoring need answers, or is_impossible = true for no answer.")
     if on_bad_answer == "ignore":
-        return Loaded(tuple(itertools.chain(*(file.examples for file in files))), files, 0, _unread(files))
+        return Dataset(tuple(itertools.chain(*(file.examples for file in files))), files, 0, _unread(files))
     report = check(files)
     if report.errors and on_bad_answer == "refuse":
         raise DataError(_refusal(report.errors))
     examples: list[Example] = []
-    mended = skipped = 0
+    fixed = skipped = 0
     for file in files:
         if on_bad_answer == "fix":
-            kept, done, _ = mend(file, report.errors)
-            mended += done
+            usable, count, _ = fix(file, report.errors)
+            fixed += count
         else:
-            kept = leave_out(file, report.errors)
-        examples += kept
-        skipped += len(file.examples) - len(kept)
+            usable = skip_faulty(file, report.errors)
+        examples += usable
+        skipped += len(file.examples) - len(usable)
     if not examples:
         names = ", ".join(file.path for file in files)
-        raise DataError(f"{names}: no question is left to use; see what is wrong with: lamella check {names}")
-    return Loaded(tuple(examples), files, mended, skipped + _unread(files))
+        raise DataError(f"{names}: no usable question is left; list the problems with: lamella check {names}")
+    return Dataset(tuple(examples), files, fixed, skipped + _unread(files))
 
 
 def _unread(files: Iterable[DataFile]) -> int:
@@ -77,5 +78,5 @@ def _refusal(errors: Sequence[Problem]) -> str:
     count = f"{len(errors)} error{'s' if len(errors) > 1 else ''}"
     return (
         f"{', '.join(files)}: {count}, the first: {errors[0]}. "
-        f"See them all with: lamella check {' '.join(files)} (or pass --on-bad-answer fix|skip)."
+        f"List all with: lamella check {' '.join(files)} (or pass --on-bad-answer fix|skip)."
     )

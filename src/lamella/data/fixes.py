@@ -1,8 +1,8 @@
-"""Mending: what is really the matter with a misplaced answer, and a file's examples made sound.
+"""Diagnose misplaced answers, and repair or skip faulty examples.
 
-The structural faults of a file are mended by reading it (see readers.py); what remains is done here. The rule: an
-answer may be moved or respelt, never replaced by another. One that cannot be found in its context is left out, and its
-question with it when no other answer remains.
+Reading a file already repairs the faults in its structure (see formats.py); this module repairs the rest. An answer may
+be moved or respelled, never replaced by a different one. An answer that is not in its context is dropped, and so is its
+question if no other answer remains.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from lamella.data.formats import DataFile
 from lamella.data.problems import Problem, quote
 
 
-class Mended(NamedTuple):
-    """Sound examples, how many problems were mended, and those that cost an answer or a question."""
+class Fixed(NamedTuple):
+    """The repaired examples, the number of fixed problems, and the problems that cost an answer or a question."""
 
     examples: tuple[Example, ...]
-    mended: int
+    fixed: int
     dropped: list[Problem]
 
 
 class Diagnosis(NamedTuple):
-    """What is wrong with an answer; `answer` is the mended one, None where it cannot be mended."""
+    """The fault of an answer; `answer` is the corrected one, None if it cannot be corrected."""
 
     kind: str
     reason: str
     answer: Answer | None
 
 
-def mend(file: DataFile, problems: Iterable[Problem]) -> Mended:
-    """Mend the examples of a file, given the problems that `check` found (those of other files are passed over)."""
+def fix(file: DataFile, problems: Iterable[Problem]) -> Fixed:
+    """Repair the examples of a file, given the problems that `check` found (problems of other files are ignored)."""
     problems = [problem for problem in problems if problem.file == file.path]
     kinds_of = _kinds_by_example(problems)
     first_question: dict[str | None, str] = {}
@@ -45,22 +45,22 @@ def mend(file: DataFile, problems: Iterable[Problem]) -> Mended:
     for index, example in enumerate(file.examples):
         kinds = kinds_of[index]
         if kinds & {"duplicate_question", "question_in_two_files"}:
-            continue  # its twin stays
-        mended = None if _is_beyond_mending(example, kinds) else _mend_answers(example)
-        if mended is None:
+            continue  # the first copy is kept
+        fixed = None if _is_unusable(example, kinds) else _fix_answers(example)
+        if fixed is None:
             lost.add(index)
             continue
         question = first_question.setdefault(example.group, example.question)
         if kinds & {"duplicate_id", "id_in_two_files"}:
-            mended = _rename(mended, with_group="id_in_two_files" in kinds or question != example.question)
-        examples.setdefault(mended.id, mended)  # two that differed only in a fault have become one
-    done = sum(problem.fixable and problem.example not in lost for problem in problems)
+            fixed = _rename(fixed, with_group="id_in_two_files" in kinds or question != example.question)
+        examples.setdefault(fixed.id, fixed)  # two examples that differed only in a fault are now equal
+    count = sum(problem.fixable and problem.example not in lost for problem in problems)
     dropped = [problem for problem in problems if problem.severity == "error" and not problem.fixable]
-    return Mended(tuple(examples.values()), done, dropped)
+    return Fixed(tuple(examples.values()), count, dropped)
 
 
-def leave_out(file: DataFile, problems: Iterable[Problem]) -> tuple[Example, ...]:
-    """The examples of a file without the questions that an error names, mendable or not."""
+def skip_faulty(file: DataFile, problems: Iterable[Problem]) -> tuple[Example, ...]:
+    """Return the examples of a file without the questions that have an error, fixable or not."""
     errors = [problem for problem in problems if problem.file == file.path and problem.severity == "error"]
     faulty = {problem.example for problem in errors}
     named = {problem.id for problem in errors if problem.example is None}
@@ -69,21 +69,21 @@ def leave_out(file: DataFile, problems: Iterable[Problem]) -> tuple[Example, ...
     return tuple(
         example
         for index, example in enumerate(file.examples)
-        if not (index in faulty or example.id in named or example.group in named or _is_beyond_mending(example, ()))
+        if not (index in faulty or example.id in named or example.group in named or _is_unusable(example, ()))
     )
 
 
 def diagnose(answer: Answer, context: str) -> Diagnosis | None:
-    """Why an answer is not at its offset, the most telling cause first; None when it is there."""
+    """Find out why an answer is not at its offset, the most specific cause first; None if it is there."""
     if not answer.text.strip():
         return Diagnosis("empty_answer", f"the answer text {quote(answer.text)} is empty", None)
     if _is_at(answer.text, answer.begin_char, context):
         return None
-    for explain in (_other_units, _stripped_space, _other_spelling_here, _elsewhere, _other_spelling_elsewhere):
-        diagnosis = explain(answer, context)
+    for diagnose_cause in (_other_units, _stripped_space, _other_spelling_here, _elsewhere, _other_spelling_elsewhere):
+        diagnosis = diagnose_cause(answer, context)
         if diagnosis is not None:
             return diagnosis
-    return Diagnosis("answer_not_in_context", f"answer {quote(answer.text)} is nowhere in the context", None)
+    return Diagnosis("answer_not_in_context", f"answer {quote(answer.text)} does not occur in the context", None)
 
 
 def _is_at(text: str, begin: int, context: str) -> bool:
@@ -91,7 +91,7 @@ def _is_at(text: str, begin: int, context: str) -> bool:
 
 
 def _other_units(answer: Answer, context: str) -> Diagnosis | None:
-    """Offsets that do not count characters: `😀 Rome` has Rome at 2, at 3 in UTF-16 units, at 5 in UTF-8 bytes."""
+    """Detect offsets in other units: in `😀 Rome`, Rome is at 2, at 3 in UTF-16 units, at 5 in UTF-8 bytes."""
     if context.isascii() or answer.begin_char < 0:
         return None
     for kind, encoding, width, unit in (
@@ -107,14 +107,12 @@ def _other_units(answer: Answer, context: str) -> Diagnosis | None:
 
 
 def _stripped_space(answer: Answer, context: str) -> Diagnosis | None:
-    """Offsets and texts that part company over white space at an edge."""
+    """Detect offsets and texts that disagree only about white space at an edge."""
     text, begin = answer.text, answer.begin_char
     shown, bare = quote(text), text.strip()
     leading = len(context) - len(context.lstrip())
     if leading and begin >= 0 and _is_at(text, begin + leading, context):
-        reason = (
-            f"answer {shown} is at {begin + leading}; {begin} leaves out the {leading} leading spaces of the context"
-        )
+        reason = f"answer {shown} is at {begin + leading}; {begin} does not count the {leading} leading spaces of the context"
         return Diagnosis("offset_without_leading_space", reason, Answer(text, begin + leading))
     for place in (begin, begin + len(text) - len(text.lstrip())):
         if bare != text and _is_at(bare, place, context):
@@ -122,7 +120,7 @@ def _stripped_space(answer: Answer, context: str) -> Diagnosis | None:
             return Diagnosis("answer_edge_space", reason, Answer(bare, place))
     behind = begin + len(context[begin:]) - len(context[begin:].lstrip()) if begin >= 0 else begin
     if behind != begin and _is_at(text, behind, context):
-        reason = f"answer {shown} is at {behind}; at {begin} is the white space in front of it"
+        reason = f"answer {shown} is at {behind}; {begin} is the white space before it"
         return Diagnosis("offset_before_space", reason, Answer(text, behind))
     return None
 
@@ -133,7 +131,7 @@ def _elsewhere(answer: Answer, context: str) -> Diagnosis | None:
     if not places:
         return None
     nearest = _nearest(places, begin)
-    times = "found once" if len(places) == 1 else f"found {len(places)} times, this is the nearest"
+    times = "the only occurrence" if len(places) == 1 else f"the nearest of {len(places)} occurrences"
     if not 0 <= begin < len(context):
         reason = f"answer_start {begin} is outside the context of {len(context)} characters; "
         reason += f"answer {quote(text)} is at {nearest} ({times})"
@@ -145,14 +143,14 @@ def _elsewhere(answer: Answer, context: str) -> Diagnosis | None:
 def _other_spelling_here(answer: Answer, context: str) -> Diagnosis | None:
     if answer.begin_char < 0:
         return None
-    # Enough of the context for the answer decomposed (a Korean syllable is up to three letters) or widely spaced.
+    # Long enough for a decomposed answer (a Korean syllable has up to three letters) or one with extra spaces.
     piece = context[answer.begin_char : answer.begin_char + 3 * len(answer.text) + 16]
     if dict(_LOOSEST.find(answer.text, piece)).get(0) is None:
         return None
     for spelling in (*_SPELLINGS, _LOOSEST):
         end = dict(spelling.find(answer.text, piece)).get(0)
         if end is not None:
-            return _respelt(spelling, answer, answer.begin_char, answer.begin_char + end, context)
+            return _respell(spelling, answer, answer.begin_char, answer.begin_char + end, context)
     return None
 
 
@@ -161,15 +159,15 @@ def _other_spelling_elsewhere(answer: Answer, context: str) -> Diagnosis | None:
         places = dict(spelling.find(answer.text, context))
         if places:
             begin = _nearest(places, answer.begin_char)
-            return _respelt(spelling, answer, begin, places[begin], context)
+            return _respell(spelling, answer, begin, places[begin], context)
     return None
 
 
-def _respelt(spelling: _Spelling, answer: Answer, begin: int, end: int, context: str) -> Diagnosis:
+def _respell(spelling: _Spelling, answer: Answer, begin: int, end: int, context: str) -> Diagnosis:
     text = context[begin:end]
     reason = f"answer {quote(answer.text)} differs in {spelling.what} from {quote(text)} at {begin}"
     if spelling.kind == "answer_unicode":
-        reason = f"answer {quote(answer.text)} is {_form(answer.text)}, the context has it as {_form(text)} at {begin}"
+        reason = f"answer {quote(answer.text)} is {_form(answer.text)}, but {_form(text)} in the context at {begin}"
     if begin != answer.begin_char:
         reason += f" (not at {answer.begin_char})"
     return Diagnosis(spelling.kind, reason, Answer(text, begin))
@@ -181,22 +179,23 @@ def _form(text: str) -> str:
 
 
 class _Spelling(NamedTuple):
-    """A way in which texts that mean the same may differ, as what becomes of each character when it is put aside."""
+    """A difference in spelling, defined by a function that maps each character to a form without the difference."""
 
     kind: str
     what: str
     fold: Callable[[str], str]
-    collapse: bool  # whether runs of space count as one
+    collapse: bool  # treat runs of spaces as one space
 
     def find(self, text: str, context: str) -> Iterator[tuple[int, int]]:
-        """Where a text is in a context when the difference does not count: begin and end in the context."""
-        wanted = "".join(character for character, _ in self._folded(text)).strip()
+        """Yield the begin and end of each occurrence of a text in a context, ignoring the difference."""
+        needle = "".join(character for character, _ in self._folded(text)).strip()
         folded = list(self._folded(context))
         haystack = "".join(character for character, _ in folded)
         owners = [owner for _, owner in folded]
-        for place in _occurrences(wanted, haystack):
-            last = place + len(wanted) - 1
-            # A match must not begin or end inside a character: `a` is not in `ä`, though `a` + U+0308 begins with it.
+        for place in _occurrences(needle, haystack):
+            last = place + len(needle) - 1
+            # A match must not begin or end inside a character: `a` does not match `ä`, although its decomposition
+            # is `a` + U+0308.
             if place > 0 and owners[place - 1] == owners[place]:
                 continue
             if last + 1 < len(owners) and (owners[last + 1] == owners[last] or _joins_back(haystack[last + 1])):
@@ -204,7 +203,7 @@ class _Spelling(NamedTuple):
             yield owners[place], owners[last] + 1
 
     def _folded(self, text: str) -> Iterator[tuple[str, int]]:
-        """The folded characters, each with the index of the character it came from."""
+        """Yield the folded characters, each with the index of its original character."""
         previous = ""
         for index, character in enumerate(text):
             for piece in self.fold(character):
@@ -224,7 +223,7 @@ def _decomposed(character: str) -> str:
     return unicodedata.normalize("NFKD", character)
 
 
-def _bare(character: str) -> str:
+def _fold_all(character: str) -> str:
     return "".join(_plain_space(piece) for piece in _decomposed(_plain_space(character)).casefold())
 
 
@@ -233,11 +232,11 @@ _SPELLINGS = (
     _Spelling("answer_unicode", "Unicode form", _decomposed, collapse=False),
     _Spelling("answer_case", "case", str.casefold, collapse=False),
 )
-_LOOSEST = _Spelling("answer_spelling", "case, white space and Unicode form", _bare, collapse=True)
+_LOOSEST = _Spelling("answer_spelling", "case, white space and Unicode form", _fold_all, collapse=True)
 
 
 def _joins_back(character: str) -> bool:
-    """Whether a character belongs to the one before: a combining mark, a vowel or final of a Korean syllable."""
+    """Check whether a character belongs to the previous one: a combining mark, a Korean vowel or final consonant."""
     return unicodedata.combining(character) > 0 or "\u1160" <= character <= "\u11ff"
 
 
@@ -260,16 +259,16 @@ def _kinds_by_example(problems: Iterable[Problem]) -> defaultdict[int, set[str]]
     return kinds
 
 
-def _is_beyond_mending(example: Example, kinds: Collection[str]) -> bool:
-    """Whether a question has to go, whatever its answers are."""
+def _is_unusable(example: Example, kinds: Collection[str]) -> bool:
+    """Check whether a question must be dropped, whatever its answers are."""
     return "answerable_without_answers" in kinds or not example.question.strip() or not example.context.text.strip()
 
 
-def _mend_answers(example: Example) -> Example | None:
-    """The example with each answer where and as it is in the context; None when it loses its last answer."""
+def _fix_answers(example: Example) -> Example | None:
+    """Return the example with corrected answers; None if it loses its last answer."""
     text = example.context.text
-    answers = tuple(_mend_each(example.answers, text))
-    plausible = tuple(_mend_each(example.plausible_answers, text))
+    answers = tuple(_fix_each(example.answers, text))
+    plausible = tuple(_fix_each(example.plausible_answers, text))
     if example.answers and not answers:
         return None
     if answers == example.answers and plausible == example.plausible_answers:
@@ -277,16 +276,16 @@ def _mend_answers(example: Example) -> Example | None:
     return dataclasses.replace(example, answers=answers, plausible_answers=plausible)
 
 
-def _mend_each(answers: tuple[Answer, ...], context: str) -> Iterator[Answer]:
+def _fix_each(answers: tuple[Answer, ...], context: str) -> Iterator[Answer]:
     for answer in answers:
         diagnosis = diagnose(answer, context)
-        mended = answer if diagnosis is None else diagnosis.answer
-        if mended is not None:
-            yield mended
+        fixed = answer if diagnosis is None else diagnosis.answer
+        if fixed is not None:
+            yield fixed
 
 
 def _rename(example: Example, *, with_group: bool) -> Example:
-    """Another id for a question whose id is taken; made from its text, so that mending twice gives the same."""
+    """Return the example with a new id, made from its text so that the same fix always gives the same id."""
     answers = "\0".join(f"{answer.begin_char} {answer.text}" for answer in example.answers)
     id = f"{example.id}-{_digest(example.question, example.context.text, answers)}"
     if example.group is None or not with_group:

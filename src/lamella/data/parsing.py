@@ -15,17 +15,14 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from lamella.data.demo import data_path
-from lamella.data.examples import Context, Example
-from lamella.data.problems import Problem, quote
+from lamella.data.problems import quote
+from lamella.data.source import Document, Place, Source
 from lamella.errors import UnreadableError
-
-T = TypeVar("T", str, list[Any], dict[str, Any])
 
 
 def parse(source: Source) -> Document:
@@ -45,137 +42,6 @@ def parse(source: Source) -> Document:
         raise UnreadableError(f"{where}: broken JSON: {error.msg}.") from None
     except (RecursionError, ValueError) as error:  # ValueError: an integer of thousands of digits
         raise UnreadableError(f"{source.path}: JSON that cannot be read ({error}).") from None
-
-
-class Place(NamedTuple):
-    """Where in a file something is, by its steps from the top and by the names people know it by."""
-
-    steps: tuple[str | int, ...] = ()
-    article: str | None = None
-    id: str | None = None
-    line: int | None = None
-
-    @property
-    def path(self) -> str:
-        """The steps as in `data[3].paragraphs[0].qas[2]`."""
-        spelt = (
-            f"[{step}]" if isinstance(step, int) else f".{step}" if step.isprintable() else f"[{step!r}]"
-            for step in self.steps
-        )
-        return "".join(spelt).removeprefix(".")
-
-    def at(self, *steps: str | int) -> Place:
-        return Place((*self.steps, *steps), self.article, self.id, self.line)
-
-
-@dataclass(frozen=True)
-class Document:
-    """A parsed file, before it is known whose format it is."""
-
-    content: Any
-    container: Literal["json", "jsonl", "csv"] = "json"
-    lines: Sequence[int] = ()  # of each entry, in JSONL and CSV
-
-    @property
-    def version(self) -> str | None:
-        version = self.content.get("version") if isinstance(self.content, dict) else None
-        return None if version is None or isinstance(version, list | dict) else str(version)
-
-    @property
-    def entries(self) -> list[Any]:
-        """The articles or rows: the list under `data`, the list that the file is, or the one object that it is."""
-        if isinstance(self.content, dict):
-            data = self.content.get("data", [self.content])
-            return data if isinstance(data, list) else []
-        return self.content if isinstance(self.content, list) else []
-
-    @property
-    def objects(self) -> list[dict[str, Any]]:
-        return [entry for entry in self.entries if isinstance(entry, dict)]
-
-    def place(self, index: int) -> Place:
-        if self.lines:
-            return _line(self.lines[index])
-        if isinstance(self.content, list):
-            return Place((index,))
-        return Place(("data", index)) if "data" in self.content else Place()
-
-
-@dataclass
-class Source:
-    """The file being read: where its examples and its problems are put."""
-
-    path: str
-    examples: list[Example] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-    unread: int = 0
-    size: int = 0  # in bytes, as it lies there
-    sha256: str = ""
-    contexts: dict[tuple[str, str], Context] = field(default_factory=dict)
-
-    def report(
-        self, kind: str, reason: str, place: Place, *, column: int | None = None, example: int | None = None
-    ) -> None:
-        self.problems.append(
-            Problem(kind, self.path, reason, place.article, place.id, place.line, column, example=example)
-        )
-
-    def take(self, example: Example | None, faults: Sequence[tuple[str, str]], place: Place) -> None:
-        """Keep an example with the faults of its question; None when the faults leave nothing of it."""
-        for kind, reason in faults:
-            self.report(kind, reason, place, example=None if example is None else len(self.examples))
-        if example is None:
-            self.unread += 1
-        else:
-            self.examples.append(example)
-
-    def fetch(self, owner: dict[str, Any], key: str, type_: type[T], kind: str, place: Place) -> T | None:
-        """A field that cannot be done without; None, and a problem, when it is absent or of another type."""
-        value = owner.get(key)
-        if isinstance(value, type_):
-            return value
-        where = place.at(key).path
-        if value is None:
-            self.report("missing_field", f"{where} is missing", place)
-        else:
-            self.report(kind, f"{where}: expected {_TYPE_NAMES[type_]}, found {describe(value)}", place)
-        return None
-
-    def title(self, owner: dict[str, Any], place: Place) -> str:
-        """The title of an article, `""` when it has none."""
-        title = owner.get("title")
-        if title is None or isinstance(title, str):
-            return title or ""
-        self.report("wrong_type_title", f"{place.at('title').path}: expected text, found {describe(title)}", place)
-        return str(title) if isinstance(title, int | float) else ""
-
-    def share(self, text: str, title: str) -> Context:
-        """One Context object for equal texts under equal titles, so that each is tokenised once."""
-        return self.contexts.setdefault((title, text), Context(text, title))
-
-    def say_once_what_is_true_of_all(self, kind: str, reason: str) -> None:
-        """Replace as many problems of a kind as there are questions by one for the file."""
-        ungrouped = sum(example.group is None for example in self.examples)
-        questions = ungrouped + len({example.group for example in self.examples} - {None})
-        if sum(problem.kind == kind for problem in self.problems) == questions > 1:
-            self.problems = [problem for problem in self.problems if problem.kind != kind]
-            self.problems.append(Problem(kind, self.path, reason))
-
-
-_TYPE_NAMES: dict[type, str] = {str: "text", list: "a list", dict: "an object"}
-
-
-def describe(value: Any) -> str:
-    """A value of the wrong type in words, short."""
-    if isinstance(value, list | dict):
-        return _TYPE_NAMES[type(value)] if value else f"an empty {'list' if isinstance(value, list) else 'object'}"
-    if isinstance(value, str):
-        return f"the text {quote(value)}"
-    return json.dumps(value)
-
-
-def _line(number: int) -> Place:
-    return Place((f"line {number}",), line=number)
 
 
 def _load(path: Path, source: Source) -> bytes:
@@ -221,7 +87,7 @@ def _parse_lines(text: str, source: Source) -> Document:
     for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: U+2028 may stand in a string
         if not line.strip():
             continue
-        place = _line(number)
+        place = Place.at_line(number)
         try:
             rows.append(_parse_json(line, source, place))
             lines.append(number)
@@ -255,7 +121,7 @@ def _parse_csv(text: str, source: Source) -> Document | None:
             lines.append(line)
             continue
         fault = row if isinstance(row, str) else f"{len(row)} cells, but the header has {len(header)}"
-        source.report("broken_csv_row", fault, _line(line))
+        source.report("broken_csv_row", fault, Place.at_line(line))
         source.unread += 1
     return Document(rows, "csv", lines)
 
@@ -287,7 +153,7 @@ def _typed_cells(row: dict[str, str], source: Source, line: int) -> dict[str, An
         words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
         typed["is_impossible"] = words.get(typed["is_impossible"].strip().lower(), typed["is_impossible"])
     for key in {"answers", "plausible_answers"} & row.keys():
-        typed[key] = _answers_cell(row[key], source, _line(line).at(key)) if row[key].strip() else []
+        typed[key] = _answers_cell(row[key], source, Place.at_line(line).at(key)) if row[key].strip() else []
     return typed
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lamella import runs
-from lamella.data.dataset import Loaded, load_examples
+from lamella.data.dataset import Dataset, load_examples
 from lamella.data.examples import Example
 from lamella.encoder.sources import MODEL_CONFIG, Source, hash_weights, is_saved_model
 from lamella.errors import DataError, UnreadableError
@@ -131,7 +131,7 @@ def language_of(examples: Sequence[Example]) -> Language:
     return "ko" if hangul > 0.5 * max(1, letters) else "en"
 
 
-def _load(data: str, labelled: bool) -> Loaded:
+def _load(data: str, labelled: bool) -> Dataset:
     from lamella.inference.predict import refuse_repeated_ids
 
     loaded = load_examples([data], on_bad_answer="ignore", labelled=labelled)

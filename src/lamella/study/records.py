@@ -14,7 +14,7 @@ from lamella import runs
 from lamella.data.examples import Example
 from lamella.errors import LamellaError, RunError, UnreadableError, UsageError
 from lamella.files import read_json
-from lamella.garbage import nothing_collected
+from lamella.garbage import paused_garbage_collection
 from lamella.scoring.evaluate import language_of, read_questions
 from lamella.scoring.metrics import QuestionScores, score_readers
 from lamella.study.result_files import Result, read_result, result_files
@@ -122,7 +122,7 @@ def read_scored(records: Sequence[RunRecord], data: str | None = None) -> tuple[
             _refuse_other_questions(first, answers, record, given)
             yield given
 
-    with nothing_collected():
+    with paused_garbage_collection():
         return examples, score_readers(examples, each(), language=language_of(examples))
 
 

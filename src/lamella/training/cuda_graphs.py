@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lamella.data.batches import Batch, Totals
 from lamella.errors import one_line
-from lamella.garbage import nothing_collected
+from lamella.garbage import paused_garbage_collection
 
 Terms = dict[str, Tensor]
 Backward = Callable[[Batch, Tensor | None, Totals], Terms]
@@ -96,7 +96,7 @@ def _cuda_graphs() -> Record:
     def record(body: Callable[[], Terms]) -> Callable[[], Terms]:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
-            with nothing_collected(), torch.cuda.graph(graph, pool=pool):
+            with paused_garbage_collection(), torch.cuda.graph(graph, pool=pool):
                 terms = body()
         except RuntimeError:
             if torch.cuda.current_stream() != stream:

@@ -13,7 +13,7 @@ import torch
 from accelerate.utils import set_seed
 
 from lamella.config import TUNING_ELSEWHERE, RunConfig
-from lamella.data.dataset import Loaded, load_examples
+from lamella.data.dataset import Dataset, load_examples
 from lamella.data.feature_cache import cached_features
 from lamella.data.features import Features
 from lamella.data.feed import Feed, Recipe
@@ -223,7 +223,7 @@ def _check_metric(config: RunConfig, models: Sequence[ReaderModel], dev: Feature
         raise ConfigError("training.metric", [f"{metric}: a reader of answerability gives no text to score so."])
 
 
-def _files(*data: Loaded) -> list[dict[str, Any]]:
+def _files(*data: Dataset) -> list[dict[str, Any]]:
     """What says years later which files these were; one that is read twice is told once."""
     read = {file.path: file for one in data for file in one.files}
     return [{"name": name, "size": file.size, "sha256": file.sha256} for name, file in read.items()]
@@ -237,11 +237,11 @@ def _hash(features: Features) -> str:
     return digest.hexdigest()
 
 
-def read_data(paths: Sequence[str], config: RunConfig, limit: int | None, say: Say) -> Loaded:
-    """The first examples of some files, checked; says what was mended or skipped."""
+def read_data(paths: Sequence[str], config: RunConfig, limit: int | None, say: Say) -> Dataset:
+    """The first examples of some files, checked; reports what was fixed or skipped."""
     if not paths:
-        return Loaded((), (), mended=0, skipped=0)
+        return Dataset((), (), fixed=0, skipped=0)
     loaded = load_examples(paths, on_bad_answer=config.data.on_bad_answer, labelled=True)
-    if loaded.mended or loaded.skipped:
-        say(f"{', '.join(paths)}: {loaded.mended} problems mended, {loaded.skipped} questions skipped")
+    if loaded.fixed or loaded.skipped:
+        say(f"{', '.join(paths)}: {loaded.fixed} problems fixed, {loaded.skipped} questions skipped")
     return replace(loaded, examples=loaded.examples[:limit])
