@@ -254,7 +254,7 @@ def _odd_characters(text: str) -> Iterator[tuple[str, str]]:
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
-# UTF-8 decoded as Windows-1252 turns `é` into `Ã©` and `’` into `â€™`: a leading byte is followed by continuation bytes.
+# UTF-8 decoded as Windows-1252 turns `é` into `Ã©` and `’` into `â€™`: a leading byte, then continuation bytes.
 # Where both also occur next to each other in correct text (`CAFÉ »`), punctuation and spaces do not count as these.
 _NEXT = "[\x80-¿€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"
 _NEXT_NOT_MARK = "[\x80-\x9f¡-ª¬-º¼-¿€‚ƒ„†‡ˆ‰ŠŒŽ•˜™šœžŸ]"

@@ -112,7 +112,7 @@ def _stripped_space(answer: Answer, context: str) -> Diagnosis | None:
     shown, bare = quote(text), text.strip()
     leading = len(context) - len(context.lstrip())
     if leading and begin >= 0 and _is_at(text, begin + leading, context):
-        reason = f"answer {shown} is at {begin + leading}; {begin} does not count the {leading} leading spaces of the context"
+        reason = f"answer {shown} is at {begin + leading}; {begin} ignores the {leading} leading spaces of the context"
         return Diagnosis("offset_without_leading_space", reason, Answer(text, begin + leading))
     for place in (begin, begin + len(text) - len(text.lstrip())):
         if bare != text and _is_at(bare, place, context):
