@@ -31,7 +31,9 @@ from lamella.encoder.pretrained import load_tokenizer
 from lamella.encoder.sources import find_encoder
 from lamella.environment import library_versions
 from lamella.files import write_json
-from lamella.inference.decode import Merger, Prediction, decode
+from lamella.inference.decode import decode
+from lamella.inference.prediction import Prediction
+from lamella.inference.window_merger import WindowMerger
 
 OPTIONS = DecodingOptions(n_best_size=20, max_answer_length=30)
 BATCH = 64
@@ -79,7 +81,7 @@ def main() -> None:
 
 
 def with_decoder(features: Features, batches: Batches) -> dict[str, Prediction]:
-    merger = Merger(OPTIONS)
+    merger = WindowMerger(OPTIONS)
     for padded, logits in batches:
         merger.add(features, decode(logits, padded, OPTIONS))
     return merger.predictions(features.examples)

@@ -37,12 +37,12 @@ from lamella.data.examples import Example
 from lamella.data.features import featurise
 from lamella.encoder.precision import choose_precision
 from lamella.environment import library_versions
-from lamella.export.flatten import as_transformers
 from lamella.export.onnx_export import export_onnx
+from lamella.export.transformers_checkpoint import save_as_transformers
 from lamella.files import write_json
+from lamella.inference.questions import read_questions
 from lamella.inference.reader import Reader
-from lamella.scoring.evaluate import language_of, read_questions
-from lamella.scoring.metrics import score
+from lamella.scoring.metrics import language_of, score
 
 ROOT = Path(__file__).resolve().parents[1]
 PREPARED = ROOT / ".peers"
@@ -249,7 +249,7 @@ def prepare_forms(model: Path, folder: Path) -> dict[str, Path]:
         print("exporting the model, once", flush=True)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        as_transformers(model, folders["torch"])
+        save_as_transformers(model, folders["torch"])
         export_onnx(folders["torch"], folders["onnx"])
         export_onnx(folders["torch"], folders["onnx int8"], int8=True)
         stamp.write_text(identity, encoding="utf-8")

@@ -31,7 +31,9 @@ from lamella.data.features import featurise
 from lamella.data.padding import Padded, pad
 from lamella.encoder.pretrained import load_encoder
 from lamella.errors import ModelError, RunError, UsageError
-from lamella.export.flatten import as_transformers, flatten, halve
+from lamella.export.flatten import flatten
+from lamella.export.half import halve
+from lamella.export.transformers_checkpoint import save_as_transformers
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
 from lamella.models.transformers_model import StockModel
@@ -233,7 +235,7 @@ def test_transformers_loads_it_with_equal_logits(
     if (family, tuning) == ("albert", "top_k"):
         pytest.skip("one layer's weights serve at every depth, so none is on top")
     model = tuned(bases[family], tmp_path / "model", encoder={"tuning": tuning})
-    as_transformers(tmp_path / "model", tmp_path / "stock")
+    save_as_transformers(tmp_path / "model", tmp_path / "stock")
     found, report = transformers.AutoModelForQuestionAnswering.from_pretrained(
         tmp_path / "stock", output_loading_info=True
     )
@@ -264,7 +266,7 @@ def test_transformers_loads_it_with_equal_logits(
 def test_a_chain_and_an_encoder_with_labels_of_its_own(tmp_path: Path) -> None:
     save_tiny_encoder(tmp_path / "base", num_labels=5)
     last = chain_of(["lora", "full", "frozen"], tmp_path / "base", tmp_path / "chain")
-    as_transformers(last, tmp_path / "stock")
+    save_as_transformers(last, tmp_path / "stock")
     found = load_model(tmp_path / "stock", device="cpu", precision="fp32").logits(windows("bert"))
     np.testing.assert_allclose(found, ReaderModel.load(last).logits(windows("bert")), atol=1e-5)
 
@@ -286,7 +288,7 @@ def test_what_transformers_has_no_form_for_is_refused(
 ) -> None:
     tuned(bases["bert"], tmp_path / "model", **sections)
     with pytest.raises(ModelError, match=f"cannot be a checkpoint of transformers: .*{reason}") as caught:
-        as_transformers(tmp_path / "model", tmp_path / "stock")
+        save_as_transformers(tmp_path / "model", tmp_path / "stock")
     assert "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == ["model"]
 
@@ -296,9 +298,9 @@ def test_adapters_below_are_refused_too_and_the_last_layer_may_be_chosen_by_numb
 ) -> None:
     last = chain_of(["adapter", "frozen"], bases["bert"], tmp_path / "chain")
     with pytest.raises(ModelError, match="carries adapters"):
-        as_transformers(last, tmp_path / "stock")
+        save_as_transformers(last, tmp_path / "stock")
     tuned(bases["bert"], tmp_path / "model", learner={"layers": [0, DEPTH]})
-    as_transformers(tmp_path / "model", tmp_path / "stock")
+    save_as_transformers(tmp_path / "model", tmp_path / "stock")
     assert (tmp_path / "stock" / "model.safetensors").is_file()
 
 
@@ -355,9 +357,9 @@ def test_an_export_replaces_nothing(mode: str, model_folder: Path, lamella: Any,
 
 
 def test_a_model_of_transformers_is_in_its_form_already(model_folder: Path, tmp_path: Path) -> None:
-    as_transformers(model_folder, tmp_path / "stock")
+    save_as_transformers(model_folder, tmp_path / "stock")
     with pytest.raises(UsageError, match=r"expected a model folder of Lamella's\. Found another kind"):
-        as_transformers(tmp_path / "stock", tmp_path / "again")
+        save_as_transformers(tmp_path / "stock", tmp_path / "again")
 
 
 def test_a_failure_leaves_nothing_half_written(
@@ -368,5 +370,5 @@ def test_a_failure_leaves_nothing_half_written(
 
     monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", full)
     with pytest.raises(RunError, match=r"stock: cannot be written \(No space left on device\)\.$"):
-        as_transformers(model_folder, tmp_path / "stock")
+        save_as_transformers(model_folder, tmp_path / "stock")
     assert os.listdir(tmp_path) == ["model"]

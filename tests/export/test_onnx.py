@@ -38,13 +38,14 @@ from lamella.encoder.sources import Source, verified_hash
 from lamella.errors import EncoderError, LamellaError, MissingExtraError, ModelError, RunError, UsageError
 from lamella.export import onnx_export
 from lamella.export.onnx_export import export_onnx
-from lamella.inference.decode import Prediction
-from lamella.inference.predict import predict, score_predictions
+from lamella.inference.predict import predict
+from lamella.inference.prediction import Prediction
+from lamella.inference.questions import read_questions
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
 from lamella.models.onnx_model import OnnxModel, read_export
 from lamella.models.transformers_model import StockModel
-from lamella.scoring.evaluate import read_questions
+from lamella.scoring.evaluate import score_predictions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUESTION = "What is it?"

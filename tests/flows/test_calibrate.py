@@ -18,11 +18,11 @@ from lamella.config import Calibration
 from lamella.data.formats import read
 from lamella.data.writers import write
 from lamella.encoder.pretrained import load_encoder
+from lamella.inference.no_answer import na_probability
 from lamella.inference.predict import predict
 from lamella.inference.reader import Reader
 from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
-from lamella.scoring.threshold import na_probability
 from lamella.training import bookkeeping
 from lamella.training.run import train_plan
 

@@ -20,15 +20,9 @@ from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import Features, featurise
 from lamella.data.padding import Padded, longest_first, pad
 from lamella.errors import ModelError
-from lamella.inference.decode import (
-    NO_SPAN,
-    Candidate,
-    Merger,
-    Prediction,
-    decode,
-    decode_answerability,
-    rank_together,
-)
+from lamella.inference.decode import decode, decode_answerability
+from lamella.inference.prediction import NO_SPAN, Candidate, Prediction, rank_together
+from lamella.inference.window_merger import WindowMerger
 from lamella.scoring.metrics import score
 
 # One token a letter; beside the question "q r", windows of 16 hold 11 of them and begin at 0, 7 and 14.
@@ -52,7 +46,7 @@ def legal_spans(is_context: np.ndarray, longest: int) -> list[tuple[int, int]]:
 def merged(
     features: Features, logits: Callable[[Padded], np.ndarray], options: DecodingOptions, batch_size: int = 2
 ) -> dict[str, Prediction]:
-    merger = Merger(options)
+    merger = WindowMerger(options)
     for windows in longest_first(features.lengths, batch_size):
         padded = pad(features, windows)
         merger.add(features, decode(logits(padded), padded, options))
@@ -231,7 +225,7 @@ class TestMerger:
         expected = merged(features, logits, options)
         assert len(features) > 20
         for kept in (2, 3, 5):
-            monkeypatch.setattr("lamella.inference.decode.WINDOWS_KEPT", kept)
+            monkeypatch.setattr("lamella.inference.window_merger.WINDOWS_KEPT", kept)
             assert merged(features, logits, options) == expected
 
     @settings(max_examples=60, deadline=None)
@@ -281,7 +275,7 @@ class TestMerger:
         expected = sorted((-score, *place) for place, score in best.items())[:n_best]
         with pytest.MonkeyPatch.context() as patch:
             for kept in (2, 64):
-                patch.setattr("lamella.inference.decode.WINDOWS_KEPT", kept)
+                patch.setattr("lamella.inference.window_merger.WINDOWS_KEPT", kept)
                 prediction = merged(
                     features, lambda padded: table[:, padded.windows, : padded.mask.shape[1]], options, size
                 )["q0"]

@@ -29,13 +29,17 @@ from lamella.encoder.encoder import Encoder
 from lamella.encoder.pretrained import load_encoder
 from lamella.errors import DataError, LamellaError, ModelError, RunError, UnreadableError, UsageError
 from lamella.files import read_json, write_json
-from lamella.inference.decode import Prediction, choosable, decode, rank
-from lamella.inference.ensemble import Ensemble, Together, combine_logits, combine_spans, write_together
-from lamella.inference.logits import KeptLogits, LogitsKeeper, same_windows
+from lamella.inference.combine import combine_logits, combine_spans
+from lamella.inference.decode import decode, mask_logits
+from lamella.inference.ensemble import Ensemble, EnsembleAnswers
 from lamella.inference.members import Member, open_members
-from lamella.inference.predict import predict, write_predictions
+from lamella.inference.predict import predict
+from lamella.inference.prediction import Prediction, rank
+from lamella.inference.prediction_files import write_predictions
+from lamella.inference.stored_logits import LogitsWriter, StoredLogits, same_windows
 from lamella.models.model import ReaderModel
 from lamella.scoring.calibrate import fingerprint
+from lamella.scoring.ensemble_gain import write_ensemble
 from lamella.scoring.metrics import score
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -95,7 +99,7 @@ def readers(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def predict_run(folder: Path, model: Path, questions: Sequence[Example], *, keep: bool = False) -> Path:
     """What `lamella predict` writes."""
     reader = ReaderModel.load(model)
-    keeper = LogitsKeeper(reader) if keep else None
+    keeper = LogitsWriter(reader) if keep else None
     with runs.new_run(folder, "predict"):
         write_predictions(folder, reader, predict(reader, questions, batch_size=4, keeper=keeper))
         if keeper is not None:
@@ -110,12 +114,12 @@ def kept(readers: list[Path], questions: list[Example], tmp_path_factory: pytest
     return [predict_run(folder / f"p{at}", one, questions, keep=True) for at, one in enumerate(readers)]
 
 
-def together(names: Sequence[Path], examples: Sequence[Example] | None = None, **options: Any) -> Together:
+def together(names: Sequence[Path], examples: Sequence[Example] | None = None, **options: Any) -> EnsembleAnswers:
     members = open_members([str(name) for name in names], run=examples is not None, precision="fp32")
     return Ensemble(members, examples, **options).answer(batch_size=4)
 
 
-def texts(answered: Together) -> dict[str, str]:
+def texts(answered: EnsembleAnswers) -> dict[str, str]:
     return {id: one.text(0.0) for id, one in answered.predictions.items()}
 
 
@@ -311,7 +315,7 @@ def test_the_list_stays_as_long_as_asked() -> None:
 def test_kept_logits_come_back_with_their_windows(
     readers: list[Path], kept: list[Path], questions: list[Example]
 ) -> None:
-    stored = KeptLogits(kept[0])
+    stored = StoredLogits(kept[0])
     model = ReaderModel.load(readers[0])
     features = featurise(questions, model.tokenizer, model.windows)
     assert same_windows(stored.features, features)
@@ -321,7 +325,7 @@ def test_kept_logits_come_back_with_their_windows(
     for indices in longest_first(features.lengths, 4):
         padded = pad(stored.features, indices)
         exact, found = model.logits(padded), stored.logits(padded)
-        below = choosable(exact, padded).max(axis=2, keepdims=True) - exact
+        below = mask_logits(exact, padded).max(axis=2, keepdims=True) - exact
         assert (np.abs(found - exact) <= 2**-11 * np.abs(below) + 1e-5)[:, padded.mask].all()
         assert not found[:, ~padded.mask].any()
     tokens = len(features.input_ids)
@@ -335,7 +339,7 @@ def test_slices_are_kept_as_if_they_were_cut_at_once(questions: list[Example], t
     class Model:
         gives_text, decoding = True, DecodingOptions()
 
-    keeper = LogitsKeeper(Model())
+    keeper = LogitsWriter(Model())
     written = []
     for features in featurise_in_slices(questions, tokenizer, windows, size=3):
         for indices in longest_first(features.lengths, 2):
@@ -345,7 +349,7 @@ def test_slices_are_kept_as_if_they_were_cut_at_once(questions: list[Example], t
         written.append(features)
     assert sum(len(features.examples) for features in written) > len(questions)  # one lies in two slices
     keeper.write(tmp_path)
-    kept, whole = KeptLogits(tmp_path), featurise(questions, tokenizer, windows)
+    kept, whole = StoredLogits(tmp_path), featurise(questions, tokenizer, windows)
     assert same_windows(kept.features, whole)
     padded = pad(whole, np.arange(len(whole)))
     np.testing.assert_array_equal(kept.logits(padded)[0][padded.mask], padded.input_ids[padded.mask])
@@ -357,12 +361,12 @@ def test_what_fp16_cannot_hold_is_clipped(padded: Padded, questions: list[Exampl
         gives_text, decoding = True, DecodingOptions()
 
     features = featurise(questions, tiny_tokenizer("bert"), tiny_run_config().windows)
-    keeper = LogitsKeeper(Model())
+    keeper = LogitsWriter(Model())
     logits = np.zeros((2, *padded.mask.shape), np.float32)
     logits[0, :, padded.cls], logits[1, :, 1] = 1e6, -np.inf
     keeper.add(features, padded, logits)
     keeper.write(tmp_path)
-    found = KeptLogits(tmp_path).logits(padded)
+    found = StoredLogits(tmp_path).logits(padded)
     assert (found[0, :, padded.cls] == 1e6).all()
     assert (found[0, :, 1] == 1e6 - 65504).all()
     assert (found[1, :, 1] == -65504).all()
@@ -402,7 +406,7 @@ def test_damaged_logits_are_said_to_be(kept: list[Path], tmp_path: Path, harm: C
     shutil.copytree(kept[1], tmp_path / "other")
     harm(Path(shutil.copytree(kept[0], tmp_path / "p")))
     with pytest.raises(UnreadableError) as caught:
-        KeptLogits(tmp_path / "p")
+        StoredLogits(tmp_path / "p")
     assert str(caught.value) == (
         f"{tmp_path / 'p'}: its kept logits are damaged, or logits.safetensors and logits.json are of two runs; "
         "predict again with --keep-logits."
@@ -426,17 +430,17 @@ def rewrite_arrays(folder: Path, **changes: Callable[[Any], Any]) -> None:
 def test_logits_that_were_kept_before_files_were_hashed_still_open(kept: list[Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(kept[0], tmp_path / "p"))
     rewrite_index(folder, without="sha256")
-    assert same_windows(KeptLogits(folder).features, KeptLogits(kept[0]).features)
+    assert same_windows(StoredLogits(folder).features, StoredLogits(kept[0]).features)
 
 
 def test_logits_of_another_version_or_gone(kept: list[Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(kept[0], tmp_path / "p"))
     (folder / runs.LOGITS).unlink()
     with pytest.raises(UnreadableError, match=r"logits\.safetensors: no such file"):
-        KeptLogits(folder)
+        StoredLogits(folder)
     (folder / runs.LOGITS_INDEX).write_text('{"format": 2}')
     with pytest.raises(UnreadableError, match=r"logits\.json: expected format 1\. Got 2, of another lamella\."):
-        KeptLogits(folder)
+        StoredLogits(folder)
 
 
 # --- members of all kinds
@@ -591,7 +595,7 @@ def test_a_calibration_was_fitted_to_the_odds_of_its_member(
     tuned_on = {"data": "dev.json", "questions": len(questions), "sha256": fingerprint(questions)}
     calibrated = {"calibration": {"method": "temperature", "temperature": 100.0, "bias": 3.0}, "tuned_on": tuned_on}
     folders = [save_reader(tmp_path / f"c{seed}", bert, seed=seed, decoding=calibrated) for seed in (0, 1)]
-    results = write_together(tmp_path / "run", together(folders, questions), questions)
+    results = write_ensemble(tmp_path / "run", together(folders, questions), questions)
     assert "threshold_tuned_on_these" not in results
     odds, na_prob = (read_json(tmp_path / "run" / name) for name in (runs.NULL_ODDS, runs.NA_PROB))
     assert na_prob == pytest.approx({id: 1 / (1 + math.exp(-value)) for id, value in odds.items()})
@@ -641,7 +645,7 @@ def test_members_that_cannot_be_combined(
     assert "a vote counts texts" in refused(lambda: together([full, full], how="vote", level="token"), UsageError)
     answerable = save_reader(tmp_path / "a", bert, seed=0, learner={"task": "answerability"})
     assert "has no texts to combine" in refused(lambda: opened(one, answerable, run=True), UsageError)
-    assert "only tells whether" in refused(lambda: LogitsKeeper(ReaderModel.load(answerable)), UsageError)
+    assert "only tells whether" in refused(lambda: LogitsWriter(ReaderModel.load(answerable)), UsageError)
     write_json(one / runs.RUN, {"state": "failed"})
     assert "expected a run that is finished. Found one that is failed" in refused(lambda: opened(one, one), RunError)
     (fewer / runs.NBEST).write_text('{"q": [{"text": "a"}]}')
@@ -656,7 +660,7 @@ def test_gains_are_differences_of_official_scores(
 ) -> None:
     found = together(readers, questions, how="product")
     with runs.new_run(tmp_path / "out", "ensemble") as folder:
-        results = write_together(folder, found, questions)
+        results = write_ensemble(folder, found, questions)
     assert results == json.loads((tmp_path / "out" / runs.RESULTS).read_text())
     assert list(results["gains"]) == ["r0", "r1", "r2"]
     for name, member in found.members.items():

@@ -16,11 +16,11 @@ from lamella.data.examples import Answer, Context, Example
 from lamella.data.formats import read
 from lamella.encoder.pretrained import load_encoder
 from lamella.files import read_json
-from lamella.inference.decode import Candidate, Prediction
-from lamella.inference.predict import score_predictions
+from lamella.inference.prediction import Candidate, Prediction
 from lamella.inference.reader import Reader
-from lamella.inference.several_contexts import asked_once, by_question
+from lamella.inference.several_contexts import one_example_per_question, predictions_by_question
 from lamella.models.model import ReaderModel
+from lamella.scoring.evaluate import score_predictions
 from lamella.scoring.metrics import score
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -147,7 +147,7 @@ def test_the_best_answer_of_all_contexts_meets_the_least_sure_no_answer() -> Non
         "b": answers(("", 5.0), ("three", 4.0)),
         "a#1": answers(("four", 4.0), ("", 3.0)),
     }
-    found = by_question(EXAMPLES, predictions, n_best=20)
+    found = predictions_by_question(EXAMPLES, predictions, n_best=20)
     assert list(found) == ["a", "b"]
     assert [(one.text, one.score, one.context) for one in found["a"].candidates] == [
         ("four", 4.0, 1),
@@ -163,7 +163,7 @@ def test_the_best_answer_of_all_contexts_meets_the_least_sure_no_answer() -> Non
 def test_of_a_model_without_texts_the_surest_that_there_is_one_decides() -> None:
     odds = {"a#0": 4.0, "b": 2.0, "a#1": -3.0}
     predictions = {id: Prediction((Candidate("", 0, 0, one),), one) for id, one in odds.items()}
-    found = by_question(EXAMPLES, predictions, n_best=20, gives_text=False)
+    found = predictions_by_question(EXAMPLES, predictions, n_best=20, gives_text=False)
     assert {id: one.null_odds for id, one in found.items()} == {"a": -3.0, "b": 2.0}
     results = score_predictions(Deciding(gives_text=False), EXAMPLES, predictions)
     assert (results["question_answerability_accuracy"], results["question_total"]) == (50.0, 2)
@@ -171,7 +171,7 @@ def test_of_a_model_without_texts_the_surest_that_there_is_one_decides() -> None
 
 
 def test_true_answers_are_those_of_all_contexts() -> None:
-    asked = asked_once(EXAMPLES)
+    asked = one_example_per_question(EXAMPLES)
     assert [(one.id, [answer.text for answer in one.answers]) for one in asked] == [("a", ["four"]), ("b", ["three"])]
     assert score(asked, {"a": "four", "b": ""})["exact"] == 50.0
 

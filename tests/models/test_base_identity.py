@@ -22,7 +22,8 @@ from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.sources import find_encoder, verified_hash
 from lamella.encoder.tensors import hash_parameters
 from lamella.errors import ModelError
-from lamella.export.flatten import flatten, halve
+from lamella.export.flatten import flatten
+from lamella.export.half import halve
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
 from run_files import write_run_file

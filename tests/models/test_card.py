@@ -16,7 +16,8 @@ from lamella.data.demo import data_path
 from lamella.data.formats import read
 from lamella.encoder.pretrained import load_encoder
 from lamella.errors import ModelError
-from lamella.export.flatten import flatten, halve
+from lamella.export.flatten import flatten
+from lamella.export.half import halve
 from lamella.models.card import Facts, data_facts
 from lamella.models.model import ReaderModel
 

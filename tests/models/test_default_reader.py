@@ -16,10 +16,11 @@ from lamella.data.dataset import load_examples
 from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.sources import DEFAULT_READER, READERS, find_encoder, saved_model
 from lamella.encoder.tuning import count_parameters
-from lamella.inference.predict import predict, score_predictions
+from lamella.inference.predict import predict
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
 from lamella.plan import load_plan
+from lamella.scoring.evaluate import score_predictions
 from lamella.training.run import train_plan
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,8 @@ from doubles import (
     tiny_tokenizer,
 )
 from lamella.data.features import Features, featurise
-from lamella.scoring.cost import Stopwatch, efficiency, model_cost, sample_window
+from lamella.scoring.cost import efficiency, model_cost, sample_window
+from lamella.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = [

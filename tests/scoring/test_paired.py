@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamella.errors import UsageError
-from lamella.scoring.paired import paired_difference
+from lamella.scoring.significance import paired_difference
 
 scores = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=30)
 

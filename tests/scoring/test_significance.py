@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamella.scoring.paired import paired_difference
-from lamella.scoring.significance import bootstrap_differences, mcnemar
+from lamella.scoring.significance import bootstrap_differences, mcnemar, paired_difference
 
 DRAWS = 200
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from lamella.config import Calibration, DecodingOptions
 from lamella.data.examples import Answer, Context, Example
 from lamella.errors import DataError
-from lamella.inference.decode import NO_SPAN, Candidate, Prediction
+from lamella.inference.no_answer import na_probability
+from lamella.inference.prediction import NO_SPAN, Candidate, Prediction
 from lamella.scoring.calibrate import check_tunable, fingerprint, threshold_report, tune_decoding
 from lamella.scoring.metrics import QuestionScores, best_thresholds, summarise
 from lamella.scoring.threshold import (
@@ -24,7 +25,6 @@ from lamella.scoring.threshold import (
     expected_calibration_error,
     fit_isotonic,
     fit_temperature,
-    na_probability,
     tune,
 )
 

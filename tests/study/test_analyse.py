@@ -19,7 +19,7 @@ from lamella.cli import app
 from lamella.data.examples import Answer, Context, Example
 from lamella.errors import DataError, LamellaError, RunError, UsageError
 from lamella.files import read_json, write_json
-from lamella.inference.decode import Candidate, Prediction, rank
+from lamella.inference.prediction import Candidate, Prediction, rank
 from lamella.scoring.metrics import QuestionScores, score_questions
 from lamella.study.analysis.analyse import analyse, evenly_spaced
 from lamella.study.analysis.confident_mistakes import AROUND, confident_mistakes, marked, mistakes_page

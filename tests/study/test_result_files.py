@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from doubles import save_tiny_encoder
 from lamella.errors import LamellaError, RunError, UnreadableError, UsageError
-from lamella.inference.members import read_answered
-from lamella.scoring.calibrate import odds_of, scores_of_best, threshold_report
-from lamella.scoring.evaluate import read_questions
+from lamella.inference.prediction_files import read_answers
+from lamella.inference.questions import read_questions
+from lamella.scoring.best_answers import null_odds_of, score_best_answers
+from lamella.scoring.calibrate import threshold_report
 from lamella.scoring.metrics import QuestionScores
 from lamella.study.compare import compare, compare_found, keep_and_compare
 from lamella.study.keep import with_results
@@ -106,12 +107,12 @@ def test_the_scores_kept_are_those_that_evaluate_writes(tmp_path: Path, data: Pa
     run = write_scored_run(tmp_path / "run", data, 0)
     assert lamella("compare", run, "--keep", tmp_path / "kept")[0] == 0
     kept = read_result(tmp_path / "kept" / "run.json")
-    examples, answered = read_questions(str(data), labelled=True), read_answered(run)
-    best = scores_of_best(examples, answered.predictions)
+    examples, answered = read_questions(str(data), labelled=True), read_answers(run)
+    best = score_best_answers(examples, answered.predictions)
     from lamella.config import DecodingOptions
 
     wanted = threshold_report(
-        DecodingOptions(), examples, best, odds_of(examples, answered.predictions), gives_text=True
+        DecodingOptions(), examples, best, null_odds_of(examples, answered.predictions), gives_text=True
     )
     scores = kept.results()
     for key in ("exact_at_0", "f1_at_0", "crossfit_exact", "crossfit_f1"):

@@ -17,8 +17,8 @@ from lamella.data import features
 from lamella.errors import LamellaError, RunError, UsageError
 from lamella.files import read_json
 from lamella.inference.predict import predict
+from lamella.inference.questions import read_questions
 from lamella.models.loading import load_model
-from lamella.scoring.evaluate import read_questions
 from lamella.sweep import engine, ray_predict
 from lamella.sweep.engine import Job, RayEngine, pack, train_elsewhere, unpack
 from lamella.sweep.ray_cluster import cluster

@@ -30,8 +30,8 @@ from lamella.data.formats import read
 from lamella.data.padding import pad
 from lamella.encoder.pretrained import load_encoder
 from lamella.errors import LamellaError, RunError
-from lamella.inference.logits import KeptLogits, LogitsKeeper
 from lamella.inference.predict import predict
+from lamella.inference.stored_logits import LogitsWriter, StoredLogits
 from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
 from lamella.training import bookkeeping
@@ -53,7 +53,7 @@ class Said:
 
 def keep(folder: Path, features: Features, logits: np.ndarray[Any, Any]) -> Path:
     """A run folder with these logits [2, tokens] for all windows."""
-    keeper = LogitsKeeper(Said())
+    keeper = LogitsWriter(Said())
     for window in range(len(features)):
         padded = pad(features, np.array([window]))
         row = np.zeros((2, *padded.mask.shape))
@@ -66,7 +66,7 @@ def keep(folder: Path, features: Features, logits: np.ndarray[Any, Any]) -> Path
 
 def kept_by(model: ReaderModel, examples: Sequence[Example], folder: Path) -> str:
     """What `lamella predict --keep-logits` leaves."""
-    keeper = LogitsKeeper(model)
+    keeper = LogitsWriter(model)
     with runs.new_run(folder, "predict"):
         predict(model, examples, keeper=keeper)
         keeper.write(folder)
@@ -100,7 +100,7 @@ def loud(model: ReaderModel) -> ReaderModel:
 
 
 def slowly(
-    kept: Sequence[KeptLogits], train: Features, window: int, temperature: float | None
+    kept: Sequence[StoredLogits], train: Features, window: int, temperature: float | None
 ) -> tuple[np.ndarray[Any, Any], bool]:
     """What teachers say of a window, [O, T], token by token and character by character: probabilities at a temperature,
     or without one logits; and whether it is taught.
@@ -135,7 +135,7 @@ def shown(features: Features, window: int) -> range:
 
 
 def one_slowly(
-    teacher: KeptLogits, best: int, train: Features, window: int, temperature: float | None
+    teacher: StoredLogits, best: int, train: Features, window: int, temperature: float | None
 ) -> np.ndarray[Any, Any]:
     theirs = teacher.features
     logits = teacher.logits(pad(theirs, np.array([best])))[:, 0].astype(np.float64)
@@ -185,7 +185,7 @@ def place(span: Any, own: Any, output: int) -> int:
 
 def assert_as_slowly(folders: Sequence[Path], train: Features, temperature: float | None) -> None:
     aligned = align(folders, train, temperature=temperature)
-    kept = [KeptLogits(folder) for folder in folders]
+    kept = [StoredLogits(folder) for folder in folders]
     for window in range(len(train)):
         found = aligned.padded(np.array([window]), int(train.lengths[window]) + 3)[:, 0]
         assert np.isneginf(found[:, -3:]).all()
@@ -676,7 +676,7 @@ def test_a_folder_without_logits_is_not_to_be_written_over(tmp_path: Path) -> No
 def test_runs_made_before_do_not_tell_who_taught(tmp_path: Path) -> None:
     examples, model = some_examples(), tiny_model(seed=1)
     before = kept_by(model, examples, tmp_path / "before")
-    keeper = LogitsKeeper(model, {"name": "/far/away/model", "sha256": "abc"})
+    keeper = LogitsWriter(model, {"name": "/far/away/model", "sha256": "abc"})
     predict(model, examples, keeper=keeper)
     keeper.write(tmp_path / "after")
     student = tiny_model(seed=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -43,12 +44,14 @@ def predict(
     """Answer the questions of a data file; writes predictions.json and what belongs to it."""
     from lamella.data.writers import check_submission, write_submission
     from lamella.errors import UsageError
-    from lamella.inference.logits import LogitsKeeper
-    from lamella.inference.predict import answers_by_question, write_predictions
+    from lamella.inference.model_record import model_record
     from lamella.inference.predict import predict as answer
+    from lamella.inference.prediction_files import write_predictions
+    from lamella.inference.questions import read_questions
+    from lamella.inference.several_contexts import answers_by_question
+    from lamella.inference.stored_logits import LogitsWriter
     from lamella.models.loading import load_model
     from lamella.runs import data_record, new_run
-    from lamella.scoring.evaluate import model_record, read_questions
 
     if engine == "local" and address is not None:
         raise UsageError("predict --address: is for --engine ray.")
@@ -60,7 +63,7 @@ def predict(
     if submission is not None:
         check_submission(submission, data, out)
     answered, answers = data_record([data], (one.id for one in examples)), model_record(model, reader)
-    keeper = LogitsKeeper(reader, answers) if keep_logits else None
+    keeper = LogitsWriter(reader, answers) if keep_logits else None
     with ExitStack() as stack:
         if engine == "ray":
             from lamella.sweep.ray_cluster import cluster
@@ -126,10 +129,8 @@ def evaluate(
 ) -> None:
     """Score predictions as the official SQuAD 2.0 script does, or those of a model."""
     from lamella.errors import UsageError
-    from lamella.inference.logits import LogitsKeeper
-    from lamella.models.loading import load_model
-    from lamella.runs import data_record, new_run
-    from lamella.scoring.evaluate import evaluate_file, evaluate_model, model_record, read_questions
+    from lamella.scoring.evaluate import evaluate as evaluate_model
+    from lamella.scoring.evaluate import evaluate_file
 
     if (predictions is None) == (model is None):
         raise UsageError("evaluate: expected either a predictions file or --model, one of the two.")
@@ -151,13 +152,16 @@ def evaluate(
             raise UsageError("evaluate --model: expected --out, the run folder to write.")
         if null_odds or na_prob or threshold is not None or missing != "error":
             raise UsageError("evaluate --model: options about scores are for a predictions file; a model has its own.")
-        examples, reader = read_questions(data, labelled=True), load_model(model, precision=precision)
-        answered, answers = data_record([data], (one.id for one in examples)), model_record(model, reader)
-        keeper = LogitsKeeper(reader, answers) if keep_logits else None
-        with new_run(
-            out, "evaluate", overwrite=overwrite, needs=reader.folders, data=answered, model=answers
-        ) as folder:
-            results = evaluate_model(reader, examples, folder, batch_size=batch_size, language=language, keeper=keeper)
+        results = evaluate_model(
+            model,
+            data,
+            out=out,
+            batch_size=batch_size,
+            precision=precision,
+            language=language,
+            keep_logits=keep_logits,
+            overwrite=overwrite,
+        )
         if results.get("threshold_tuned_on_these"):
             typer.echo(
                 "the model's threshold was tuned on these very questions, so that exact and f1 are too good: "
@@ -181,10 +185,10 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Tune when a model says "no answer", and how sure it is, on a data file; stores both with the model."""
+    from lamella.inference.questions import read_questions
     from lamella.models.loading import load_model
     from lamella.models.model import ReaderModel
-    from lamella.scoring.calibrate import folder_to_tune
-    from lamella.scoring.evaluate import calibrate_model, read_questions
+    from lamella.scoring.calibrate import calibrate_model, folder_to_tune
 
     folder = None if dry_run else folder_to_tune(model, data)
     examples, reader = read_questions(data, labelled=True), load_model(model, precision=precision)
@@ -230,10 +234,11 @@ def ensemble(
     as_json: AsJson = False,
 ) -> None:
     """Let several readers answer together; says what that adds to each of them."""
-    from lamella.inference.ensemble import Ensemble, write_together
+    from lamella.inference.ensemble import Ensemble
     from lamella.inference.members import open_members
+    from lamella.inference.questions import read_any_questions
     from lamella.runs import data_record, new_run
-    from lamella.scoring.evaluate import read_any_questions
+    from lamella.scoring.ensemble_gain import write_ensemble
 
     examples, labelled = read_any_questions(data) if data else (None, False)
     opened = open_members(members, run=data is not None, precision=precision)
@@ -242,7 +247,7 @@ def ensemble(
     answered = data_record([data], (one.id for one in examples)) if data and examples is not None else None
     with new_run(out, "ensemble", overwrite=overwrite, needs=needs, data=answered) as folder:
         together = readers.answer(batch_size=batch_size)
-        results = write_together(folder, together, examples if labelled else None, language)
+        results = write_ensemble(folder, together, examples if labelled else None, language)
     if as_json:
         typer.echo(json.dumps(results, indent=2))
         return
@@ -332,9 +337,15 @@ def export(
         typer.echo("\n".join(export_onnx(model, onnx, int8=int8, data=data)))
         return
 
-    from lamella.export import flatten as forms
+    from lamella.export.flatten import flatten as write_flat
+    from lamella.export.half import halve
+    from lamella.export.transformers_checkpoint import save_as_transformers
 
-    write = {"--flatten": forms.flatten, "--half": forms.halve, "--as-transformers": forms.as_transformers}
+    write: dict[str, Callable[[str, Path], object]] = {
+        "--flatten": write_flat,
+        "--half": halve,
+        "--as-transformers": save_as_transformers,
+    }
     for mode, folder in chosen.items():
         write[mode](model, folder)
         typer.echo(f"{folder}: written")

@@ -28,7 +28,9 @@ from lamella.encoder.sources import MODEL_CONFIG, Source, verified_hash
 from lamella.encoder.tuning import merge
 from lamella.errors import MissingExtraError, ModelError, UsageError, one_line
 from lamella.files import write_json, write_text
-from lamella.inference.predict import Answering, predict, score_predictions
+from lamella.inference.predict import predict
+from lamella.inference.protocols import QAModel
+from lamella.inference.questions import read_questions
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel, refuse_occupied, replacing
 from lamella.models.onnx_model import (
@@ -41,7 +43,8 @@ from lamella.models.onnx_model import (
     OnnxModel,
 )
 from lamella.models.transformers_model import StockModel
-from lamella.scoring.evaluate import language_of, read_questions
+from lamella.scoring.evaluate import score_predictions
+from lamella.scoring.metrics import language_of
 
 TOLERANCE = 1e-4  # how far a graph's logits may be from torch's, for logits of up to 1; of larger ones, the same share
 LARGEST_FILE = 2**31 - 2**20  # bytes that fit into one protobuf file; the weights of a larger model lie beside it
@@ -153,7 +156,7 @@ def _tidy(graph: Any, encoder: str) -> list[str]:
     return found
 
 
-def _features(model: Answering) -> Features:
+def _features(model: QAModel) -> Features:
     """Windows of unlike length, to export and to compare with."""
     return featurise(read_questions(str(data_path("demo:dev")))[:6], model.tokenizer, model.windows)
 

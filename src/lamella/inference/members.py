@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lamella import runs
 from lamella.config import DecodingOptions
 from lamella.encoder.sources import is_saved_model, model_folder
-from lamella.errors import RunError, UnreadableError, UsageError
-from lamella.files import read_json
-from lamella.inference.decode import Candidate, Prediction
-from lamella.inference.logits import KeptLogits, has_logits
-from lamella.inference.predict import Answering
+from lamella.errors import RunError, UsageError
+from lamella.inference.prediction_files import AnswerSet, read_answers
+from lamella.inference.protocols import QAModel
+from lamella.inference.stored_logits import StoredLogits, has_logits
 from lamella.models.loading import Precision, load_model
-
-
-@dataclass(frozen=True)
-class Answered:
-    """What a member answered: its n-best lists, and the texts that it settled on at its own threshold."""
-
-    predictions: Mapping[str, Prediction]
-    texts: Mapping[str, str]
-
-    @classmethod
-    def by(cls, decoding: DecodingOptions, predictions: Mapping[str, Prediction]) -> Answered:
-        """Predictions, and what a model says to them."""
-        threshold = decoding.null_score_diff_threshold
-        return cls(predictions, {id: one.text(threshold) for id, one in predictions.items()})
 
 
 @dataclass(frozen=True)
@@ -40,12 +24,12 @@ class Member:
 
     name: str
     folders: tuple[Path, ...]
-    model: Answering | None = None
-    answered: Answered | None = None
-    kept: KeptLogits | None = None
+    model: QAModel | None = None
+    answered: AnswerSet | None = None
+    kept: StoredLogits | None = None
 
     @property
-    def logits(self) -> Answering | KeptLogits | None:
+    def logits(self) -> QAModel | StoredLogits | None:
         """Where its logits come from."""
         return self.model or self.kept
 
@@ -81,8 +65,8 @@ def _open(name: str, short: str, run: bool, precision: Precision) -> Member:
     if (folder / runs.NBEST).is_file() and not (has_model and run):
         if (state := runs.run_state(folder)) not in ("finished", None):
             raise RunError(f"{name}: expected a run that is finished. Found one that is {state}.")
-        kept = KeptLogits(folder) if has_logits(folder) else None
-        return Member(short, (folder,), answered=read_answered(folder), kept=kept)
+        kept = StoredLogits(folder) if has_logits(folder) else None
+        return Member(short, (folder,), answered=read_answers(folder), kept=kept)
     if (folder / runs.NULL_ODDS).is_file() and not has_model:
         raise UsageError(f"{name}: tells whether there is an answer, not where: it has no texts to combine.")
     if not run:
@@ -91,28 +75,6 @@ def _open(name: str, short: str, run: bool, precision: Precision) -> Member:
     if not model.gives_text:
         raise UsageError(f"{name}: tells whether there is an answer, not where: it has no texts to combine.")
     return Member(short, model.folders, model=model)
-
-
-def read_answered(folder: Path) -> Answered:
-    """The predictions of a run folder."""
-    best, texts = read_json(folder / runs.NBEST), read_json(folder / runs.PREDICTIONS)
-    try:
-        predictions = {id: _prediction(candidates) for id, candidates in best.items()}
-        return Answered(predictions, {id: str(texts[id]) for id in predictions})
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise UnreadableError(
-            f"{folder}: expected {runs.NBEST} with text, probability, score, start and end of every candidate, and a "
-            f"text for each question in {runs.PREDICTIONS}."
-        ) from None
-
-
-def _prediction(found: Sequence[Mapping[str, Any]]) -> Prediction:
-    candidates = tuple(
-        Candidate(str(one["text"]), int(one["start"]), int(one["end"]), float(one["score"]), float(one["probability"]))
-        for one in found
-    )
-    bare = Prediction(candidates, null_odds=0.0)
-    return Prediction(candidates, null_odds=bare.null.score - bare.best_span.score)
 
 
 def short_names(names: Sequence[str]) -> list[str]:
@@ -127,7 +89,7 @@ def short_names(names: Sequence[str]) -> list[str]:
     return unique
 
 
-def _share(models: Sequence[Answering | None]) -> None:
+def _share(models: Sequence[QAModel | None]) -> None:
     if not any(models):
         return
     from lamella.inference.one_pass import share_encoders

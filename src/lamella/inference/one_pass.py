@@ -13,11 +13,13 @@ from lamella.data.batches import Batch
 from lamella.data.features import Features
 from lamella.data.padding import Padded, longest_first, pad
 from lamella.encoder.encoder import Encoder, HiddenStates
-from lamella.inference.decode import Merger, Prediction, WindowSpans
-from lamella.inference.predict import explaining_memory, spans_of
+from lamella.inference.decode import WindowSpans
+from lamella.inference.predict import decode_batch, explain_out_of_memory
+from lamella.inference.prediction import Prediction
+from lamella.inference.window_merger import WindowMerger
 from lamella.models.model import ReaderModel
 from lamella.progress import progress
-from lamella.scoring.cost import Stopwatch
+from lamella.stopwatch import Stopwatch
 
 Encode = Callable[[Batch, Sequence[int]], HiddenStates]  # the encoder, or a cache of what it gave
 
@@ -49,18 +51,18 @@ def predict_many(
         with progress("answering", sum(map(len, mine))) as advance, torch.inference_mode():
             for indices in mine:
                 padded = pad(features, indices)
-                with explaining_memory(padded):
+                with explain_out_of_memory(padded):
                     for of_model, model, logits in zip(
                         found, models, logits_of_heads(models, padded, encode, clocks), strict=True
                     ):
-                        of_model.append(spans_of(model, padded, logits))
+                        of_model.append(decode_batch(model, padded, logits))
                 advance(len(indices))
     finally:
         for model, mode in zip(models, was_training, strict=True):
             model.train(mode)
     predictions = []
     for model, of_model in zip(models, found, strict=True):
-        merger = Merger(model.decoding, gives_text=model.gives_text)
+        merger = WindowMerger(model.decoding, gives_text=model.gives_text)
         for spans in gather(of_model):
             merger.add(features, spans)
         predictions.append(merger.predictions(features.examples))

@@ -22,14 +22,15 @@ from lamella.data.features import Features, featurise_in_slices
 from lamella.data.tokens import without_truncation
 from lamella.errors import UnknownNameError, UsageError
 from lamella.inference.decode import WindowSpans, decode
-from lamella.inference.predict import Answering, each_batch
+from lamella.inference.predict import iterate_batches
+from lamella.inference.protocols import QAModel
 
 SHORTEST = 16  # tokens of a window, as for every other
 WITHOUT_EFFECT = ("padding", "max_question_len", "num_workers")  # on answers: with a fast tokenizer, there neither
 
 
 def answer_as_pipeline(
-    model: Answering,
+    model: QAModel,
     pairs: Sequence[tuple[str, str]],
     *,
     top_k: int = 1,
@@ -63,7 +64,7 @@ def answer_as_pipeline(
     answers = [_Found(context, plain) for _, context in pairs]
     for features in featurise_in_slices(examples, model.tokenizer, windows):
         found: dict[int, tuple[WindowSpans, int]] = {}
-        for padded, logits in each_batch(model, features, batch_size):
+        for padded, logits in iterate_batches(model, features, batch_size):
             spans = decode(logits, padded, options, normalised=True)
             found.update({int(window): (spans, row) for row, window in enumerate(spans.windows)})
         for window in sorted(found):  # in the order of the text: the first of equal answers lends its place

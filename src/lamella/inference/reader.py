@@ -12,11 +12,12 @@ import numpy as np
 from lamella.data.examples import Context, Example
 from lamella.encoder.sources import DEFAULT_READER, READERS
 from lamella.errors import UsageError
-from lamella.inference.decode import Prediction, rank_together
+from lamella.inference.no_answer import na_probability
 from lamella.inference.pipeline import answer_as_pipeline, checked_options
-from lamella.inference.predict import Answering, predict
+from lamella.inference.predict import predict
+from lamella.inference.prediction import Prediction, rank_together
+from lamella.inference.protocols import QAModel
 from lamella.models.loading import Backend, Precision, load_model
-from lamella.scoring.threshold import na_probability
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +58,7 @@ class Reader:
     [{'score': 0.93, 'probability': 0.84, 'start': 23, 'end': 39, 'answer': 'Robert Stevenson'}]
     """
 
-    def __init__(self, model: Answering, *, batch_size: int = 16) -> None:
+    def __init__(self, model: QAModel, *, batch_size: int = 16) -> None:
         if not model.gives_text:
             raise UsageError("this model tells whether a text has the answer, not where: it cannot be asked for it.")
         self.model, self.batch_size = model, _at_least_one("batch_size", batch_size)

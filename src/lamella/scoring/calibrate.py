@@ -6,19 +6,20 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from lamella.config import TUNING_ELSEWHERE, DecodingOptions, TunedOn, load_config, same_file
 from lamella.data.examples import Example
 from lamella.encoder.sources import is_saved_model, model_folder
 from lamella.errors import DataError, UsageError
-from lamella.inference.decode import Prediction
+from lamella.inference.no_answer import na_probability
+from lamella.inference.prediction import Prediction
+from lamella.inference.protocols import QAModel
 from lamella.runs import CONFIG, run_state
-from lamella.scoring.metrics import Language, QuestionScores, score_questions
+from lamella.scoring.best_answers import null_odds_of, score_best_answers
+from lamella.scoring.metrics import Language, QuestionScores, language_of
 from lamella.scoring.threshold import (
     Floats,
     Method,
@@ -27,7 +28,6 @@ from lamella.scoring.threshold import (
     cross_fit,
     expected_calibration_error,
     fit_calibration,
-    na_probability,
     tune,
 )
 
@@ -70,8 +70,8 @@ def tune_decoding(
 ) -> Tuned:
     """The threshold of the best F1 on some examples, and the calibration that fits them."""
     check_tunable(examples, data)
-    scores = scores_of_best(examples, predictions, gives_text=gives_text, language=language)
-    odds = odds_of(examples, predictions)
+    scores = score_best_answers(examples, predictions, gives_text=gives_text, language=language)
+    odds = null_odds_of(examples, predictions)
     threshold = tune(scores, odds)
     calibration = fit_calibration(odds, ~scores.answerable, method)
     names = [Path(name).name for name in data]
@@ -142,27 +142,6 @@ def check_tunable(examples: Sequence[Example], data: Sequence[str]) -> None:
         )
 
 
-def scores_of_best(
-    examples: Sequence[Example],
-    predictions: Mapping[str, Prediction],
-    *,
-    gives_text: bool = True,
-    language: Language = "en",
-) -> QuestionScores:
-    """How good the best answer of every question is; one without a text is as good as can be where there is one."""
-    answers = {id: one.best_span.text for id, one in predictions.items()}
-    scores = score_questions(examples, answers, language=language)
-    if gives_text:
-        return scores
-    right = scores.answerable.astype(np.float64)
-    return replace(scores, answered=np.ones_like(scores.answered), exact=right, f1=right)
-
-
-def odds_of(examples: Sequence[Example], predictions: Mapping[str, Prediction]) -> Floats:
-    """The null odds, in the order of the examples."""
-    return np.array([predictions[example.id].null_odds for example in examples], np.float64)
-
-
 def fingerprint(examples: Sequence[Example]) -> str:
     """By which the same questions are known again, in any order."""
     return hashlib.sha256(json.dumps(sorted(example.id for example in examples)).encode()).hexdigest()
@@ -172,3 +151,27 @@ def _percent(name: str, scores: QuestionScores, gives_text: bool) -> dict[str, f
     """Exact match and F1; of a model without texts both are the accuracy of its abstaining."""
     values = {"exact": scores.exact, "f1": scores.f1} if gives_text else {"answerability_accuracy": scores.exact}
     return {name.format(key): 100.0 * float(value.sum()) / len(value) for key, value in values.items()}
+
+
+def calibrate_model(
+    model: QAModel,
+    examples: Sequence[Example],
+    data: str,
+    *,
+    method: Method = "temperature",
+    batch_size: int = 32,
+) -> Tuned:
+    """Tune a model's threshold and calibration on the questions of a file; nothing is written."""
+    from lamella.inference.predict import predict
+    from lamella.scoring.calibrate import check_tunable, tune_decoding
+
+    check_tunable(examples, [data])
+    return tune_decoding(
+        model.decoding,
+        examples,
+        predict(model, examples, batch_size=batch_size),
+        data=[data],
+        method=method,
+        gives_text=model.gives_text,
+        language=language_of(examples),
+    )

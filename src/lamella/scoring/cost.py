@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,26 +23,11 @@ if TYPE_CHECKING:
 
     from lamella.data.batches import Batch
     from lamella.encoder.encoder import HiddenStates
-    from lamella.inference.predict import Answering
+    from lamella.inference.protocols import QAModel
     from lamella.models.model import ReaderModel
 
 SAMPLE = 200  # questions whose mean length stands for that of all
 WEIGHTS = (".safetensors", ".onnx", ".data", ".bin")  # how files end that hold a model's numbers
-
-
-class Stopwatch:
-    """Adds up the seconds of the blocks that it is entered for."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._began = 0.0
-
-    def __enter__(self) -> Stopwatch:
-        self._began = time.perf_counter()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.seconds += time.perf_counter() - self._began
 
 
 def write_cost(folder: Path, cost: dict[str, Any], *, f1: float | None) -> None:
@@ -91,7 +74,7 @@ def model_cost(model: ReaderModel, window: SampleWindow | None, *, training: boo
     return cost
 
 
-def cost_of_answers(model: Answering, examples: Sequence[Example], seconds: float, batch_size: int) -> dict[str, Any]:
+def cost_of_answers(model: QAModel, examples: Sequence[Example], seconds: float, batch_size: int) -> dict[str, Any]:
     """What answering with a model of any kind cost, and what can be told of the model."""
     device: Any = getattr(model, "device", None)  # onnxruntime's model has none
     cost: dict[str, Any] = {"device": "cpu"}

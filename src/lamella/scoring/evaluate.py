@@ -1,27 +1,91 @@
-"""Scoring: of a predictions file, or of a model's own predictions."""
+"""Evaluation: score the answers of a model, or a predictions file, against true answers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lamella import runs
-from lamella.data.dataset import Dataset, load_examples
 from lamella.data.examples import Example
-from lamella.encoder.sources import MODEL_CONFIG, Source, hash_weights, is_saved_model
-from lamella.errors import DataError, UnreadableError
+from lamella.errors import UnreadableError
 from lamella.files import read_json, write_json
-from lamella.inference.several_contexts import asked_once
-from lamella.scoring.metrics import score
+from lamella.inference.model_record import model_record
+from lamella.inference.predict import predict
+from lamella.inference.prediction import Prediction
+from lamella.inference.prediction_files import write_predictions
+from lamella.inference.protocols import AnswerSource, QAModel
+from lamella.inference.questions import check_unique_ids, read_questions
+from lamella.inference.reader import Reader
+from lamella.inference.several_contexts import answers_by_question, has_several_contexts, one_example_per_question
+from lamella.inference.stored_logits import LogitsWriter
+from lamella.models.loading import Precision, load_model
+from lamella.scoring.best_answers import null_odds_of, score_best_answers
+from lamella.scoring.calibrate import threshold_report
+from lamella.scoring.cost import cost_of_answers, write_cost
+from lamella.scoring.metrics import Language, language_of, score, summarise
+from lamella.stopwatch import Stopwatch
 
-if TYPE_CHECKING:
-    from lamella.inference.logits import LogitsKeeper
-    from lamella.inference.predict import Answering
-    from lamella.scoring.calibrate import Tuned
 
-Language = Literal["en", "ko"]
-LEARNT_FROM = ("train", "fraction", "start", "teachers")  # of the facts of a model
+def evaluate(
+    model: str | os.PathLike[str] | Reader | QAModel,
+    data: str | os.PathLike[str] | Sequence[Example],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    batch_size: int = 32,
+    precision: Precision = "auto",
+    language: Language | None = None,
+    keep_logits: bool = False,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Answer the questions of `data` with `model` and return its scores, in percent.
+
+    `model` is a name or a folder, as for `Reader.load`, or a loaded reader. `data` is a file or a list of examples.
+    With `out`, predictions, scores and cost are also written to a run folder; `keep_logits` adds the logits to it.
+    The language of the metric is detected from the contexts unless you name it.
+    """
+    if isinstance(data, str | os.PathLike):
+        files, examples = [os.fspath(data)], read_questions(os.fspath(data), labelled=True)
+    else:
+        files, examples = [], data
+        check_unique_ids(examples)
+    if isinstance(model, str | os.PathLike):
+        name = os.fspath(model)
+        answering: QAModel = load_model(model, precision=precision)
+    else:
+        answering = model.model if isinstance(model, Reader) else model
+        name = str(next(iter(answering.folders), ""))
+    if out is None:
+        predictions = predict(answering, examples, batch_size=batch_size)
+        return score_predictions(answering, examples, predictions, language=language or language_of(examples))
+    asked, record = runs.data_record(files, (example.id for example in examples)), model_record(name, answering)
+    logits = LogitsWriter(answering, record) if keep_logits else None
+    with runs.new_run(
+        Path(out), "evaluate", overwrite=overwrite, needs=answering.folders, data=asked, model=record
+    ) as folder:
+        return evaluate_model(answering, examples, folder, batch_size=batch_size, language=language, keeper=logits)
+
+
+def evaluate_model(
+    model: QAModel,
+    examples: Sequence[Example],
+    folder: Path,
+    *,
+    batch_size: int = 32,
+    language: Language | None = None,
+    keeper: LogitsWriter | None = None,
+) -> dict[str, Any]:
+    """Predict and score, and write predictions, scores and cost into an open run folder."""
+    clock = Stopwatch()
+    predictions = predict(model, examples, batch_size=batch_size, keeper=keeper, clock=clock)
+    results = score_predictions(model, examples, predictions, language=language or language_of(examples))
+    write_predictions(folder, model, predictions, examples)
+    if keeper is not None:
+        keeper.write(folder)
+    write_json(folder / runs.RESULTS, results)
+    write_cost(folder, cost_of_answers(model, examples, clock.seconds, batch_size), f1=results.get("f1"))
+    return results
 
 
 def evaluate_file(
@@ -34,10 +98,11 @@ def evaluate_file(
     missing: Literal["error", "empty"] = "error",
     language: Language | None = None,
 ) -> dict[str, Any]:
-    """Score a file in the official format."""
+    """Score a predictions file in the official format."""
     examples, answers = read_questions(data, labelled=True), _read_scores(predictions)
-    if answers.keys().isdisjoint(one.id for one in examples):  # they may name questions, and not their contexts
-        examples = asked_once(examples)
+    # Where questions have several contexts, the file may hold one answer per question instead of one per context.
+    if answers.keys().isdisjoint(example.id for example in examples):
+        examples = one_example_per_question(examples)
     return score(
         examples,
         answers,
@@ -49,104 +114,45 @@ def evaluate_file(
     )
 
 
-def evaluate_model(
-    model: Answering,
+def score_predictions(
+    model: AnswerSource,
     examples: Sequence[Example],
-    folder: Path,
+    predictions: Mapping[str, Prediction],
     *,
-    batch_size: int = 32,
-    language: Language | None = None,
-    keeper: LogitsKeeper | None = None,
+    language: Language = "en",
 ) -> dict[str, Any]:
-    """Predict, score, and write both into an open run folder."""
-    from lamella.inference.predict import predict, score_predictions, write_predictions
-    from lamella.scoring.cost import Stopwatch, cost_of_answers, write_cost
+    """Score predictions at the threshold of their model; for a model without texts, only how well it abstains.
 
-    clock = Stopwatch()
-    predictions = predict(model, examples, batch_size=batch_size, keeper=keeper, clock=clock)
-    results = score_predictions(model, examples, predictions, language=language or language_of(examples))
-    write_predictions(folder, model, predictions, examples)
-    if keeper is not None:
-        keeper.write(folder)
-    write_json(folder / runs.RESULTS, results)
-    write_cost(folder, cost_of_answers(model, examples, clock.seconds, batch_size), f1=results.get("f1"))
+    `best_f1` and similar keys search all thresholds, so they start from the best *answer* of every question, even
+    where the prediction was "no answer". The text in `predictions.json` alone could not bring that answer back.
+    """
+    decoding, gives_text = model.decoding, model.gives_text
+    scores = score_best_answers(examples, predictions, gives_text=gives_text, language=language)
+    odds = {id: prediction.null_odds for id, prediction in predictions.items()}
+    results = summarise(scores, null_odds=odds, threshold=decoding.null_score_diff_threshold)
+    if not gives_text:
+        results = {key: value for key, value in results.items() if key == "total" or key.startswith("answerability")}
+    results |= threshold_report(decoding, examples, scores, null_odds_of(examples, predictions), gives_text=gives_text)
+    if has_several_contexts(examples):
+        results |= _score_by_question(model, examples, predictions, language)
     return results
 
 
-def model_record(name: str, model: Answering) -> dict[str, Any]:
-    """Which model answers: its name as given, a hash of its weights; of ours also the base and what it learnt from."""
-    folder = next(iter(model.folders), None)
-    weights = [] if folder is None else Source(name, folder, "folder").weights or sorted(folder.glob("*.onnx"))
-    record: dict[str, Any] = {"name": name, **({"sha256": hash_weights(weights)} if weights else {})}
-    if folder is None or not is_saved_model(folder):
-        return record
-    config = read_json(folder / MODEL_CONFIG)
-    facts = {key: value for key, value in config.get("facts", {}).items() if key in LEARNT_FROM}
-    return {**record, "base": config["base"], "tuning": config["tuning"], "facts": facts}
-
-
-def calibrate_model(
-    model: Answering,
-    examples: Sequence[Example],
-    data: str,
-    *,
-    method: Literal["temperature", "isotonic"] = "temperature",
-    batch_size: int = 32,
-) -> Tuned:
-    """Tune a model's threshold and calibration on the questions of a file; nothing is written."""
-    from lamella.inference.predict import predict
-    from lamella.scoring.calibrate import check_tunable, tune_decoding
-
-    check_tunable(examples, [data])
-    return tune_decoding(
-        model.decoding,
-        examples,
-        predict(model, examples, batch_size=batch_size),
-        data=[data],
-        method=method,
-        gives_text=model.gives_text,
-        language=language_of(examples),
-    )
-
-
-def read_questions(data: str, *, labelled: bool = False) -> Sequence[Example]:
-    """The questions of a file, to be answered or, if `labelled`, scored.
-
-    The metric compares texts, so it is all the same where an answer is said to lie.
-    """
-    return _load(data, labelled).examples
-
-
-def read_any_questions(data: str) -> tuple[Sequence[Example], bool]:
-    """The questions of a file, and whether they can be scored."""
-    loaded = _load(data, labelled=False)
-    return loaded.examples, all(problem.kind != "unlabelled" for file in loaded.files for problem in file.problems)
-
-
-def language_of(examples: Sequence[Example]) -> Language:
-    """Korean contexts are scored by KorQuAD's metric, all others by SQuAD's; a sample of them decides."""
-    text = "".join(example.context.text for example in examples[:: max(1, len(examples) // 50)])
-    letters = sum(character.isalpha() for character in text)
-    hangul = sum("\uac00" <= character <= "\ud7a3" for character in text)
-    return "ko" if hangul > 0.5 * max(1, letters) else "en"
-
-
-def _load(data: str, labelled: bool) -> Dataset:
-    from lamella.inference.predict import refuse_repeated_ids
-
-    loaded = load_examples([data], on_bad_answer="ignore", labelled=labelled)
-    if loaded.skipped:
-        raise DataError(f"{data}: {loaded.skipped} questions cannot be read; see them with: lamella check {data}")
-    if not loaded.examples:
-        raise DataError(f"{data}: expected questions. Found none.")
-    refuse_repeated_ids(loaded.examples)
-    return loaded
+def _score_by_question(
+    model: AnswerSource, examples: Sequence[Example], predictions: Mapping[str, Prediction], language: Language
+) -> dict[str, Any]:
+    """Score the single answer that a question gets from all its contexts."""
+    questions, answers = one_example_per_question(examples), answers_by_question(model, examples, predictions)
+    best = score_best_answers(questions, answers, gives_text=model.gives_text, language=language)
+    withheld = null_odds_of(questions, answers) > model.decoding.null_score_diff_threshold
+    results = summarise(best.withheld(withheld))
+    if not model.gives_text:
+        results = {"answerability_accuracy": results["exact"], "total": results["total"]}
+    return {f"question_{key}": value for key, value in results.items()}
 
 
 def _read_scores(path: Path) -> dict[str, Any]:
     scores = read_json(path)
     if not isinstance(scores, dict):
-        raise UnreadableError(
-            f"{path}: expected one JSON object {{question id: value}}. Found {type(scores).__name__}."
-        )
+        raise UnreadableError(f"{path}: expected a JSON object {{question id: value}}, got {type(scores).__name__}.")
     return scores

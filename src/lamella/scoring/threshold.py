@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from lamella.config import Calibration
 from lamella.data.examples import Example
-from lamella.inference.decode import NO_SPAN
+from lamella.inference.no_answer import na_probability
+from lamella.inference.prediction import NO_SPAN
 from lamella.scoring.metrics import QuestionScores
 
 Floats = NDArray[np.float64]
@@ -127,14 +128,6 @@ def fit_isotonic(odds: Floats, unanswerable: Bools) -> Calibration:
         blocks.append(block)
     ends = [(float(distinct[at]), total / size) for total, size, *pair in blocks for at in dict.fromkeys(pair)]
     return Calibration(method="isotonic", odds=[at for at, _ in ends], probability=[share for _, share in ends])
-
-
-def na_probability(odds: Floats, calibration: Calibration | None) -> Floats:
-    """The probability of "no answer"; without a calibration the logistic function of the odds, which is but a guess."""
-    if calibration is not None and calibration.method == "isotonic":
-        return np.interp(odds, calibration.odds, calibration.probability)
-    logits = odds if calibration is None else odds / calibration.temperature + calibration.bias
-    return _logistic(logits)
 
 
 def expected_calibration_error(probability: Floats, outcome: Bools, bins: int = BINS) -> float:

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from lamella import runs
 from lamella.errors import UsageError
 from lamella.scoring.metrics import QuestionScores
-from lamella.scoring.paired import Difference
-from lamella.scoring.significance import bootstrap_differences, mcnemar
+from lamella.scoring.significance import Difference, bootstrap_differences, mcnemar
 from lamella.study.keep import same_questions, with_results, write_results
 from lamella.study.records import Found, RunRecord, is_number, read_runs, read_scored
 from lamella.study.result_files import SUFFIX, Result

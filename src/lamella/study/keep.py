@@ -17,10 +17,9 @@ from lamella.data.examples import Example
 from lamella.encoder.sources import MODEL_CONFIG, is_saved_model, saved_model, short_model_name
 from lamella.errors import RunError, UnreadableError, UsageError
 from lamella.files import file_sha256, read_json, read_text, write_text
-from lamella.inference.members import read_answered
-from lamella.scoring.calibrate import scores_of_best
-from lamella.scoring.evaluate import language_of
-from lamella.scoring.metrics import QuestionScores, best_thresholds, score_questions, summarise
+from lamella.inference.prediction_files import read_answers
+from lamella.scoring.best_answers import score_best_answers
+from lamella.scoring.metrics import QuestionScores, best_thresholds, language_of, score_questions, summarise
 from lamella.scoring.threshold import assign_folds, cross_fit
 from lamella.study.records import Found, RunRecord, questions_of, read_object
 from lamella.study.result_files import (
@@ -119,14 +118,14 @@ def _result(run: RunRecord, data: str | None, known: Known) -> Result:
     """What is to be kept of a run folder, scored anew from its answers."""
     if not (run.folder / runs.NBEST).is_file():
         raise RunError(f"{run.folder}: expected {runs.NBEST}, to score it at other thresholds. It is not there.")
-    answered = read_answered(run.folder)
+    answered = read_answers(run.folder)
     files = (data,) if data else run.data
     key = (*files, runs.data_record(files, answered.texts)["ids_sha256"])
     if key not in known:
         known[key] = questions_of(run, answered.texts, data)
     examples, ids = known[key], [example.id for example in known[key]]
     language = language_of(examples)
-    best = scores_of_best(examples, answered.predictions, language=language)
+    best = score_best_answers(examples, answered.predictions, language=language)
     null_odds = read_object(run.folder / runs.NULL_ODDS) or {
         id: one.null_odds for id, one in answered.predictions.items()
     }

@@ -15,8 +15,8 @@ from lamella.data.examples import Example
 from lamella.errors import LamellaError, RunError, UnreadableError, UsageError
 from lamella.files import read_json
 from lamella.garbage import paused_garbage_collection
-from lamella.scoring.evaluate import language_of, read_questions
-from lamella.scoring.metrics import QuestionScores, score_readers
+from lamella.inference.questions import read_questions
+from lamella.scoring.metrics import QuestionScores, language_of, score_readers
 from lamella.study.result_files import Result, read_result, result_files
 
 SEEDS = (("learner", "seed"), ("training", "order_seed"))  # runs that differ in nothing else are one reader's

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from lamella.data.examples import Example
 from lamella.data.features import slices
 from lamella.errors import LamellaError, RunError, one_line
-from lamella.inference.predict import refuse_repeated_ids
+from lamella.inference.questions import check_unique_ids
 from lamella.progress import progress
 
 if TYPE_CHECKING:
-    from lamella.inference.decode import Prediction
+    from lamella.inference.prediction import Prediction
     from lamella.models.loading import Precision
 
 RETRIES = 2  # of a shard whose worker dies
@@ -30,7 +30,7 @@ def predict_on_ray(
     import ray
     from ray.util import ActorPool
 
-    refuse_repeated_ids(examples)
+    check_unique_ids(examples)
     shards = [examples[begin:end] for begin, end in slices(examples)]
     room = ray.cluster_resources()  # type: ignore[no-untyped-call]
     on_gpus = room.get("GPU", 0) >= 1

@@ -15,13 +15,14 @@ from lamella.encoder.sources import MODEL_WEIGHTS
 from lamella.encoder.tensors import put_tensors, read_tensors
 from lamella.errors import ConfigError
 from lamella.files import append_json_line, write_json
-from lamella.inference.decode import Prediction
 from lamella.inference.one_pass import Encode, predict_many
-from lamella.inference.predict import score_predictions, write_predictions
+from lamella.inference.prediction import Prediction
+from lamella.inference.prediction_files import write_predictions
 from lamella.models.model import ReaderModel
 from lamella.scoring.calibrate import tune_decoding
-from lamella.scoring.cost import Stopwatch
-from lamella.scoring.evaluate import language_of
+from lamella.scoring.evaluate import score_predictions
+from lamella.scoring.metrics import language_of
+from lamella.stopwatch import Stopwatch
 from lamella.training.batch_splitting import Splitter
 from lamella.training.checkpoint import save_checkpoint
 from lamella.training.learner import Learner, Record

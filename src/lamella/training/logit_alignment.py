@@ -31,7 +31,7 @@ from lamella.data.features import Features
 from lamella.data.padding import Indices
 from lamella.data.problems import quote
 from lamella.errors import DataError
-from lamella.inference.logits import HALF_RANGE, KeptLogits
+from lamella.inference.stored_logits import HALF_RANGE, StoredLogits
 from lamella.progress import progress
 
 OUTPUTS = 2  # starts and ends
@@ -82,7 +82,7 @@ def align(folders: Sequence[Path], train: Features, *, temperature: float | None
     models: list[Mapping[str, str]] = []
     with progress("matching the teachers' tokens", None):
         for folder in folders:
-            kept = KeptLogits(folder)
+            kept = StoredLogits(folder)
             ours, theirs, contexts = _pair(folder, kept.features, train)
             teachers[ours] += 1
             models.append(kept.model)
@@ -179,7 +179,7 @@ def _characters(features: Features, windows: Indices) -> tuple[Indices, Indices]
 
 
 def _carry_over(
-    kept: KeptLogits,
+    kept: StoredLogits,
     train: Features,
     ours: Indices,
     theirs: Indices,
@@ -233,7 +233,7 @@ def _carry_over(
     return found
 
 
-def _refuse_no_numbers(kept: KeptLogits, windows: Indices, logits: NDArray[np.float16], window: Indices) -> None:
+def _refuse_no_numbers(kept: StoredLogits, windows: Indices, logits: NDArray[np.float16], window: Indices) -> None:
     """No model's answers are kept with such, so that the file is damaged; a run would be said to have diverged."""
     bad = ~np.isfinite(kept.tops[windows]).all(axis=1)
     bad[window[~np.isfinite(logits).all(axis=1)]] = True

@@ -12,7 +12,7 @@ from lamella.data.padding import PAD_TO_MULTIPLE_OF
 from lamella.errors import DivergedError
 from lamella.inference.one_pass import Encode
 from lamella.progress import progress
-from lamella.scoring.cost import Stopwatch
+from lamella.stopwatch import Stopwatch
 from lamella.training import cuda_graphs
 from lamella.training.batch_splitting import Splitter
 from lamella.training.learner import Learner, Record, layers_of

@@ -17,11 +17,12 @@ from lamella.data.examples import Example
 from lamella.data.features import Features
 from lamella.data.padding import longest_first, pad
 from lamella.errors import RunError
-from lamella.inference.decode import Merger, decode
-from lamella.inference.predict import score_predictions
+from lamella.inference.decode import decode
+from lamella.inference.window_merger import WindowMerger
 from lamella.models.model import ReaderModel
 from lamella.plan import Plan
-from lamella.scoring.evaluate import language_of
+from lamella.scoring.evaluate import score_predictions
+from lamella.scoring.metrics import language_of
 
 STEPS = 400
 # Nothing may stand between the reader and its 32 questions: no dropout, no decay, no end of the learning rate.
@@ -87,7 +88,7 @@ def best_possible(model: ReaderModel, features: Features) -> float:
     """The score of a model that gives the true labels."""
     if not model.gives_text:
         return 100.0
-    merger = Merger(model.decoding)
+    merger = WindowMerger(model.decoding)
     for windows in longest_first(features.lengths, 64):
         padded = pad(features, windows)
         logits = np.zeros((2, *padded.mask.shape))

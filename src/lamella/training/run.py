@@ -13,7 +13,7 @@ from lamella.config import RunConfig
 from lamella.errors import DivergedError, RunError
 from lamella.files import read_json, write_json
 from lamella.plan import Pass, Plan
-from lamella.scoring.cost import Stopwatch
+from lamella.stopwatch import Stopwatch
 from lamella.training.batch_splitting import Splitter
 from lamella.training.bookkeeping import PassWatcher, headline
 from lamella.training.checkpoint import load_checkpoint, put_checkpoint

@@ -18,7 +18,7 @@ from lamella.encoder.sources import saved_model, short_model_name
 from lamella.errors import ConfigError
 from lamella.heads.losses import Weight
 from lamella.heads.tasks import Span
-from lamella.inference.logits import has_logits
+from lamella.inference.stored_logits import has_logits
 from lamella.models.card import TeacherFacts
 from lamella.models.model import ReaderModel
 from lamella.registry import register

@@ -11,9 +11,8 @@ from lamella import runs
 from lamella.data.examples import Example
 from lamella.errors import DataError, UsageError
 from lamella.files import write_json, write_text
-from lamella.inference.members import Answered, read_answered
-from lamella.scoring.evaluate import language_of
-from lamella.scoring.metrics import QuestionScores, score_readers, summarise
+from lamella.inference.prediction_files import AnswerSet, read_answers
+from lamella.scoring.metrics import QuestionScores, language_of, score_readers, summarise
 from lamella.study.analysis.confident_mistakes import confident_mistakes, mistakes_page
 from lamella.study.analysis.groups import grouped_scores, groupings
 from lamella.study.analysis.layer_weights import learned_weights, mean_attention
@@ -29,7 +28,7 @@ class AnalysedRun:
 
     name: str
     folder: Path
-    answered: Answered
+    answered: AnswerSet
     scores: QuestionScores
 
 
@@ -51,7 +50,7 @@ def analyse(names: Sequence[str], *, data: str | None = None, sample: int = SAMP
     found = read_runs(names, needs=runs.NBEST)
     files = [data] if data is not None else _same_data(found.runs)
     everything = read_data(found.runs[0], data)
-    answers = [read_answered(record.folder) for record in found.runs]
+    answers = [read_answers(record.folder) for record in found.runs]
     examples = [one for one in everything if all(one.id in answered.texts for answered in answers)]
     if not examples:
         raise DataError(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lamella.data.examples import Example
-from lamella.inference.decode import Candidate, Prediction
+from lamella.inference.prediction import Candidate, Prediction
 from lamella.scoring.metrics import QuestionScores
 from lamella.study.analysis.mistake_kinds import answer_places, chosen_candidate
 

@@ -83,7 +83,7 @@ def mean_attention(run: Path, examples: Sequence[Example], *, batch_size: int = 
     from lamella.data.batches import Batch
     from lamella.data.features import featurise
     from lamella.data.padding import longest_first, pad
-    from lamella.inference.predict import explaining_memory
+    from lamella.inference.predict import explain_out_of_memory
     from lamella.models.loading import load_model
     from lamella.models.model import ReaderModel
     from lamella.progress import progress
@@ -97,7 +97,7 @@ def mean_attention(run: Path, examples: Sequence[Example], *, batch_size: int = 
     with progress("weighing layers", len(features)) as advance, torch.inference_mode():
         for windows in longest_first(features.lengths, batch_size):
             padded = pad(features, windows)
-            with explaining_memory(padded):
+            with explain_out_of_memory(padded):
                 hidden = model.encode(Batch.of(padded).to(model.device), model.head.layers)
                 weights = model.head.layer_weights(hidden)
             if weights is None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lamella.data.examples import Example
-from lamella.inference.decode import Candidate, Prediction
+from lamella.inference.prediction import Candidate, Prediction
 from lamella.scoring.metrics import Language, QuestionScores, score_questions
 
 _WORD = re.compile(r"\S+")

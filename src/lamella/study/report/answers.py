@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from lamella import runs
 from lamella.data.examples import Example
 from lamella.errors import LamellaError, UsageError
-from lamella.scoring.evaluate import Language, language_of, read_questions
-from lamella.scoring.metrics import QuestionScores, score_questions, summarise
+from lamella.inference.questions import read_questions
+from lamella.scoring.metrics import Language, QuestionScores, language_of, score_questions, summarise
 from lamella.scoring.threshold import expected_calibration_error
 from lamella.study.analysis.groups import Grouping, grouped_scores, groupings
 from lamella.study.analysis.mistake_kinds import confusion

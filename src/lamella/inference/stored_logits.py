@@ -30,18 +30,18 @@ from lamella.data.features import Features, PairTemplate, join_features
 from lamella.data.padding import Padded
 from lamella.errors import UnreadableError, UsageError
 from lamella.files import file_sha256, read_json, write_bytes, write_entries
-from lamella.inference.decode import choosable
-from lamella.inference.predict import Deciding
+from lamella.inference.decode import mask_logits
+from lamella.inference.protocols import AnswerSource
 from lamella.runs import LOGITS, LOGITS_INDEX
 
 FORMAT = 1
 HALF_RANGE = float(np.finfo(np.float16).max)
 
 
-class LogitsKeeper:
+class LogitsWriter:
     """Takes in logits while a model answers. It holds them all: with their windows, about 11 bytes a token."""
 
-    def __init__(self, model: Deciding, record: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, model: AnswerSource, record: Mapping[str, Any] | None = None) -> None:
         """`record` says which model it is, as `model_record` tells it."""
         if not model.gives_text:
             raise UsageError(
@@ -56,7 +56,7 @@ class LogitsKeeper:
         if not self._parts or self._parts[-1].features is not features:
             self._parts.append(_Part.of(features))
         part = self._parts[-1]
-        tops = choosable(logits, padded).max(axis=2).astype(np.float32)  # [2, B]
+        tops = mask_logits(logits, padded).max(axis=2).astype(np.float32)  # [2, B]
         part.tops[padded.windows] = tops.T
         halves = np.clip(logits - tops[:, :, None], -HALF_RANGE, HALF_RANGE).astype(np.float16)
         for row, window in enumerate(padded.windows):
@@ -89,7 +89,7 @@ class LogitsKeeper:
         write_entries(folder / LOGITS_INDEX, index)
 
 
-class KeptLogits:
+class StoredLogits:
     """What was kept of a run: its windows, and the logits of any of them, read from the disk as they are asked for."""
 
     gives_text = True

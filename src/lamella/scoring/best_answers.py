@@ -1,0 +1,34 @@
+"""Scores of the best answer of every question, before any threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lamella.data.examples import Example
+from lamella.inference.prediction import Prediction
+from lamella.scoring.metrics import Language, QuestionScores, score_questions
+
+
+def score_best_answers(
+    examples: Sequence[Example],
+    predictions: Mapping[str, Prediction],
+    *,
+    gives_text: bool = True,
+    language: Language = "en",
+) -> QuestionScores:
+    """How good the best answer of every question is; one without a text is as good as can be where there is one."""
+    answers = {id: one.best_span.text for id, one in predictions.items()}
+    scores = score_questions(examples, answers, language=language)
+    if gives_text:
+        return scores
+    right = scores.answerable.astype(np.float64)
+    return replace(scores, answered=np.ones_like(scores.answered), exact=right, f1=right)
+
+
+def null_odds_of(examples: Sequence[Example], predictions: Mapping[str, Prediction]) -> NDArray[np.float64]:
+    """The null odds, in the order of the examples."""
+    return np.array([predictions[example.id].null_odds for example in examples], np.float64)
