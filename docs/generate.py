@@ -1,4 +1,4 @@
-"""Writes the reference pages that are made from the code; `--check` only says whether they are current."""
+"""Write the reference pages that are generated from the code; `--check` only reports which are out of date."""
 
 from __future__ import annotations
 
@@ -10,29 +10,77 @@ from lamella import registry
 from lamella.config import RunConfig
 
 REFERENCE = Path(__file__).parent / "reference"
+RUN_FILE_INTRODUCTION = """\
+Generated from the code by `make docs`. A run file is TOML. Every option has a default;
+`lamella train FILE --set section.key=value` overrides one. Paths of data and models are relative to the folder in which
+the command runs. All problems of a file are reported at once. A run folder keeps the resolved options in `config.json`,
+which is a run file too. A file can [extend another](#build-on-another-file) and describe
+[several runs](#several-runs-in-one-file)."""
+RUN_FILE_GUIDE = """\
+## Three ways to start from something trained
+
+| option | value | what the run takes from it |
+|---|---|---|
+| `encoder.name` | an encoder, or a saved model | the encoder's weights; the head is new |
+| `encoder.from` | another run in the same folder, `"first"` or `"first@0.3"` | the same, from a run of the same sweep |
+| `learner.start` | a saved model or run | encoder and head: a warm start, which continues its training |
+
+## Build on another file
+
+```toml
+extends = "base.toml"
+
+[training]
+epochs = 5
+```
+
+The path is relative to the file that names it. Tables merge option by option; any other value, lists included, replaces
+the value of the base file. A part that is written with its name replaces the base's part as a whole; a table without a
+name changes single options of it (`[learner.schedule]`, `warmup = 0.2`). A base file may extend another file.
+
+## Several runs in one file
+
+`[[learner]]` tables describe several learners, `[grid.SECTION]` tables list values to combine
+([learners and grids](../concepts/learners.md)). Runs that differ in other ways are `[[run]]` tables:
+
+```toml
+[encoder]
+name = "google-bert/bert-base-cased"
+
+[[run]]
+name = "top3"
+encoder.tuning = { name = "top_k", k = 3 }
+
+[[run]]
+name = "adapters"
+encoder.tuning = "adapter"
+```
+
+The options of each `[[run]]` go on top of the file's, by the rules of `extends`. `lamella sweep FILE --out DIR` trains
+every run into `DIR/NAME`; `lamella train FILE --run NAME --out RUN` trains one of them."""
 
 
 def pages() -> dict[Path, str]:
-    """Every generated page with its content."""
+    """Return the content of every generated page, by its path."""
     return {REFERENCE / "parts.md": parts_page(), REFERENCE / "configuration.md": configuration_page()}
 
 
 def parts_page() -> str:
-    """All parts a run file can name."""
+    """Return the page of all parts that a run file can name."""
     lines = [
         "# Parts",
         "",
-        'Made from the code by `make docs`; `lamella parts` prints it too. A run file names a part (`mixer = "last"`)',
-        'or a table with its options (`schedule = { name = "linear", warmup = 0.06 }`).',
+        "Generated from the code by `make docs`; `lamella parts` prints the same list. A run file gives a part by its",
+        'name (`mixer = "last"`), or as a table of name and options (`schedule = { name = "linear", warmup = 0.06 }`).',
     ]
     for family in registry.describe():
         article = "An" if family["family"][0] in "aeiou" else "A"
         lines += ["", f"## {family['family']}", "", f"{article} {family['family']} {_verb(family['summary'])}.", ""]
-        lines += ["| name | what it is | options |", "|---|---|---|"]
+        lines += ["| name | description | options |", "|---|---|---|"]
         for part in family["parts"]:
             options = "<br>".join(
                 f"`{option['name']}`: {_cell(option['type'])}"
-                + (" (required)" if option["required"] else f" = `{option['default']}`")
+                + (" (required)" if option["required"] else f" = `{_toml(option['default'])}`")
                 for option in part["options"]
             )
             lines.append(f"| `{part['name']}` | {_cell(part['summary'])} | {options} |")
@@ -40,20 +88,19 @@ def parts_page() -> str:
 
 
 def configuration_page() -> str:
-    """All sections and keys of a run file."""
+    """Return the page of all sections and options of a run file."""
     lines = [
         "# The run file",
         "",
-        "Made from the code by `make docs`. A run file is TOML; every key has a default, and",
-        "`lamella train FILE --set section.key=value` changes one. Paths are relative to where the command runs. All",
-        "problems of a file are reported at once. A run folder keeps the resolved options as `config.json`, which",
-        "`lamella train` takes as a run file too.",
+        RUN_FILE_INTRODUCTION,
     ]
     for name, field in RunConfig.model_fields.items():
         section = typing.cast(typing.Any, field.annotation)
         lines += ["", f"## `[{name}]`", "", section.__doc__.strip(), "", "| key | default | meaning |", "|---|---|---|"]
         for key, option in section.model_fields.items():
-            lines.append(f"| `{key}` | `{_toml(option.default)}` | {_cell(option.description or '')} |")
+            name_in_file = option.alias or key
+            lines.append(f"| `{name_in_file}` | `{_toml(option.default)}` | {_cell(option.description or '')} |")
+    lines += ["", RUN_FILE_GUIDE]
     return "\n".join(lines) + "\n"
 
 
@@ -66,13 +113,16 @@ def _cell(text: str) -> str:
 
 
 def _toml(value: object) -> str:
-    """A default as one would write it in a run file."""
+    """Spell a default as a run file does."""
     if value is None:
         return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, dict):
         return f'"{value["name"]}"'
-    if isinstance(value, list):
-        return _toml(value[0]) if len(value) == 1 else f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, list | tuple):
+        alone = len(value) == 1 and isinstance(value[0], dict)  # a list of one part may be written without brackets
+        return _toml(value[0]) if alone else f"[{', '.join(map(_toml, value))}]"
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 

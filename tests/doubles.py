@@ -16,7 +16,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from lamella.config import RunConfig, check_config
+from lamella.config import RunConfig
 from lamella.data.batches import Batch, collate
 from lamella.data.demo import data_path
 from lamella.data.examples import Answer, Context, Example
@@ -24,6 +24,7 @@ from lamella.data.features import featurise
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.pretrained import LoadedEncoder
 from lamella.models.model import ReaderModel
+from lamella.validation import check_config
 
 FAMILIES = ("albert", "bert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
 HIDDEN, DEPTH = 32, 3

@@ -27,6 +27,8 @@ ORDER = (
             "errors",
             "registry",
             "config",
+            "validation",
+            "run_file",
             "plan",
             "files",
             "environment",

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamella.config import RunConfig, check_config, load_config
+from lamella.config import RunConfig
 from lamella.errors import ConfigError, UnreadableError
+from lamella.run_file import load_config
+from lamella.validation import check_config
 
 
 def problems(table: dict[str, Any]) -> set[str]:
@@ -72,7 +74,7 @@ def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path) -> None:
         "epochs: no such option here. Did you mean training.epochs?",
         "windoes: no such section. Did you mean 'windows'?",
         "windows.max_seq_length: expected room for a question of max_query_length 64 tokens, 4 special tokens and some "
-        "context. Got 60.",
+        "context, got 60.",
         "training.batch_sise: no such option. Did you mean 'batch_size' or 'eval_batch_size'?",
         "training.epochs: expected a number. Got 'two'.",
         "learner.learning_rate: expected more than 0.0. Got -1.0.",
@@ -150,7 +152,7 @@ def test_whatever_is_given_is_a_configuration_or_a_list_of_plain_problems(table:
     ("windows", "expected"),
     [
         ({"doc_stride": 316}, "windows.doc_stride: expected an overlap below 316"),
-        ({"doc_stride": 0, "stride_is": "step"}, "windows.doc_stride: expected a step of at least 1. Got 0."),
+        ({"doc_stride": 0, "stride_is": "step"}, "windows.doc_stride: expected a step of at least 1, got 0."),
         ({"max_seq_length": 68}, "windows.max_seq_length: expected room for a question"),
     ],
 )
@@ -214,8 +216,7 @@ def test_set(overrides: list[str], expected: dict[str, Any]) -> None:
         ("encoder.name=12", "encoder.name: expected a text in quotes. Got 12."),
         (
             "data.train=[one.json, two.json]",
-            "--set data.train=[one.json, two.json]: expected a value as TOML writes it, say "
-            '["a", "b"] or {name = "a", k = 3}.',
+            '--set data.train=[one.json, two.json]: expected a TOML value, such as ["a", "b"] or {name = "a", k = 3}.',
         ),
     ],
 )
@@ -244,9 +245,9 @@ def test_set_goes_on_top_of_the_file_and_its_faults_are_told_with_the_file_s(tmp
     [
         ("run.toml", b"[training]\nepochs = = 2\n", r"run\.toml: broken TOML: .*line 2, column 10"),
         ("run.toml", b"epochs = 1\nepochs = 2\n", r"run\.toml: broken TOML: .*line 2"),
-        ("run.toml", b"name = '\xff'\n", r"run\.toml: expected UTF-8 text; byte 8 is not\.$"),
+        ("run.toml", b"name = '\xff'\n", r"run\.toml: expected UTF-8 text, but byte 8 is not UTF-8\.$"),
         ("config.json", b'{"training":\n {"epochs": }}', r"config\.json:2:13: broken JSON: "),
-        ("config.json", b"[1, 2]", r"config\.json: expected tables of options\. Found \[1, 2\]\.$"),
+        ("config.json", b"[1, 2]", r"config\.json: expected tables of options, got \[1, 2\]\.$"),
         ("run.toml", None, r"run\.toml: no such file\.$"),
     ],
 )

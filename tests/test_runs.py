@@ -101,7 +101,7 @@ def test_text_of_any_kind_comes_back(tmp_path: Path) -> None:
     [
         (b'{"a": 1,\n "b" 2}', r"file\.json:2:6: broken JSON: Expecting ':' delimiter\.$"),
         (b"", r"file\.json:1:1: broken JSON: Expecting value\.$"),
-        (b'{"a": "\xff"}', r"file\.json: expected UTF-8 text; byte 7 is not\.$"),
+        (b'{"a": "\xff"}', r"file\.json: expected UTF-8 text, but byte 7 is not UTF-8\.$"),
         (None, r"file\.json: no such file\.$"),
     ],
 )
@@ -180,7 +180,7 @@ def test_a_killed_run_is_marked_unfinished_and_can_be_overwritten(tmp_path: Path
     assert read_json(folder / runs.RESULTS) == {"f1": 80}  # the kill came in the middle of writing the next
     (left,) = names(folder) - {runs.RUN, runs.ENVIRONMENT, runs.RESULTS}
     assert left.endswith(TEMPORARY)
-    with pytest.raises(RunError, match=r"holds a run already \(unfinished\)"), runs.new_run(folder, "train"):
+    with pytest.raises(RunError, match=r"already holds a run \(unfinished\)"), runs.new_run(folder, "train"):
         pass
     with runs.new_run(folder, "train", overwrite=True):
         assert names(folder) == {runs.RUN, runs.ENVIRONMENT}
@@ -213,7 +213,7 @@ def test_an_occupied_folder_is_refused_with_and_without_overwrite(tmp_path: Path
     (tmp_path / runs.RESULTS).write_text("someone else's results")
     for overwrite in (False, True):
         with (
-            pytest.raises(RunError, match="is not empty and holds no run of Lamella"),
+            pytest.raises(RunError, match="is not empty and not a run folder"),
             runs.new_run(tmp_path, "train", overwrite=overwrite),
         ):
             pass
@@ -235,7 +235,7 @@ def test_an_earlier_run_is_refused_unless_it_may_be_overwritten(tmp_path: Path) 
     (folder / "plots").mkdir()
     (folder / "plots" / "config.json").write_text("mine")
     before = (folder / runs.RUN).read_bytes()
-    with pytest.raises(RunError, match=r"holds a run already \(finished\); .* or pass --overwrite\.$"):
+    with pytest.raises(RunError, match=r"already holds a run \(finished\); .* or pass --overwrite\.$"):
         runs.new_run(folder, "train").__enter__()
     assert (folder / runs.RUN).read_bytes() == before
     with runs.new_run(folder, "predict", overwrite=True):

@@ -1,4 +1,4 @@
-"""`lamella` and `python -m lamella`: runs the command line and turns errors into one line and an exit code."""
+"""Run the command line, `lamella` or `python -m lamella`, and turn errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run a command; `--debug` anywhere shows the traceback of an error."""
+    """Run a command; `--debug`, anywhere among the arguments, shows the traceback of an error."""
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
 
@@ -20,7 +20,7 @@ def main() -> None:
             raise
         sys.stderr.write(f"lamella: {error}\n")
         sys.exit(error.exit_code)
-    except OSError as error:  # a full disk, a folder taken away: nothing of ours is broken
+    except OSError as error:  # a full disk or a removed folder: a traceback would not help
         if debug:
             raise
         sys.stderr.write(f"lamella: {error.filename or 'the output'}: {error.strerror or error}\n")

@@ -24,7 +24,7 @@ LIBRARIES = (
 
 
 def environment() -> dict[str, Any]:
-    """What a result depends on besides the configuration."""
+    """Return what a result depends on besides its configuration."""
     return {
         "lamella": __version__,
         "python": platform.python_version(),
@@ -37,7 +37,7 @@ def environment() -> dict[str, Any]:
 
 
 def library_versions() -> dict[str, str]:
-    """The installed versions of the libraries that matter, without importing them."""
+    """Return the installed versions of the main libraries, without importing them."""
     versions = {}
     for name in LIBRARIES:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -1,18 +1,19 @@
-"""The errors a user can meet, each with the exit code of the command line.
+"""The errors that users can meet, each with its exit code on the command line.
 
 ::
 
     LamellaError                 1  the data or the run has problems
-    ├── UsageError               2  the call is wrong: a missing file, an option that does not exist
+    ├── UsageError               2  the call is wrong: a missing argument, an unknown option
     │   ├── ConfigError          2  a run file with problems, all of them listed
-    │   ├── UnknownNameError     2  a name that nothing is registered under, with the nearest ones
-    │   └── MissingExtraError    2  an optional library is absent; says the pip command that adds it
+    │   ├── UnknownNameError     2  a name that does not exist, with the nearest names that do
+    │   └── MissingExtraError    2  an optional library is missing; the message has the pip command
     ├── UnreadableError          2  a file that cannot be parsed at all, with line and column
-    ├── DataError                1  a data set with faults that training or scoring must not ignore
-    ├── EncoderError             1  an encoder that cannot be found, or is not what its hash says
+    ├── DataError                1  a data set with errors that training or scoring must not ignore
+    ├── EncoderError             1  an encoder that cannot be found, or does not match its hash
     ├── ModelError               1  a saved model that is damaged or does not fit its encoder
+    ├── OutputError              1  an output that exists already, or that the command reads itself
     └── RunError                 1  a run folder that is unfinished, occupied or incomplete
-        └── DivergedError        1  a training whose loss is no longer a number
+        └── DivergedError        1  a training run whose loss became NaN or infinite
 
 A message is one line: where, what was expected, what was found, what to do.
 """
@@ -24,7 +25,7 @@ from collections.abc import Iterable, Sequence
 
 
 class LamellaError(Exception):
-    """Any mistake that is the user's to mend; the command line prints it without a traceback."""
+    """Any problem that the user can fix; the command line prints it without a traceback."""
 
     exit_code = 1
 
@@ -36,7 +37,7 @@ class UsageError(LamellaError):
 
 
 class ConfigError(UsageError):
-    """A run file with problems; `problems` holds every one of them, a line each."""
+    """A run file with problems; `problems` lists all of them, one line each."""
 
     def __init__(self, where: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -65,7 +66,7 @@ class UnreadableError(LamellaError):
 
 
 class DataError(LamellaError):
-    """A data set with faults that must not be passed over in silence."""
+    """A data set with errors that must not be ignored silently."""
 
 
 class EncoderError(LamellaError):
@@ -76,28 +77,33 @@ class ModelError(LamellaError):
     """A saved model that is damaged or does not fit its encoder."""
 
 
+class OutputError(LamellaError):
+    """An output that exists already, or that the command reads itself."""
+
+
 class RunError(LamellaError):
-    """A run folder that cannot be used as asked."""
+    """A run folder that cannot be used as requested."""
 
 
 class DivergedError(RunError):
-    """A training whose loss is no longer a number."""
+    """A training run whose loss became NaN or infinite."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The closing words of a message about an unknown name: the nearest known names, or all of them."""
+    """Return the end of a message about an unknown name: the nearest known names, or all of them."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     if near:
-        return f" Did you mean {' or '.join(repr(one) for one in near)}?"
+        return f" Did you mean {' or '.join(map(repr, near))}?"
     return f" Known: {', '.join(known)}." if known else ""
 
 
 def one_line(error: BaseException, limit: int = 200) -> str:
-    """What another library says, on one line; a bare KeyError is only a key, so it is given its name."""
-    said = " ".join(str(error).split()).rstrip(".")
-    said = f"{type(error).__name__} {said}".strip() if isinstance(error, KeyError) or not said else said
-    return said if len(said) <= limit else f"{said[:limit]}…"
+    """Return the message of another library's error on one line; a KeyError, which is only a key, gets its name."""
+    message = " ".join(str(error).split()).rstrip(".")
+    if isinstance(error, KeyError) or not message:
+        message = f"{type(error).__name__} {message}".strip()
+    return message if len(message) <= limit else f"{message[:limit]}…"
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Read and write files: every write is atomic, so that a reader sees the old file or the new one, never a part."""
+"""Read and write files. Every write is atomic: other processes see the old file or the new one, never a part."""
 
 from __future__ import annotations
 
@@ -7,24 +7,51 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lamella.errors import RunError, UnreadableError
+from lamella.errors import OutputError, RunError, UnreadableError
 
 try:
     import fcntl
-except ModuleNotFoundError:  # Windows, where a folder is not held
+except ModuleNotFoundError:  # Windows: folders are not locked
     fcntl = None  # type: ignore[assignment]
 
+TEMPORARY = ".lamella-part"  # suffix of files that are being written; a killed process may leave them behind
 
-TEMPORARY = ".lamella-part"  # ends the name of what is being written; a kill may leave it behind
+
+def check_output_file(path: Path, *, inputs: Iterable[str | Path] = (), overwrite: bool = False) -> None:
+    """Refuse to write a file over an input of the same command, or over an existing file without `overwrite`.
+
+    Call it before the work starts; an input is never overwritten.
+    """
+    if path.is_dir():
+        raise OutputError(f"{path}: expected a file to write, got a folder; choose a file name.")
+    if any(same_file(str(path), str(source)) for source in inputs):
+        raise OutputError(f"{path}: is read by this command and cannot be its output; choose another file.")
+    if path.exists() and not overwrite:
+        raise OutputError(f"{path}: exists already; choose another file, or pass --overwrite.")
+
+
+def check_output_folder(folder: Path) -> None:
+    """Refuse to write into a path that exists and is not an empty folder; call it before the work starts."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise OutputError(f"{folder}: exists already and is not an empty folder; choose another folder.")
+
+
+def same_file(first: str, second: str) -> bool:
+    """Whether two names mean the same file, however their paths are written; `demo:` names are compared as they are."""
+    paths = [os.path.realpath(os.path.expanduser(name)) for name in (first, second) if not name.startswith("demo:")]
+    if len(paths) == 2 and paths[0] != paths[1]:
+        with contextlib.suppress(OSError):  # a hard link; or a path that does not exist
+            return os.path.samefile(*paths)
+    return first == second or (len(paths) == 2 and paths[0] == paths[1])
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold a folder while it is written, so that no other process writes into it; the system lets go at a kill."""
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a folder against writes of other processes; the system releases the lock of a killed process."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
@@ -35,13 +62,13 @@ def held(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise RunError(f"{folder}: another process is writing there; wait, or choose another --out.") from None
+        raise RunError(f"{folder}: another process is writing here; wait for it, or choose another --out.") from None
     finally:
         os.close(handle)
 
 
 def write_bytes(path: Path, data: bytes | memoryview) -> None:
-    """Write a file so that a reader sees the old one or the new one, never a part."""
+    """Write a file atomically, and make its folder if needed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         name = path.parent / f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}"
@@ -65,14 +92,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any] | list[Any]) -> None:
-    """Write a JSON file atomically, readable by people."""
+    """Write an indented JSON file atomically."""
     text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
-    # Half a surrogate pair has no UTF-8 form; the backslash that replaces it is JSON's own way to write it.
+    # Half of a surrogate pair has no UTF-8 form; `backslashreplace` writes it as the escape that JSON knows.
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_entries(path: Path, entries: Mapping[str, Any]) -> None:
-    """Write a large JSON object atomically, an entry a line: to indent them takes Python several times as long."""
+    """Write a large JSON object atomically, one entry per line: indenting it takes Python several times as long."""
     encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
     lines = ",\n".join(f"{encode(key)}: {encode(value)}" for key, value in entries.items())
     text = f"{{\n{lines}\n}}\n" if lines else "{}\n"
@@ -80,22 +107,23 @@ def write_entries(path: Path, entries: Mapping[str, Any]) -> None:
 
 
 def file_sha256(path: Path) -> str:
+    """Return the SHA-256 hash of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; what is wrong with it is said with line and column."""
+    """Read a JSON file; an error names the line and the column."""
     try:
         return json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise UnreadableError(f"{path}:{error.lineno}:{error.colno}: broken JSON: {error.msg}.") from None
-    except (RecursionError, ValueError):  # nested a thousand deep, a number of thousands of digits
-        raise UnreadableError(f"{path}: holds JSON beyond all measure, too deep or with a number too long.") from None
+    except (RecursionError, ValueError):
+        raise UnreadableError(f"{path}: JSON nested too deeply, or a number with too many digits.") from None
 
 
 def read_text(path: Path) -> str:
-    """Read a text file in UTF-8, with a byte order mark or without."""
+    """Read a UTF-8 text file, with or without a byte order mark."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -103,11 +131,11 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise UnreadableError(f"{path}: cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError as error:
-        raise UnreadableError(f"{path}: expected UTF-8 text; byte {error.start} is not.") from None
+        raise UnreadableError(f"{path}: expected UTF-8 text, but byte {error.start} is not UTF-8.") from None
 
 
 def append_json_line(path: Path, value: Mapping[str, Any]) -> None:
-    """Add one record to a file of JSON lines, in one write."""
+    """Append one record to a JSON Lines file, in one write."""
     line = json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
     try:
         with path.open("a", encoding="utf-8", errors="backslashreplace") as file:

@@ -1,4 +1,4 @@
-"""A plan: the runs that one file describes, and which of them share a pass of the encoder.
+"""A plan: the runs that one run file describes, and which of them share a pass of the encoder.
 
 A run file describes one run. Several learners, as `[[learner]]` tables, and a grid make it describe several:
 
@@ -9,8 +9,14 @@ A run file describes one run. Several learners, as `[[learner]]` tables, and a g
     [grid.encoder]
     dropout = [0.1, 0.2]
 
-A grid mirrors the sections of the file, with a list of values in the place of each value; all combinations are run.
-Runs that differ in their learner alone, on a frozen encoder, go through one pass together.
+A grid mirrors the sections of the file, with a list of values instead of each value; all combinations are run. Runs
+that differ in more than this are `[[run]]` tables: each has a name, and its options go on top of the file's:
+
+    [[run]]
+    name = "top3"
+    encoder.tuning = { name = "top_k", k = 3 }
+
+Runs on the same frozen encoder that differ only in their learner share a pass.
 """
 
 from __future__ import annotations
@@ -19,16 +25,24 @@ import copy
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lamella.config import RunConfig, check_config, read_table
-from lamella.errors import ConfigError
+from lamella.config import RunConfig
+from lamella.errors import ConfigError, UnknownNameError
+from lamella.registry import shorten
+from lamella.run_file import apply_overrides, merge_tables, read_table
 from lamella.runs import FILES, MODEL, MODELS
+from lamella.validation import check_config
 
-Pass = dict[str, RunConfig]  # by the name of the run; all but the learner is the same
+RUN = "run"  # the key of the `[[run]]` tables
+FOLDER_NAME = "a folder name of letters, digits and . + - _ that is not one of a run's own files"
+
+Pass = dict[str, RunConfig]  # by run name; all options but the learner's are the same
+Axis = tuple[tuple[str, str], list[Any]]  # section and option, and its values
 
 
 @dataclass(frozen=True)
@@ -36,144 +50,193 @@ class Plan:
     """The runs of a file, pass by pass."""
 
     passes: tuple[Pass, ...]
-    varied: Mapping[str, Mapping[str, Any]]  # by the name of the run: the options in which the runs differ
+    varied: Mapping[str, Mapping[str, Any]]  # by run name: the options in which the runs differ
+    named: bool = False  # whether the file names its runs, in `[[run]]` tables
 
     @property
     def runs(self) -> dict[str, RunConfig]:
-        return {name: config for one in self.passes for name, config in one.items()}
+        return {name: config for configs in self.passes for name, config in configs.items()}
 
 
-def load_plan(path: Path | None, overrides: Sequence[str] = ()) -> Plan:
-    """Read a run file and check every run that it describes."""
-    table, problems = read_table(path, overrides)
-    return make_plan(table, where=str(path or "configuration"), problems=problems)
+def load_plan(path: Path | None, overrides: Sequence[str] = (), *, only: Sequence[str] = ()) -> Plan:
+    """Read a run file and check every run that it describes; `only` selects `[[run]]` tables by name."""
+    table = {} if path is None else read_table(path)
+    return make_plan(table, where=str(path or "configuration"), overrides=overrides, only=only)
 
 
-def make_plan(table: Mapping[str, Any], *, where: str, problems: Sequence[str] = ()) -> Plan:
-    """The runs of a table: its learners times its grid."""
-    whole: dict[str, Any] = copy.deepcopy(dict(table))
-    grid = whole.pop("grid", {})
-    learners = whole.get("learner", {})
-    found = list(problems)
-    axes = _axes(grid, found)
-    sections = [(keys[0], whole.get(keys[0], {})) for keys, _ in axes if keys[0] != "learner"]
-    sections += [("learner", one) for one in _listed(learners)] or [("learner", learners)]
-    no_tables = [
-        f"{section}: expected a table of options. Got {options!r}."
-        for section, options in sections
-        if not isinstance(options, dict)
-    ]
-    if no_tables:  # nothing can be made of these, not even a list of what else is wrong
-        raise ConfigError(where, [*found, *no_tables])
-    tables: list[tuple[str | None, dict[str, Any]]] = []
-    for learner in _listed(learners):
-        name = learner.pop("name", None)
-        if name is not None and not names_a_folder(name):
-            found.append(
-                f"learner.name: expected letters, digits and . + - _ (none of a run's own files), to name a folder. "
-                f"Got {name!r}."
-            )
-        for values in itertools.product(*(options for _, options in axes)):
-            one = copy.deepcopy({**whole, "learner": learner} if "learner" in whole else whole)
-            for (keys, _), value in zip(axes, values, strict=True):
-                one.setdefault(keys[0], {})[keys[1]] = copy.deepcopy(value)
-            tables.append((name, one))
-    configs: list[RunConfig] = []
-    for _, one in tables:
-        try:
-            configs.append(check_config(one, where=where))
-        except ConfigError as error:
-            found += error.problems
-    if found:
-        raise ConfigError(where, list(dict.fromkeys(found)))
-    differences = _varied(configs)
-    names = _names([name for name, _ in tables], differences, where)
-    return Plan(share_passes(dict(zip(names, configs, strict=True))), dict(zip(names, differences, strict=True)))
+def make_plan(table: Mapping[str, Any], *, where: str, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> Plan:
+    """Return the runs of a table: its `[[run]]` tables, each times its learners and its grid."""
+    problems: list[str] = []
+    configs: Pass = {}
+    run_tables = _run_tables(table, problems)
+    for name in only:
+        if name not in run_tables:
+            raise UnknownNameError(f"{where}: run", name, [known for known in run_tables if known])
+    for run_name, options in run_tables.items():
+        if only and run_name not in only:
+            continue
+        run_problems = apply_overrides(options, overrides)
+        group = _expand(options, where, run_problems)
+        problems += [f"run {run_name}: {problem}" if run_name else problem for problem in run_problems]
+        if run_name and len(group) == 1:
+            group = {run_name: next(iter(group.values()))}
+        elif run_name:
+            group = {f"{run_name}-{name}": config for name, config in group.items()}
+        problems += [f"run {run_name}: another run has the name {name} too." for name in group if name in configs]
+        # Fractions are written only into the runs of this table: they do not change the batches of the others.
+        for pass_configs in share_passes(group):
+            configs |= pass_configs
+    if problems:
+        raise ConfigError(where, list(dict.fromkeys(problems)))
+    varied = dict(zip(configs, _varied(list(configs.values())), strict=True))
+    return Plan(share_passes(configs), varied, named=RUN in table)
 
 
 def share_passes(configs: Mapping[str, RunConfig]) -> tuple[Pass, ...]:
-    """Runs on the same frozen encoder and the same batches share a pass; one that trains its encoder has its own."""
+    """Group runs on the same frozen encoder and the same batches; a run that trains its encoder has its own pass."""
     groups: dict[str, Pass] = {}
     for name, config in configs.items():
         shared = json.dumps(config.model_dump(mode="json", exclude={"learner"}), sort_keys=True)
         alone = config.encoder.tuning["name"] != "frozen"
         groups.setdefault(f"{name}\n{shared}" if alone else shared, {})[name] = config
-    return tuple(_with_strata(one) for one in groups.values())
+    return tuple(_with_strata(group) for group in groups.values())
 
 
-def names_a_folder(name: Any) -> bool:
-    """Whether a run within a run may be called so: not as anything that the outer one writes itself."""
+def is_folder_name(name: Any) -> bool:
+    """Whether a run inside another run's folder may have this name: it must differ from the files of a run."""
     return isinstance(name, str) and bool(re.fullmatch(r"[\w+-][\w.+-]*", name)) and name not in (*FILES, MODEL, MODELS)
 
 
-def _listed(value: Any) -> list[Any]:
+def _run_tables(table: Mapping[str, Any], problems: list[str]) -> dict[str | None, dict[str, Any]]:
+    """Return the table of every `[[run]]` by its name, or the whole table under None if there are no runs."""
+    shared = {key: value for key, value in table.items() if key != RUN}
+    if RUN not in table:
+        return {None: copy.deepcopy(shared)}
+    entries = table[RUN]
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        problems.append(f"{RUN}: expected [[{RUN}]] tables, each with a name and its options, got {shorten(entries)}.")
+        return {}
+    names = [entry.get("name") for entry in entries]
+    problems += [
+        f"{RUN}.name: expected {FOLDER_NAME}, got {shorten(name)}." for name in names if not is_folder_name(name)
+    ]
+    problems += [
+        f"{RUN}.name: expected different names, got {name!r} {count} times."
+        for name, count in Counter(name for name in names if is_folder_name(name)).items()
+        if count > 1
+    ]
+    return {
+        name: merge_tables(shared, {key: value for key, value in entry.items() if key != "name"})
+        for name, entry in zip(names, entries, strict=True)
+        if is_folder_name(name)
+    }
+
+
+def _expand(table: dict[str, Any], where: str, problems: list[str]) -> Pass:
+    """Return the runs of a table, its learners times its grid, and add what is wrong with it to `problems`."""
+    axes = _axes(table.pop("grid", {}), problems)
+    learners = table.get("learner", {})
+    sections = [(keys[0], table.get(keys[0], {})) for keys, _ in axes if keys[0] != "learner"]
+    sections += [("learner", learner) for learner in _as_list(learners)] or [("learner", learners)]
+    not_tables = [
+        f"{section}: expected a table of options, got {shorten(options)}."
+        for section, options in sections
+        if not isinstance(options, dict)
+    ]
+    if not_tables:  # the combinations cannot be made, so nothing else can be checked
+        problems += not_tables
+        return {}
+    names, configs = [], []
+    for learner in _as_list(learners):
+        name = learner.pop("name", None)
+        if name is not None and not is_folder_name(name):
+            problems.append(f"learner.name: expected {FOLDER_NAME}, got {shorten(name)}.")
+        for values in itertools.product(*(values for _, values in axes)):
+            combination = copy.deepcopy({**table, "learner": learner} if "learner" in table else table)
+            for (keys, _), value in zip(axes, values, strict=True):
+                combination.setdefault(keys[0], {})[keys[1]] = copy.deepcopy(value)
+            try:
+                configs.append(check_config(combination, where=where))
+                names.append(name)
+            except ConfigError as error:
+                problems += error.problems
+    if problems:
+        return {}
+    run_names = _names(names, _varied(configs))
+    if len(set(run_names)) < len(run_names):
+        problems.append(f"learner.name: expected different names, got {', '.join(run_names)}.")
+        return {}
+    return dict(zip(run_names, configs, strict=True))
+
+
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _axes(grid: Any, problems: list[str]) -> list[tuple[tuple[str, str], list[Any]]]:
-    """The options that vary, with their values, in the order of the file."""
-    axes: list[tuple[tuple[str, str], list[Any]]] = []
+def _axes(grid: Any, problems: list[str]) -> list[Axis]:
+    """Return the options that vary, with their values, in the order of the file."""
+    axes: list[Axis] = []
     if not isinstance(grid, Mapping):
-        problems.append(f"grid: expected tables like those of the file, [grid.learner]. Got {grid!r}.")
+        problems.append(f"grid: expected tables named like the file's sections, [grid.learner], got {shorten(grid)}.")
         return axes
     for section, options in grid.items():
         if section not in RunConfig.model_fields or not isinstance(options, Mapping):
-            problems.append(f"grid.{section}: expected a section of the file, [grid.learner], with its options.")
+            problems.append(f"grid.{section}: expected a section of the file with its options, as in [grid.learner].")
             continue
         for option, values in options.items():
             if not isinstance(values, list) or not values:
-                problems.append(f"grid.{section}.{option}: expected a list of values to try. Got {values!r}.")
+                problems.append(f"grid.{section}.{option}: expected a list of values to try, got {shorten(values)}.")
                 continue
             axes.append(((section, option), values))
     return axes
 
 
 def _varied(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
-    """For each run its values of the options that are not the same in all."""
+    """Return for each run its values of the options in which the runs differ."""
     flat = [config.flat() for config in configs]
-    differ = [key for key in flat[0] if len({json.dumps(one[key], sort_keys=True) for one in flat}) > 1]
-    return [{key: one[key] for key in differ} for one in flat]
+    differing = [
+        key for key in (flat[0] if flat else {}) if len({json.dumps(run[key], sort_keys=True) for run in flat}) > 1
+    ]
+    return [{key: run[key] for key in differing} for run in flat]
 
 
-def _names(given: Sequence[str | None], varied: Sequence[Mapping[str, Any]], where: str) -> list[str]:
-    """A name for every run, fit for a folder: the one given, and what else it differs in from those of that name."""
+def _names(given: Sequence[str | None], varied: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a folder name for every run: the given name, and the options that tell runs of this name apart."""
     names = []
-    for name, differences in zip(given, varied, strict=True):
-        siblings = [other for other, own in zip(varied, given, strict=True) if own == name]
-        telling = {
+    for name, options in zip(given, varied, strict=True):
+        siblings = [sibling for sibling, sibling_name in zip(varied, given, strict=True) if sibling_name == name]
+        distinctive = {
             key: value
-            for key, value in differences.items()
-            if name is None or any(other[key] != value for other in siblings)
+            for key, value in options.items()
+            if name is None or any(sibling[key] != value for sibling in siblings)
         }
-        words = [_word(key, value) for key, value in telling.items()]
+        words = [_word(key, value) for key, value in distinctive.items()]
         names.append("-".join([*([name] if name else []), *words]) or "run")
-    taken: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     unique = []
     for name in names:
-        taken[name] = taken.get(name, 0) + 1
-        unique.append(name if taken[name] == 1 else f"{name}-{taken[name]}")
-    if len(set(unique)) < len(unique):
-        raise ConfigError(where, [f"learner.name: expected different names. Got {', '.join(unique)}."])
+        counts[name] += 1
+        unique.append(name if counts[name] == 1 else f"{name}-{counts[name]}")
     return unique
 
 
 def _word(key: str, value: Any) -> str:
     """`learner.mixer = [{name = "dot"}]` becomes `dot`, `learner.seed = 1` becomes `seed1`."""
     option = key.rpartition(".")[2]
-    part = isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict))
-    return re.sub(r"[^\w.+-]+", "_", _spell(value) if part else f"{option}{_spell(value)}")
+    is_part = isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict))
+    return re.sub(r"[^\w.+-]+", "_", _spell(value) if is_part else f"{option}{_spell(value)}")
 
 
 def _spell(value: Any) -> str:
     if isinstance(value, dict):
-        return "_".join(_spell(one) if key == "name" else f"{key}{_spell(one)}" for key, one in value.items())
+        return "_".join(_spell(item) if key == "name" else f"{key}{_spell(item)}" for key, item in value.items())
     if isinstance(value, list):
         return "+".join(map(_spell, value))
     return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _with_strata(configs: Pass) -> Pass:
-    """Write the fractions of all into each, so that one of them run alone goes through the same batches."""
+    """Write the fractions of all runs into each, so that a run trained alone goes through the same batches."""
     fractions = {config.learner.fraction for config in configs.values()}
     strata = sorted({*fractions, *(cut for config in configs.values() for cut in config.training.strata)})
     if strata == [1.0]:

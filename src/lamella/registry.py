@@ -330,15 +330,20 @@ def _spell_path(where: str, keys: Sequence[str | int]) -> str:
 def _unknown_key(keys: Sequence[str | int], schema: type[BaseModel]) -> str:
     """What to say of a key that does not exist; best of all, in which section it does."""
     key, sections = str(keys[-1]), _sections(schema)
-    homes = [f"{name}.{key}" for name, section in sections.items() if key in section.model_fields]
+    homes = [f"{name}.{key}" for name, section in sections.items() if key in _option_names(section)]
     if homes:
         return f"no such option here. Did you mean {' or '.join(homes)}?"
     inside = sections.get(str(keys[0]), schema)
     if not inside.model_fields:
         return "no such option; it takes none."
     return (
-        f"no such {'section' if inside is schema and sections else 'option'}.{did_you_mean(key, inside.model_fields)}"
+        f"no such {'section' if inside is schema and sections else 'option'}.{did_you_mean(key, _option_names(inside))}"
     )
+
+
+def _option_names(schema: type[BaseModel]) -> list[str]:
+    """Return the options of a schema as a run file spells them: `from`, not `from_run`."""
+    return [field.alias or name for name, field in schema.model_fields.items()]
 
 
 def _sections(schema: type[BaseModel]) -> dict[str, type[BaseModel]]:

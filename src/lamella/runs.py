@@ -1,8 +1,8 @@
 """A run folder: the names of its files, and its state.
 
-The folder is the interface between the stages: one command writes it, another reads it, perhaps elsewhere. `run.json`
-says `unfinished` from the first moment and `finished` only at the last, so a run killed at any time is marked by what
-it did not get to write. Nothing here imports torch.
+The folder is the interface between commands: one writes it, another reads it, perhaps on another machine. `run.json`
+holds the state `unfinished` from the start and `finished` only at the very end, so a killed run stays marked as
+unfinished. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from lamella.environment import environment
 from lamella.errors import RunError, UnreadableError
-from lamella.files import TEMPORARY, held, read_json, write_json
+from lamella.files import TEMPORARY, locked, read_json, write_json
 from lamella.version import __version__
 
 RUN = "run.json"
@@ -25,20 +25,20 @@ CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
 HISTORY = "history.jsonl"
 MODEL = "model"
-MODELS = "models"  # those of `save_at`, by epoch
+MODELS = "models"  # the extra copies of `save_at`, by epoch
 PREDICTIONS = "predictions.json"
 NBEST = "nbest_predictions.json"
 NULL_ODDS = "null_odds.json"
 NA_PROB = "na_prob.json"
 QUESTION_PREDICTIONS = "question_predictions.json"  # where questions have several contexts
 QUESTION_NULL_ODDS = "question_null_odds.json"
-LOGITS = "logits.safetensors"  # of `--keep-logits`
+LOGITS = "logits.safetensors"  # written with `--keep-logits`
 LOGITS_INDEX = "logits.json"
 RESULTS = "eval_results.json"
 COST = "cost.json"
-CHECKPOINT = "checkpoint.pt"  # while it trains
-SUMMARY = "runs.json"  # of several runs made by one command, each in a folder of its own
-ANALYSIS = "analysis.json"  # of `analyse`
+CHECKPOINT = "checkpoint.pt"  # only during training
+SUMMARY = "runs.json"  # of several runs made by one command, each in its own folder
+ANALYSIS = "analysis.json"  # written by `analyse`
 MISTAKES = "mistakes.md"
 FILES = (
     RUN,
@@ -75,22 +75,23 @@ def new_run(
     model: Mapping[str, Any] | None = None,
     files: Sequence[Mapping[str, Any]] | None = None,
 ) -> Iterator[Path]:
-    """Open a run folder for writing; marks it finished, failed or interrupted when the block ends.
+    """Open a run folder for writing; mark it finished, failed or interrupted when the block ends.
 
-    A folder that holds anything is refused, unless it holds an earlier run and `overwrite` is given; then only the
-    files of a run and its model folders are removed from it. With `resume` they stay. `needs` are folders that the run
-    reads: it is refused if they lie where it writes, or it in one of them that is no run. `within` names the folders of
-    further runs inside this one, `data` is the record of the questions that it answers, `model` of what answers them,
-    `files` of the data files that a training reads.
+    A folder that is not empty is refused, unless it holds an earlier run and `overwrite` is given; then only the files
+    and model folders of that run are removed. With `resume` they stay.
+
+    `needs` are folders that the run reads: the run must not write over them, nor inside one that is not a run itself.
+    `within` names the folders of further runs inside this one. `data` records the questions that are answered, `model`
+    what answers them, `files` the data files that training reads.
     """
-    whole = folder.resolve()
+    run_folder = folder.resolve()
     for path in needs:
         needed = path.resolve()
-        if needed == whole or whole in needed.parents:
-            raise RunError(f"{folder}: holds {path}, which this run needs; choose another --out.")
-        if needed in whole.parents and not (needed / RUN).is_file():  # a run may hold others, a model may not
-            raise RunError(f"{folder}: lies in {path}, which this run needs; choose another --out.")
-    _check_room(folder, overwrite or resume)
+        if needed == run_folder or run_folder in needed.parents:
+            raise RunError(f"{folder}: contains {path}, which this run reads; choose another --out.")
+        if needed in run_folder.parents and not (needed / RUN).is_file():  # a run may contain others, a model may not
+            raise RunError(f"{folder}: lies inside {path}, which this run reads; choose another --out.")
+    _check_free(folder, overwrite or resume)
     earlier = _record(folder) if folder.exists() else None
     record: dict[str, Any] = {"state": "unfinished", "command": command, "lamella": __version__, "started": _now()}
     if resume and earlier:
@@ -103,8 +104,8 @@ def new_run(
         record["model"] = dict(model)
     if files is not None:
         record["files"] = list(files)
-    with held(folder):
-        write_json(folder / RUN, record)  # first: a kill while the earlier run is removed must not leave `finished`
+    with locked(folder):
+        write_json(folder / RUN, record)  # first, so that a kill during the removal leaves no `finished`
         if resume:
             _remove_parts(folder)
         else:
@@ -113,40 +114,40 @@ def new_run(
         try:
             yield folder
         except BaseException as error:
-            stopped = isinstance(error, KeyboardInterrupt)
-            outcome = {"state": "interrupted"} if stopped else {"state": "failed", "error": str(error)}
-            with contextlib.suppress(RunError):  # a full disk: the state stays `unfinished`, the first error is told
+            interrupted = isinstance(error, KeyboardInterrupt)
+            outcome = {"state": "interrupted"} if interrupted else {"state": "failed", "error": str(error)}
+            with contextlib.suppress(RunError):  # on a full disk the state stays `unfinished`; raise the first error
                 write_json(folder / RUN, {**record, **outcome, "ended": _now()})
             raise
         write_json(folder / RUN, {**record, "state": "finished", "ended": _now()})
 
 
 def data_record(files: Iterable[str], ids: Iterable[str]) -> dict[str, Any]:
-    """Which questions a run answers: the files as they were named, and a hash of the sorted ids."""
+    """Return a record of the questions that a run answers: file names as given, and a hash of the sorted ids."""
     ids = sorted(ids)
     digest = hashlib.sha256("\n".join(ids).encode("utf-8", errors="backslashreplace")).hexdigest()
     return {"files": list(files), "questions": len(ids), "ids_sha256": digest}
 
 
 def mark_diverged(folder: Path, error: str) -> None:
-    """Say of a run, one of several made together, that its training diverged: it is over, and no good."""
+    """Mark a run, one of several trained together, as failed because its loss diverged."""
     write_json(folder / RUN, {**(_record(folder) or {}), "state": "failed", "error": error, "diverged": True})
 
 
 def is_over(folder: Path) -> bool:
-    """Whether nothing is left to do for a run: it is finished, or it diverged, and would again."""
+    """Whether nothing is left to do for a run: it is finished, or it diverged and would diverge again."""
     record = _record(folder) or {}
     return record.get("state") == "finished" or bool(record.get("diverged"))
 
 
 def kind_of_run(folder: Path) -> tuple[str, list[str]] | None:
-    """The command that made the run of a folder, and the names of the runs inside it."""
+    """Return the command that made a run folder and the names of the runs inside it; None if it is no run folder."""
     record = _record(folder)
     return None if record is None else (str(record.get("command")), list(record.get("runs", [])))
 
 
 def run_state(folder: Path) -> str | None:
-    """`finished`, `unfinished`, `failed` or `interrupted`; None where the folder is no run."""
+    """Return `finished`, `unfinished`, `failed` or `interrupted`; None if the folder is no run folder."""
     record = _record(folder)
     return None if record is None else str(record["state"])
 
@@ -157,38 +158,38 @@ def _record(folder: Path) -> dict[str, Any] | None:
         return None
     record = read_json(path)
     if not isinstance(record, dict) or not isinstance(record.get("state"), str):
-        raise UnreadableError(f"{path}: expected the record of a run, with its state; it is damaged.")
+        raise UnreadableError(f"{path}: expected the record of a run with its state; the file is damaged.")
     return record
 
 
-def _check_room(folder: Path, overwrite: bool) -> None:
-    """Refuse a folder that is not ours to write into; touches nothing."""
+def _check_free(folder: Path, overwrite: bool) -> None:
+    """Refuse a folder that holds anything that must not be overwritten; change nothing."""
     try:
-        holds = {path.name for path in folder.iterdir() if not path.name.endswith(TEMPORARY)}
+        occupied = any(not path.name.endswith(TEMPORARY) for path in folder.iterdir())
     except FileNotFoundError:
         return
     except OSError as error:
         raise RunError(f"{folder}: expected a folder to write the run into ({error.strerror}).") from None
-    if not holds:
+    if not occupied:
         return
     state = run_state(folder)
     if state is None:
-        raise RunError(f"{folder}: is not empty and holds no run of Lamella; choose another --out.")
+        raise RunError(f"{folder}: is not empty and not a run folder; choose another --out.")
     if not overwrite:
         raise RunError(
-            f"{folder}: holds a run already ({state}); choose another --out, or pass --overwrite"
-            f"{'.' if state == 'finished' else ', or --resume where it was training.'}"
+            f"{folder}: already holds a run ({state}); choose another --out, or pass --overwrite"
+            f"{'.' if state == 'finished' else ', or --resume to continue a training run.'}"
         )
 
 
 def _remove_earlier(folder: Path, within: Iterable[str]) -> None:
-    """Remove what an earlier run left, except the record of the new one; any other file stays."""
+    """Remove the files of an earlier run, except the record of the new run; other files stay."""
     for name in within:
         inner = folder / name
         if inner.is_dir() and inner.resolve().parent == folder.resolve() and (inner / RUN).is_file():
             _remove_earlier(inner, [])
             (inner / RUN).unlink()
-            with contextlib.suppress(OSError):  # something else lies there
+            with contextlib.suppress(OSError):  # it holds other files
                 inner.rmdir()
     for name in (*FILES, MODEL, MODELS):
         if name != RUN:
@@ -197,7 +198,7 @@ def _remove_earlier(folder: Path, within: Iterable[str]) -> None:
 
 
 def _remove_parts(folder: Path) -> None:
-    """Remove what a kill left half-written."""
+    """Remove files that a killed process left half-written."""
     for path in [*folder.glob(f".*{TEMPORARY}"), *folder.glob(f"{MODELS}/.*{TEMPORARY}")]:
         _remove(path)
 

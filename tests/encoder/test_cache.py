@@ -32,7 +32,7 @@ from lamella.encoder.encoder import Encoder, HiddenStates
 from lamella.encoder.extraction import CacheReport, write_cache
 from lamella.encoder.storage import Storage, decode, encode, largest, round_states
 from lamella.errors import EncoderError, LamellaError, RunError, UsageError
-from lamella.files import TEMPORARY, held
+from lamella.files import TEMPORARY, locked
 from lamella.heads.head import Head
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -389,7 +389,7 @@ def test_a_folder_of_something_else_is_never_written_into(given_windows: Given) 
 
 
 def test_two_processes_do_not_write_at_once(given_windows: Given) -> None:
-    with held(given_windows.folder), pytest.raises(RunError, match="another process is writing there"):
+    with locked(given_windows.folder), pytest.raises(RunError, match="another process is writing here"):
         given_windows.write()
 
 

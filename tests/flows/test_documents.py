@@ -18,9 +18,9 @@ import typer
 from doubles import save_tiny_encoder
 from lamella import registry
 from lamella.cli import app
-from lamella.config import check_config
 from lamella.encoder.encoder import Encoder
 from lamella.plan import load_plan
+from lamella.validation import check_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

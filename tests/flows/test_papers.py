@@ -11,13 +11,13 @@ import pytest
 
 from doubles import save_tiny_encoder
 from lamella import registry
-from lamella.config import load_config
 from lamella.data.batches import Totals, collate
 from lamella.data.feed import Recipe
 from lamella.data.formats import read
 from lamella.encoder.pretrained import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.plan import load_plan, make_plan
+from lamella.run_file import load_config
 from lamella.training.learner import make_learner
 
 PAPERS = Path(__file__).resolve().parents[2] / "configs" / "papers"

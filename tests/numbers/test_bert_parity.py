@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import BertForQuestionAnswering
 
-from lamella.config import check_config
 from lamella.data.batches import Batch, collate
 from lamella.data.dataset import load_examples
 from lamella.data.features import Features, featurise
@@ -17,6 +16,7 @@ from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.sources import PACKAGED
 from lamella.heads.losses import CrossEntropy
 from lamella.models.model import ReaderModel
+from lamella.validation import check_config
 
 ENCODER = "all-MiniLM-L6-v2"
 

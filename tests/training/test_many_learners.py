@@ -151,7 +151,7 @@ def test_overwriting_spares_an_encoder_that_a_later_pass_needs(encoder: Path, tm
     old = train(table(encoder, training={"max_steps": 1}), tmp_path / "old")
     before = results(old)
     given = table(encoder, training={"max_steps": 1}) | {"grid": {"encoder": {"name": [str(encoder), str(old)]}}}
-    with pytest.raises(RunError, match="which this run needs"):
+    with pytest.raises(RunError, match="which this run reads"):
         train(given, old, overwrite=True)
     assert results(old) == before
 

@@ -139,7 +139,7 @@ def test_the_command_line_under_torchrun(folder: Path, tmp_path: Path) -> None:
     config.write_text(json.dumps(plans(folder / "tiny")["full"]))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "lamella"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    out = folder / "one" / "full"  # holds a run already
+    out = folder / "one" / "full"  # already holds a run
     launched = subprocess.run(
         [*command, "train", str(config), "--out", str(out)],
         env=environment,
@@ -148,5 +148,5 @@ def test_the_command_line_under_torchrun(folder: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert launched.returncode != 0
-    assert launched.stderr.count(f"lamella: {out}: holds a run already") == 1
+    assert launched.stderr.count(f"lamella: {out}: already holds a run") == 1
     assert "Error: lamella" not in launched.stderr

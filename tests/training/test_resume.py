@@ -295,5 +295,5 @@ def test_without_resume_or_overwrite_the_run_is_safe(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = interrupted(encoder, tmp_path / "out", monkeypatch)
-    with pytest.raises(RunError, match=r"holds a run already \(\w+\); .*--overwrite, or --resume"):
+    with pytest.raises(RunError, match=r"already holds a run \(\w+\); .*--overwrite, or --resume"):
         train_plan(make_plan(table(encoder), where="test"), out, say=lambda line: None)

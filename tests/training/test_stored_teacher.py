@@ -757,7 +757,7 @@ def test_an_mpnet_teaches_a_bert_through_the_command_line(lamella: Any, tmp_path
 
     code, _, err = lamella("train", config, "--out", run, "--overwrite", *changes)
     assert code != 0
-    assert "which this run needs" in err
+    assert "which this run reads" in err
     assert (run / runs.LOGITS).is_file()
     code, _, err = lamella("train", config, "--out", tmp_path / "eda", *changes, "--set", "data.augment=eda")
     assert (code, "data.augment changes them in every epoch" in err) == (2, True)

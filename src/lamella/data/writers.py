@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lamella.config import same_file
 from lamella.data.examples import Answer, Context, Example
 from lamella.errors import DataError, UsageError
-from lamella.files import write_bytes
+from lamella.files import same_file, write_bytes
 from lamella.registry import part, register
 from lamella.runs import FILES
 

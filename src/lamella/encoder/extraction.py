@@ -32,7 +32,7 @@ from lamella.encoder.encoder import Encoder
 from lamella.encoder.precision import autocast
 from lamella.encoder.storage import Storage, decode, encode, largest
 from lamella.errors import EncoderError, RunError, UsageError
-from lamella.files import TEMPORARY, held, write_bytes, write_json
+from lamella.files import TEMPORARY, locked, write_bytes, write_json
 from lamella.progress import progress
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def write_cache(
         f"{plan.hidden_size} wide, in {storage}: {_size(plan.bytes)} to write, {_size(free)} are free"
     )
     _check_disk(folder, plan, _find_earlier(folder, plan, overwrite), free)
-    with held(folder):
+    with locked(folder):
         earlier = _find_earlier(folder, plan, overwrite)  # again: another process may have written it meanwhile
         if earlier is not None and earlier.options != plan.options:
             _remove(folder, earlier)

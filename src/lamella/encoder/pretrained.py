@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from lamella.config import RunConfig, check_config
+from lamella.config import RunConfig
 from lamella.encoder.encoder import Encoder, family_of
 from lamella.encoder.sources import (
     MODEL_CONFIG,
@@ -30,6 +30,7 @@ from lamella.encoder.tensors import hash_parameters, put_tensors, read_tensors
 from lamella.encoder.tuning import merge, tune_in_turn
 from lamella.errors import ConfigError, EncoderError, MissingExtraError, ModelError, UsageError, one_line
 from lamella.files import read_json
+from lamella.validation import check_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lamella.config import TUNING_ELSEWHERE, DecodingOptions, TunedOn, load_config, same_file
+from lamella.config import DecodingOptions, TunedOn
 from lamella.data.examples import Example
 from lamella.encoder.sources import is_saved_model, model_folder
 from lamella.errors import DataError, UsageError
+from lamella.files import same_file
 from lamella.inference.no_answer import na_probability
 from lamella.inference.prediction import Prediction
 from lamella.inference.protocols import QAModel
+from lamella.run_file import load_config
 from lamella.runs import CONFIG, run_state
 from lamella.scoring.best_answers import null_odds_of, score_best_answers
 from lamella.scoring.metrics import Language, QuestionScores, language_of
@@ -30,6 +32,7 @@ from lamella.scoring.threshold import (
     fit_calibration,
     tune,
 )
+from lamella.validation import THRESHOLD_OVERLAP
 
 SHORT = {"exact": "EM", "f1": "F1", "answerability_accuracy": "accuracy"}
 
@@ -127,7 +130,7 @@ def folder_to_tune(name: str, data: str) -> Path:
     if run_state(folder.parent) is not None and run.is_file():
         learnt = load_config(run).data.train
         if any(same_file(data, one) for one in learnt):
-            raise UsageError(f"{data}: is what {folder.parent} was trained on; {TUNING_ELSEWHERE['train']}")
+            raise UsageError(f"{data}: is what {folder.parent} was trained on; {THRESHOLD_OVERLAP['train']}")
     return folder
 
 

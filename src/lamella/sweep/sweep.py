@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from lamella import runs
-from lamella.config import RunConfig, read_table
+from lamella.config import RunConfig
 from lamella.errors import ConfigError, LamellaError, RunError, UnreadableError, UsageError
 from lamella.files import read_json, write_json
-from lamella.plan import load_plan, names_a_folder, share_passes
+from lamella.plan import is_folder_name, load_plan, share_passes
+from lamella.run_file import read_table
 from lamella.sweep.engine import Engine, Job, LocalEngine, RayEngine, Say
 from lamella.training.provenance import refuse_changed
 
@@ -58,8 +59,11 @@ def read_sweep(paths: Sequence[Path], out: Path, overrides: Sequence[str] = ()) 
     for file in files:
         plan = load_plan(file, overrides)
         for name, config in plan.runs.items():
-            own = file.stem if len(plan.runs) == 1 else name if len(files) == 1 else f"{file.stem}-{name}"
-            if not names_a_folder(own):
+            if plan.named:
+                own = name
+            else:
+                own = file.stem if len(plan.runs) == 1 else name if len(files) == 1 else f"{file.stem}-{name}"
+            if not is_folder_name(own):
                 raise UsageError(
                     f"{file}: its run would be called {own!r}, which names no run folder; rename the file."
                 )
@@ -161,7 +165,7 @@ def _run_files(path: Path) -> list[Path]:
         if not inside:
             raise UsageError(f"{path}: expected run files, *.toml. Found none.")
         return [file for one in inside for file in _run_files(one)]
-    table, _ = read_table(path)
+    table = read_table(path)
     if LIST not in table:
         return [path]
     listed = table[LIST]
@@ -178,7 +182,7 @@ def _run_files(path: Path) -> list[Path]:
 def _needs(config: RunConfig, out: Path) -> frozenset[str]:
     """The runs of a sweep's folder that a run reads: the one it starts from, its teachers."""
     found = [] if config.encoder.from_run is None else [config.encoder.from_run.partition("@")[0]]
-    for named in config.models_read:
+    for named in config.model_names:
         path = absolute(Path(named))
         if out in path.parents:
             found.append(path.relative_to(out).parts[0])
@@ -279,7 +283,7 @@ def _refuse_other_options(sweep: Sweep, out: Path) -> None:
         then = read_json(path)
         for key, value in config.flat().items():
             section, _, option = key.partition(".")
-            if key in config.left_to_start:
+            if key in config.inherited_options:
                 continue  # what the start had stands there
             if config.encoder.from_run is not None and key in ("encoder.name", "encoder.from"):
                 continue  # the folder of that run stands there

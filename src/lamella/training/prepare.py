@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import set_seed
 
-from lamella.config import TUNING_ELSEWHERE, RunConfig
+from lamella.config import RunConfig
 from lamella.data.dataset import Dataset, load_examples
 from lamella.data.feature_cache import cached_features
 from lamella.data.features import Features
@@ -33,6 +33,7 @@ from lamella.training.overfit import best_possible, spread
 from lamella.training.processes import Processes
 from lamella.training.steps import Steps
 from lamella.training.warm_start import Start, as_its_start, begin_with
+from lamella.validation import THRESHOLD_OVERLAP
 
 Say = Callable[[str], None]
 
@@ -91,7 +92,7 @@ def prepare(
         apart = {one.context.text for one in threshold_data.examples}
         for split, other in {"train": train_data, "dev": dev_data}.items():
             if shared := len(apart & {one.context.text for one in other.examples}):
-                say(f"{shared} contexts are in the threshold and in the {split} data: {TUNING_ELSEWHERE[split]}")
+                say(f"{shared} contexts are in the threshold and in the {split} data: {THRESHOLD_OVERLAP[split]}")
 
     pooler = any(one.learner.reads_pooled for one in configs.values())
     base = load_encoder(config.encoder.name, dropout=config.encoder.dropout, pooler=pooler)
@@ -192,7 +193,7 @@ def named_folders(configs: Pass) -> list[Path]:
     named = [
         name
         for config in configs.values()
-        for name in (*config.models_read, *(config.learner.distil or {}).get("runs", []))
+        for name in (*config.model_names, *(config.learner.distil or {}).get("runs", []))
     ]
     return [Path(os.path.expanduser(name)) for name in named if os.path.isdir(os.path.expanduser(name))]
 

@@ -51,7 +51,7 @@ def as_its_start(config: RunConfig) -> RunConfig:
         return config
     theirs = read_saved(folder).config
     taken: dict[str, dict[str, Any]] = {}
-    for key in config.left_to_start:
+    for key in config.inherited_options:
         section, _, option = key.partition(".")
         taken.setdefault(section, {})[option] = getattr(getattr(theirs, section), option)
     sections = {section: getattr(config, section).model_copy(update=options) for section, options in taken.items()}

@@ -1,0 +1,107 @@
+"""Check the options of a run as a whole: keys and types, the options of named parts, the rules across options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from lamella import registry
+from lamella.config import RunConfig
+from lamella.errors import ConfigError, UnknownNameError
+from lamella.files import same_file
+
+# Why the threshold is tuned on questions that are in neither of these.
+THRESHOLD_OVERLAP = {
+    "train": "a reader is more confident on questions it was trained on, so the threshold would not suit new ones.",
+    "dev": "a threshold tuned on the questions that are scored makes the score too optimistic.",
+}
+SPECIAL_TOKENS = 4  # at most: RoBERTa's <s> question </s></s> context </s>
+
+
+def check_config(table: Mapping[str, Any], *, where: str, problems: Sequence[str] = ()) -> RunConfig:
+    """Return the checked options of a run, or raise one error that lists every problem.
+
+    `where` names the source of the table in the error, `problems` are those that were found before.
+    """
+    problems = list(problems)
+    faulty: set[str] = set()
+    try:
+        config = RunConfig.model_validate(dict(table))
+    except ValidationError as error:
+        problems += registry.explain(error, table, RunConfig)
+        faulty = {str(finding["loc"][0]) for finding in error.errors()}
+        config = _valid_options(table, error)
+    problems += _part_problems(config)
+    problems += [problem for problem in _rule_problems(config) if problem.partition(".")[0] not in faulty]
+    if problems:
+        raise ConfigError(where, problems)
+    return config
+
+
+def _valid_options(table: Mapping[str, Any], error: ValidationError) -> RunConfig:
+    """Return the configuration without its faulty options, so that other problems are reported together with them."""
+    valid = {name: dict(section) if isinstance(section, Mapping) else section for name, section in table.items()}
+    for finding in error.errors():
+        section, *keys = finding["loc"]
+        if keys and isinstance(valid.get(str(section)), dict):
+            valid[str(section)].pop(keys[0], None)
+        else:
+            valid.pop(str(section), None)
+    return RunConfig.model_validate(valid)
+
+
+def _part_problems(config: RunConfig) -> list[str]:
+    """Check every part that the configuration names: that it exists, and its options."""
+    parts = [
+        ("tuning", "encoder.tuning", config.encoder.tuning),
+        ("task", "learner.task", config.learner.task),
+        *(("mixer", f"learner.mixer[{place}]", stage) for place, stage in enumerate(config.learner.mixer)),
+        *(("mixer", f"learner.beside[{place}]", stage) for place, stage in enumerate(config.learner.beside)),
+        ("loss", "learner.loss", config.learner.loss),
+        ("schedule", "learner.schedule", config.learner.schedule),
+        *([("distiller", "learner.distil", config.learner.distil)] if config.learner.distil else []),
+        *([("augmentation", "data.augment", config.data.augment)] if config.data.augment else []),
+    ]
+    problems = []
+    for family, where, spec in parts:
+        name, options = registry.split(spec)
+        try:
+            problems += registry.part(family, name).problems(options, where)
+        except UnknownNameError as error:
+            problems.append(f"{where}: {error}")
+    return problems
+
+
+def _rule_problems(config: RunConfig) -> list[str]:
+    """Check the rules across options, which no single option can express."""
+    problems = []
+    windows = config.windows
+    room = windows.max_seq_length - windows.max_query_length - SPECIAL_TOKENS
+    if room < 1:
+        problems.append(
+            f"windows.max_seq_length: expected room for a question of max_query_length {windows.max_query_length} "
+            f"tokens, {SPECIAL_TOKENS} special tokens and some context, got {windows.max_seq_length}."
+        )
+    elif windows.stride_is == "overlap" and windows.doc_stride >= room:
+        problems.append(
+            f"windows.doc_stride: expected an overlap below {room}, the context tokens that fit beside the longest "
+            f"question, got {windows.doc_stride}."
+        )
+    elif windows.stride_is == "step" and windows.doc_stride < 1:
+        problems.append(f"windows.doc_stride: expected a step of at least 1, got {windows.doc_stride}.")
+    problems += [
+        f"training.{option}: needs data.dev, on which the metric is computed; data.dev is empty."
+        for option in ("patience", "target")
+        if getattr(config.training, option) is not None and not config.data.dev
+    ]
+    problems += [
+        f"data.threshold: {name} is also in data.{split}; {reason}"
+        for split, reason in THRESHOLD_OVERLAP.items()
+        for name in config.data.threshold
+        if any(same_file(name, other) for other in getattr(config.data, split))
+    ]
+    if config.training.max_steps is None and config.training.epochs == 0:
+        problems.append("training.epochs: is 0; to save an untrained model, set training.max_steps = 0 too.")
+    return problems
