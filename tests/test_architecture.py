@@ -39,6 +39,7 @@ ORDER = (
             "version",
         )
     },
+    {"languages": ("languages",)},
     {"data": ("data",)},
     {"encoder": ("encoder",)},
     {"heads": ("heads",)},

@@ -101,6 +101,7 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         Family("format", "reads a data file", ("lamella.data.formats",)),
+        Family("language", "normalises answers and splits them for the metric", ("lamella.languages.registered",)),
         Family("writer", "writes a data file", ("lamella.data.writers",)),
         Family("augmentation", "changes examples at random, anew every epoch", ("lamella.data.augment",)),
         Family("tuning", "says what of the encoder is trained", ("lamella.encoder.tuning",)),

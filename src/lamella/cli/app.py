@@ -46,9 +46,25 @@ OnBadAnswer = Annotated[
     Literal["refuse", "fix", "skip"] | None,
     typer.Option("--on-bad-answer", help="What to do with a data file that has errors."),
 ]
+
+
+def _check_language(name: str | None) -> str | None:
+    if name is not None:
+        from lamella.languages import get_language
+
+        get_language(name)
+    return name
+
+
 Language = Annotated[
-    Literal["en", "ko"] | None,
-    typer.Option("--language", help="Whose normalisation and F1; default: as the data says."),
+    str | None,
+    typer.Option(
+        "--language",
+        metavar="NAME",
+        callback=_check_language,
+        help="Language of the answers, which decides how they are scored (see `lamella parts language`); "
+        "default: detected from the data.",
+    ),
 ]
 RunFolders = Annotated[
     list[str], typer.Argument(metavar="RUN...", help="Run folders, result files, or folders of them.")

@@ -1,7 +1,7 @@
-"""What a question with its text and its answers is, once it is read from whatever file.
+"""Questions with their contexts and answers, independent of any file format.
 
-Positions are counted in characters (Unicode code points) of the context; an end is exclusive. A question without
-answers is unanswerable: there is no flag, no empty string and no -1 that could contradict it.
+Positions count characters (Unicode code points) of the context; ends are exclusive. A question without answers is
+unanswerable: there is no flag, empty string or -1 that could contradict it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A piece of the context: `context.text[begin_char:end_char] == text` in a sound file."""
+    """A span of the context: `context.text[begin_char:end_char] == text` in a valid file."""
 
     text: str
     begin_char: int
@@ -23,7 +23,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """A paragraph. The examples of one paragraph share one object, so that its text is tokenised once."""
+    """A paragraph. The examples of a paragraph share one object, so that its text is tokenised once."""
 
     text: str
     title: str = ""
@@ -33,8 +33,8 @@ class Context:
 class Example:
     """One question about one context.
 
-    `group` names the question when it is asked of several contexts (the open, multi-context task): the examples of a
-    group are answered together. `plausible_answers` are SQuAD 2.0's tempting wrong ones; nothing trains on them.
+    `group` is the id of a question about several contexts (the multi-context task): the examples of a group are
+    answered together. `plausible_answers` are the tempting wrong answers of SQuAD 2.0; nothing trains on them.
     """
 
     id: str
@@ -46,7 +46,7 @@ class Example:
 
     @property
     def question_id(self) -> str:
-        """What names the question: its group, where it is asked of several contexts."""
+        """The id of the question: the group, if the question is about several contexts."""
         return self.group or self.id
 
     @property

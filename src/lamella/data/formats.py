@@ -11,7 +11,6 @@ format (the format with the highest count reads the file), `read` adds examples 
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,10 @@ from typing import Any, Protocol
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.parsing import parse
 from lamella.data.problems import Problem, quote
-from lamella.data.questions import Faults, question_id, question_name, read_question
+from lamella.data.question_parsing import Faults, question_id, question_name, read_question
 from lamella.data.source import Document, Place, Source, describe
 from lamella.errors import UnreadableError
+from lamella.languages import detect_language
 from lamella.progress import progress
 from lamella.registry import build, names, part, register
 
@@ -212,12 +212,8 @@ def _count_articles(document: Document) -> int:
     return sum("paragraphs" in entry and "qa" not in entry for entry in document.objects)
 
 
-_HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7af]")
-_LETTER = re.compile(r"[^\W\d_]")
-
-
 def _is_korean(document: Document) -> bool:
-    """Check whether the version names KorQuAD, or a third of the letters of the first contexts are Hangul."""
+    """Check whether the version names KorQuAD, or the first contexts are in Korean."""
     if "korquad" in (document.version or "").lower():
         return True
     paragraphs = (
@@ -228,7 +224,7 @@ def _is_korean(document: Document) -> bool:
         if isinstance(paragraph, dict) and isinstance(paragraph.get("context"), str)
     )
     sample = "".join(paragraph["context"] for paragraph in itertools.islice(paragraphs, 20))
-    return 3 * len(_HANGUL.findall(sample)) > len(_LETTER.findall(sample))
+    return detect_language(sample) == "ko"
 
 
 def _objects(document: Document, source: Source) -> Iterator[tuple[dict[str, Any], Place]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 
 from lamella.data.examples import Answer, Context
 from lamella.data.formats import DataFile
+from lamella.languages.scripts import main_script
 
 
 class Tokenizer(Protocol):
@@ -122,7 +122,7 @@ def count_tokens(file: DataFile, tokenizer: Tokenizer) -> CountedTokens:
             batch = distinct[begin : begin + 1000]
             for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
                 ids = encoding.ids
-                script = _script(text)
+                script = main_script(text)
                 counts[text] = len(ids)
                 tokens[script] += len(ids)
                 unknowns[script] += sum(id in unknown for id in ids)
@@ -139,29 +139,6 @@ def count_tokens(file: DataFile, tokenizer: Tokenizer) -> CountedTokens:
         },
         tokenizer.num_special_tokens_to_add(True),
     )
-
-
-_SCRIPTS = {
-    "latin": re.compile("[A-Za-z\u00c0-\u024f\u1e00-\u1eff]"),
-    "greek": re.compile("[\u0370-\u03ff\u1f00-\u1fff]"),
-    "cyrillic": re.compile("[\u0400-\u052f]"),
-    "hebrew": re.compile("[\u0590-\u05ff]"),
-    "arabic": re.compile("[\u0600-\u06ff\u0750-\u077f]"),
-    "devanagari": re.compile("[\u0900-\u097f]"),
-    "thai": re.compile("[\u0e00-\u0e7f]"),
-    "hangul": re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7af]"),
-    "kana": re.compile("[\u3040-\u30ff]"),
-    "han": re.compile("[\u3400-\u4dbf\u4e00-\u9fff]"),
-}
-
-
-def _script(text: str) -> str:
-    """The script that most letters of a text are in."""
-    if text.isascii():
-        return "latin"
-    counts = {script: len(letters.findall(text)) for script, letters in _SCRIPTS.items()}
-    best = max(counts, key=lambda script: counts[script])
-    return best if counts[best] else "other"
 
 
 def _lengths(lengths: Sequence[int]) -> Lengths:

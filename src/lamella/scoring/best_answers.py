@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lamella.data.examples import Example
 from lamella.inference.prediction import Prediction
-from lamella.scoring.metrics import Language, QuestionScores, score_questions
+from lamella.scoring.metrics import QuestionScores, score_questions
 
 
 def score_best_answers(
@@ -18,7 +18,7 @@ def score_best_answers(
     predictions: Mapping[str, Prediction],
     *,
     gives_text: bool = True,
-    language: Language = "en",
+    language: str = "en",
 ) -> QuestionScores:
     """How good the best answer of every question is; one without a text is as good as can be where there is one."""
     answers = {id: one.best_span.text for id, one in predictions.items()}

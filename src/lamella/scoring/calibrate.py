@@ -21,7 +21,7 @@ from lamella.inference.protocols import QAModel
 from lamella.run_file import load_config
 from lamella.runs import CONFIG, run_state
 from lamella.scoring.best_answers import null_odds_of, score_best_answers
-from lamella.scoring.metrics import Language, QuestionScores, language_of
+from lamella.scoring.metrics import QuestionScores, language_of
 from lamella.scoring.threshold import (
     Floats,
     Method,
@@ -69,7 +69,7 @@ def tune_decoding(
     data: Sequence[str],
     method: Method = "temperature",
     gives_text: bool = True,
-    language: Language = "en",
+    language: str = "en",
 ) -> Tuned:
     """The threshold of the best F1 on some examples, and the calibration that fits them."""
     check_tunable(examples, data)

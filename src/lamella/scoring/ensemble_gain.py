@@ -12,12 +12,12 @@ from lamella.files import write_json
 from lamella.inference.ensemble import EnsembleAnswers
 from lamella.inference.prediction_files import write_predictions
 from lamella.scoring.evaluate import score_predictions
-from lamella.scoring.metrics import Language, language_of, score_questions
+from lamella.scoring.metrics import language_of, score_questions
 from lamella.scoring.significance import paired_difference
 
 
 def write_ensemble(
-    folder: Path, together: EnsembleAnswers, examples: Sequence[Example] | None, language: Language | None = None
+    folder: Path, together: EnsembleAnswers, examples: Sequence[Example] | None, language: str | None = None
 ) -> dict[str, Any]:
     """Write an open run folder as every other stage reads it; with `examples` that have labels, scored."""
     write_predictions(folder, together, together.predictions, examples or ())
@@ -37,7 +37,7 @@ def write_ensemble(
     return results
 
 
-def gains(together: EnsembleAnswers, examples: Sequence[Example], language: Language) -> dict[str, Any]:
+def gains(together: EnsembleAnswers, examples: Sequence[Example], language: str) -> dict[str, Any]:
     """What answering together adds to each member's F1 and exact match, in points, with 95 % intervals.
 
     A member answers at its own threshold; `best_f1` is at the best threshold of both, and has no interval.

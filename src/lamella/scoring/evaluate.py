@@ -24,7 +24,7 @@ from lamella.models.loading import Precision, load_model
 from lamella.scoring.best_answers import null_odds_of, score_best_answers
 from lamella.scoring.calibrate import threshold_report
 from lamella.scoring.cost import cost_of_answers, write_cost
-from lamella.scoring.metrics import Language, language_of, score, summarise
+from lamella.scoring.metrics import language_of, score, summarise
 from lamella.stopwatch import Stopwatch
 
 
@@ -35,7 +35,7 @@ def evaluate(
     out: str | os.PathLike[str] | None = None,
     batch_size: int = 32,
     precision: Precision = "auto",
-    language: Language | None = None,
+    language: str | None = None,
     keep_logits: bool = False,
     overwrite: bool = False,
 ) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def evaluate_model(
     folder: Path,
     *,
     batch_size: int = 32,
-    language: Language | None = None,
+    language: str | None = None,
     keeper: LogitsWriter | None = None,
 ) -> dict[str, Any]:
     """Predict and score, and write predictions, scores and cost into an open run folder."""
@@ -96,7 +96,7 @@ def evaluate_file(
     na_prob: Path | None = None,
     threshold: float | None = None,
     missing: Literal["error", "empty"] = "error",
-    language: Language | None = None,
+    language: str | None = None,
 ) -> dict[str, Any]:
     """Score a predictions file in the official format."""
     examples, answers = read_questions(data, labelled=True), _read_scores(predictions)
@@ -119,7 +119,7 @@ def score_predictions(
     examples: Sequence[Example],
     predictions: Mapping[str, Prediction],
     *,
-    language: Language = "en",
+    language: str = "en",
 ) -> dict[str, Any]:
     """Score predictions at the threshold of their model; for a model without texts, only how well it abstains.
 
@@ -139,7 +139,7 @@ def score_predictions(
 
 
 def _score_by_question(
-    model: AnswerSource, examples: Sequence[Example], predictions: Mapping[str, Prediction], language: Language
+    model: AnswerSource, examples: Sequence[Example], predictions: Mapping[str, Prediction], language: str
 ) -> dict[str, Any]:
     """Score the single answer that a question gets from all its contexts."""
     questions, answers = one_example_per_question(examples), answers_by_question(model, examples, predictions)

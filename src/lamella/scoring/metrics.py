@@ -10,21 +10,19 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import re
-import string
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lamella.data.examples import Example
 from lamella.errors import DataError, UnknownNameError, UsageError
+from lamella.languages import detect_language, get_language
 
-Language = Literal["en", "ko"]
 Missing = Literal["error", "empty"]
 
 
@@ -34,7 +32,7 @@ def score(
     *,
     null_odds: Mapping[str, float] | None = None,
     na_prob: Mapping[str, float] | None = None,
-    language: Language = "en",
+    language: str = "en",
     missing: Missing = "error",
     threshold: float | None = None,
 ) -> dict[str, float | int]:
@@ -118,7 +116,7 @@ def score_questions(
     examples: Sequence[Example],
     predictions: Mapping[str, str],
     *,
-    language: Language = "en",
+    language: str = "en",
     missing: Missing = "error",
 ) -> QuestionScores:
     """Exact match and F1 of every question by itself: the best over its answers.
@@ -133,13 +131,13 @@ def score_readers(
     examples: Sequence[Example],
     answers: Iterable[Mapping[str, str]],
     *,
-    language: Language = "en",
+    language: str = "en",
     missing: Missing = "error",
 ) -> list[QuestionScores]:
     """The same for the predictions of any number of readers. They repeat one another, as annotators do: a text is
     normalised once, and scored once at a question.
     """
-    rule, ids = _rule(language), tuple(_distinct_ids(examples))
+    rule, ids = get_language(language), tuple(_distinct_ids(examples))
     number_of: defaultdict[str, int] = defaultdict(itertools.count().__next__)
     none = number_of[""]
     given = [  # the texts as numbers: those of a thousand readers would fill the memory
@@ -204,68 +202,25 @@ def best_thresholds(questions: QuestionScores, na_scores: Mapping[str, float]) -
     return result
 
 
-def language_of(examples: Sequence[Example]) -> Language:
-    """Korean contexts are scored by KorQuAD's metric, all others by SQuAD's; a sample of them decides."""
-    text = "".join(example.context.text for example in examples[:: max(1, len(examples) // 50)])
-    letters = sum(character.isalpha() for character in text)
-    hangul = sum("\uac00" <= character <= "\ud7a3" for character in text)
-    return "ko" if hangul > 0.5 * max(1, letters) else "en"
+def language_of(examples: Sequence[Example]) -> str:
+    """Return the name of the language of the contexts, detected in a sample of about 50 of them."""
+    return detect_language("".join(example.context.text for example in examples[:: max(1, len(examples) // 50)]))
 
 
-def exact_match(gold: str, predicted: str, *, language: Language = "en") -> int:
+def exact_match(gold: str, predicted: str, *, language: str = "en") -> int:
     """1 if the two texts are the same once normalised, else 0."""
-    rule = _rule(language)
+    rule = get_language(language)
     return int(rule.normalise(gold) == rule.normalise(predicted))
 
 
-def f1(gold: str, predicted: str, *, language: Language = "en") -> float:
+def f1(gold: str, predicted: str, *, language: str = "en") -> float:
     """The harmonic mean of precision and recall over shared words (English) or characters (Korean), counted with
     repetition; 1 if both texts normalise to nothing, 0 if only one does.
 
     (KorQuAD's own script gives 0 to two such texts; it has no unanswerable questions, and its dev set no such answer.)
     """
-    rule = _rule(language)
+    rule = get_language(language)
     return _overlap_f1(rule.units(rule.normalise(gold)), rule.units(rule.normalise(predicted)))
-
-
-def normalise(text: str) -> str:
-    """SQuAD's form of an answer: lower case, no ASCII punctuation, no articles, single spaces.
-
-    >>> normalise("The  Rock'n'Roll era, an age")
-    'rocknroll era age'
-    """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
-
-
-def normalise_korean(text: str) -> str:
-    """KorQuAD's form of an answer: quotes and brackets to spaces, lower case, no ASCII punctuation, single spaces.
-
-    >>> normalise_korean("《햄릿》(Hamlet), 3.5막")
-    '햄릿 hamlet 35막'
-    """
-    return " ".join(text.translate(_KOREAN_QUOTES).lower().translate(_NO_PUNCTUATION).split())
-
-
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_NO_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
-_KOREAN_QUOTES = dict.fromkeys(map(ord, "'\"《》<>〈〉()‘’"), " ")
-
-
-class _Rule(NamedTuple):
-    normalise: Callable[[str], str]
-    units: Callable[[str], Sequence[str]]  # what F1 counts, of a normalised text
-
-
-_RULES: dict[str, _Rule] = {
-    "en": _Rule(normalise, str.split),
-    "ko": _Rule(normalise_korean, lambda text: text.replace(" ", "")),  # a string is a sequence of characters
-}
-
-
-def _rule(language: str) -> _Rule:
-    if language not in _RULES:
-        raise UnknownNameError("language", language, _RULES)
-    return _RULES[language]
 
 
 def _overlap_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lamella.data.examples import Example
 from lamella.inference.prediction import Candidate, Prediction
-from lamella.scoring.metrics import Language, QuestionScores, score_questions
+from lamella.scoring.metrics import QuestionScores, score_questions
 
 _WORD = re.compile(r"\S+")
 
@@ -38,7 +38,7 @@ def second_best(
     texts: Mapping[str, str],
     predictions: Mapping[str, Prediction],
     *,
-    language: Language = "en",
+    language: str = "en",
 ) -> dict[str, Any]:
     """How often the runner-up is right where the answer is wrong, and whether the right ones have an answer.
 

@@ -13,7 +13,7 @@ from lamella import runs
 from lamella.data.examples import Example
 from lamella.errors import LamellaError, UsageError
 from lamella.inference.questions import read_questions
-from lamella.scoring.metrics import Language, QuestionScores, language_of, score_questions, summarise
+from lamella.scoring.metrics import QuestionScores, language_of, score_questions, summarise
 from lamella.scoring.threshold import expected_calibration_error
 from lamella.study.analysis.groups import Grouping, grouped_scores, groupings
 from lamella.study.analysis.mistake_kinds import confusion
@@ -74,7 +74,7 @@ class _Questions:
     """A data set, and what is the same for all the runs on it."""
 
     examples: Sequence[Example]
-    language: Language
+    language: str
     row_of: Mapping[str, int]
     groupings: Mapping[str, Grouping]
 
