@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.11 or 3.12 and nothing else: the environment is made on first use.
+# `make demo` and `make test` need only Python 3.11 or 3.12: they create a virtual environment on first use.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -15,7 +15,7 @@ demo: $(INSTALLED)
 	$(BIN)/lamella compare runs/study --baseline last
 	$(BIN)/lamella report runs/study --out runs/study.html --overwrite
 
-# Two workers of one thread each: most tensors in the tests are too small to share among threads.
+# Two workers with one thread each: most tensors in the tests are too small to benefit from threads.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
 
@@ -33,7 +33,7 @@ docs: $(INSTALLED)
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# One install serves all targets. It is made anew when what is to be installed changes.
+# All targets share one environment. It is updated when the dependencies change.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bundled,dev]"

@@ -1,10 +1,10 @@
-"""How long one question takes from the command line, beside the least that any program with this encoder takes.
+"""Time one question from the command line, against the minimum for any program with this encoder.
 
     python benchmarks/ask.py [--quick] [--out ask.json]
 
-The peer imports torch and transformers and loads the encoder and its tokenizer, and does nothing with them. Ours is
-`lamella ask` with the reader that comes with the package, and the same of an exported one, which needs no torch (with
-the extra `onnx`; left out without it). Processes are started in turn; the first of each is not counted.
+The peer imports torch and transformers and loads the encoder and its tokenizer, nothing else. Ours is `lamella ask`
+with the bundled reader, and with the same reader exported to ONNX, which needs no torch (skipped without the extra
+`onnx`). The processes are started in turn; the first of each kind does not count.
 """
 
 from __future__ import annotations

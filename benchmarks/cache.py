@@ -1,13 +1,13 @@
-"""How much faster an epoch of a small head is from the cache of hidden states than with the encoder run live.
+"""Time an epoch of a small head on cached hidden states, against running the encoder.
 
     python benchmarks/cache.py [--quick] [--out cache.json]
 
-A head (`scalar_mix`, `dot`) over the frozen all-MiniLM-L6-v2, in fp32 on the windows of the bundled training set: every
-batch is read or encoded, then the head's forward, backward and AdamW step, in a plain loop of its own. `ratio` is live
-over cached (fp16) seconds of an epoch, of the head that gains less. Both have one thread: with more, the numbers would
-tell how busy the machine is, as threads wait for one another at every step. The files were just written, so they are
-read from the system's memory and not from the disk. Beside it, the bytes that a real token takes, against those of a
-cache that pads every window to 386 tokens and keeps all layers in fp16, as BERTVision's does.
+A head (`scalar_mix`, `dot`) on the frozen all-MiniLM-L6-v2, in fp32, on the windows of the bundled training set. A
+plain loop reads or encodes each batch, then runs the head's forward, backward and AdamW step. `ratio` is live over
+cached (fp16) seconds per epoch, for the head that gains less. Both use one thread: with more, threads wait for each
+other at every step, and the numbers would measure how busy the machine is. The files have just been written, so they
+are read from the page cache, not from the disk. The script also prints the bytes per real token, against a cache that
+pads every window to 386 tokens and keeps all layers in fp16, as BERTVision's does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HEADS = ("scalar_mix", "dot")
 STORAGES: tuple[Storage, ...] = get_args(Storage)
 BATCH_SIZE = 16
 PADDED_TO = 386
-CACHED_EPOCHS = 3  # measured together: one alone is so short that a single interruption would be all of it
+CACHED_EPOCHS = 3  # measured together: a single one is so short that an interruption would dominate it
 
 States = Callable[[Batch, Sequence[int]], HiddenStates]
 
@@ -60,11 +60,11 @@ def main() -> None:
     features = featurise(examples, loaded.tokenizer, WindowOptions(max_seq_length=384, doc_stride=128))
     layers = range(1, encoder.depth + 1)
     identity = {"encoder": loaded.name, "sha256": loaded.sha256}
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as temporary:
         sources: dict[str, States] = {"live": encoder}
         reports = {}
         for storage in STORAGES:
-            folder = Path(place) / storage
+            folder = Path(temporary) / storage
             reports[storage] = write_cache(
                 folder, encoder, {"train": features}, layers, identity=identity, storage=storage, say=print
             )
@@ -106,11 +106,12 @@ def main() -> None:
         seconds = statistics.median(times[name, storage])
         print(f"{name:<10} {storage}  {statistics.median(own):5.1f} x as fast as live  {spread}  {seconds:.3f} s")
     print(
-        f"padded to {PADDED_TO}, fp16, {encoder.depth + 1} layers: {padded:.0f} bytes a real token; here {len(layers)}:"
+        f"padded to {PADDED_TO}, fp16, {encoder.depth + 1} layers: {padded:.0f} bytes per real token; "
+        f"here, {len(layers)} layers:"
     )
     for storage, report in reports.items():
         smaller, error = padded / report.bytes_per_token, max(report.errors.values())
-        print(f"{storage}  {report.bytes_per_token:6.0f} bytes a token  {smaller:4.1f} x smaller  error {error:.1e}")
+        print(f"{storage}  {report.bytes_per_token:6.0f} bytes per token  {smaller:4.1f} x smaller  error {error:.1e}")
     print(
         f"cache: an epoch is {result['ratio']:.1f} x as fast as live ({min(worse):.1f} to {max(worse):.1f}), fp16, the "
         f"worse of {' and '.join(HEADS)}; a token {padded / reports['fp16'].bytes_per_token:.1f} x smaller than padded"
@@ -118,7 +119,7 @@ def main() -> None:
 
 
 def train(features: Features, depth: int, hidden_size: int, mixer: str, states: States) -> list[float]:
-    """An epoch of a fresh head; its losses."""
+    """Train a fresh head for an epoch and return its losses."""
     torch.manual_seed(0)
     head = Head(depth, hidden_size, mixer=[{"name": mixer}], task={"name": "span"})
     loss = registry.build("loss", "cross_entropy")
@@ -126,23 +127,23 @@ def train(features: Features, depth: int, hidden_size: int, mixer: str, states: 
     losses = []
     for group in BucketOrder(features.lengths, BATCH_SIZE).epoch(0):
         batch = collate(features, group.batches[0])
-        found = loss(head.task.choices(head(states(batch, head.layers)), batch), batch)["loss"]
+        value = loss(head.task.choices(head(states(batch, head.layers)), batch), batch)["loss"]
         optimiser.zero_grad()
-        found.backward()
+        value.backward()
         optimiser.step()
-        losses.append(found.item())
+        losses.append(value.item())
     return losses
 
 
 def agree(features: Features, depth: int, hidden_size: int, sources: dict[str, States]) -> None:
-    """A faster wrong epoch is no result: the losses are those of live states that are rounded in the same way."""
-    kept: dict[bytes, HiddenStates] = {}
+    """Check that the losses equal those of live states rounded the same way: a faster wrong epoch is no result."""
+    computed: dict[bytes, HiddenStates] = {}
 
     def live(batch: Batch, layers: Sequence[int]) -> HiddenStates:
         key = batch.windows.tobytes()
-        if key not in kept:  # all heads here read the same layers of the same batches
-            kept[key] = sources["live"](batch, layers)
-        return kept[key]
+        if key not in computed:  # all heads read the same layers of the same batches
+            computed[key] = sources["live"](batch, layers)
+        return computed[key]
 
     for mixer, storage in itertools.product(HEADS, STORAGES):
 
@@ -150,16 +151,16 @@ def agree(features: Features, depth: int, hidden_size: int, sources: dict[str, S
             return round_states(live(batch, layers), storage)
 
         expected = train(features, depth, hidden_size, mixer, rounded)
-        found = train(features, depth, hidden_size, mixer, sources[storage])
-        for one, other in zip(expected, found, strict=True):
-            if abs(one - other) > 1e-4 * one:
-                raise SystemExit(f"{mixer} from {storage} has a loss of {other}, and {one} live")
+        losses = train(features, depth, hidden_size, mixer, sources[storage])
+        for live_loss, cached_loss in zip(expected, losses, strict=True):
+            if abs(live_loss - cached_loss) > 1e-4 * live_loss:
+                raise SystemExit(f"{mixer} from {storage}: expected a loss of {live_loss} as live, got {cached_loss}")
 
 
 def measure(
     features: Features, depth: int, hidden_size: int, sources: dict[str, States], repeats: int
 ) -> dict[tuple[str, str], list[float]]:
-    """Seconds of an epoch of every head from every source, all in turn, so that a busy moment hits all alike."""
+    """Return the seconds per epoch of each head from each source, taken in turn so that load affects all alike."""
     times: dict[tuple[str, str], list[float]] = {job: [] for job in itertools.product(HEADS, sources)}
     for _ in range(repeats):
         for (mixer, source), own in times.items():

@@ -1,12 +1,12 @@
-"""How long it takes to make n-best lists of logits, beside a loop of the kind that `run_qa.py` goes through.
+"""Time decoding logits into n-best lists, against a loop like the one in `run_qa.py`.
 
     python benchmarks/decode.py [--quick] [--out decode.json]
 
-Both are given the logits of the same windows (random ones, with a few high places each, over the bundled contexts) and
-give the 20 best answers of every question with their texts and probabilities, and "no answer". The peer takes the 20
-best starts and the 20 best ends of a window and tries all pairs; ours finds the best pairs themselves. A pair of a
-middling start with a middling end can be among the best of a window when the best starts and ends do not go together:
-how often the peer misses one is counted.
+Both get the logits of the same windows (random, with a few peaks each, over the bundled contexts) and return the 20
+best answers of every question with texts and probabilities, and "no answer". The peer takes the 20 best starts and the
+20 best ends of a window and tries all pairs; ours finds the best pairs directly. When the best starts and ends do not
+combine, a pair of a mediocre start and a mediocre end can be among the best: the script counts how often the peer
+misses one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OPTIONS = DecodingOptions(n_best_size=20, max_answer_length=30)
 BATCH = 64
 
 Batches = list[tuple[Padded, NDArray[np.float32]]]
-Places = list[Any]  # of the tokens of a window: begin and end in characters, or nothing
+Places = list[Any]  # per token of a window: begin and end in characters, or None
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def main() -> None:
     missed, worse = compare(ours, peer)
     pairs = [
         (seconds(lambda: with_decoder(features, batches)), seconds(lambda: with_loops(features, batches, places)))
-        for _ in range(repeats)  # in turn, so that a busy moment touches both
+        for _ in range(repeats)  # in turn, so that load affects both alike
     ]
     ratios = [its / mine for mine, its in pairs]
     result = {
@@ -75,7 +75,7 @@ def main() -> None:
         write_json(arguments.out, result)
     print(
         f"{len(features)} windows, {repeats} repeats: {result['ours']:.2f} s ours, {result['peer']:.2f} s loops, which "
-        f"miss one of the 20 best in {missed:.1%} of the lists and the very best in {worse:.1%}"
+        f"miss one of the 20 best in {missed:.1%} of the lists and the best one in {worse:.1%}"
     )
     print(f"decode: {result['ratio']:.1f} x as fast ({min(ratios):.1f} to {max(ratios):.1f})")
 
@@ -88,8 +88,8 @@ def with_decoder(features: Features, batches: Batches) -> dict[str, Prediction]:
 
 
 def with_loops(features: Features, batches: Batches, places_of: list[Places]) -> dict[str, list[dict[str, Any]]]:
-    """Window after window, pair after pair, with the checks and the records of such a loop."""
-    found: dict[str, list[dict[str, Any]]] = {example.id: [] for example in features.examples}
+    """Decode window by window and pair by pair, with the checks and records of such a loop."""
+    candidates: dict[str, list[dict[str, Any]]] = {example.id: [] for example in features.examples}
     nulls: dict[str, float] = {}
     for padded, logits in batches:
         for row, window in enumerate(padded.windows):
@@ -98,7 +98,7 @@ def with_loops(features: Features, batches: Batches, places_of: list[Places]) ->
             null = float(start[padded.cls] + end[padded.cls])
             nulls[example.id] = min(nulls.get(example.id, null), null)
             places = places_of[window]
-            starts, ends = (np.argsort(one)[-1 : -OPTIONS.n_best_size - 1 : -1].tolist() for one in (start, end))
+            starts, ends = (np.argsort(scores)[-1 : -OPTIONS.n_best_size - 1 : -1].tolist() for scores in (start, end))
             for first in starts:
                 for last in ends:
                     if (
@@ -112,7 +112,7 @@ def with_loops(features: Features, batches: Batches, places_of: list[Places]) ->
                         continue
                     if last < first or last - first + 1 > OPTIONS.max_answer_length:
                         continue
-                    found[example.id].append(
+                    candidates[example.id].append(
                         {
                             "offsets": (places[first][0], places[last][1]),
                             "score": start[first] + end[last],
@@ -122,23 +122,26 @@ def with_loops(features: Features, batches: Batches, places_of: list[Places]) ->
                     )
     lists = {}
     for example in features.examples:
-        best = sorted(found[example.id], key=lambda one: one["score"], reverse=True)[: OPTIONS.n_best_size]
+        best = sorted(candidates[example.id], key=lambda candidate: candidate["score"], reverse=True)[
+            : OPTIONS.n_best_size
+        ]
         best.append({"offsets": (0, 0), "score": nulls[example.id], "start_logit": 0.0, "end_logit": 0.0})
-        for one in best:
-            begin, end = one.pop("offsets")
-            one["text"] = example.context.text[begin:end]
-        scores = np.array([one["score"] for one in best])
+        for candidate in best:
+            begin, end = candidate.pop("offsets")
+            candidate["text"] = example.context.text[begin:end]
+        scores = np.array([candidate["score"] for candidate in best])
         weights = np.exp(scores - np.max(scores))
-        for one, probability in zip(best, weights / weights.sum(), strict=True):
-            one["probability"] = probability
+        for candidate, probability in zip(best, weights / weights.sum(), strict=True):
+            candidate["probability"] = probability
         lists[example.id] = [
-            {key: value if isinstance(value, str) else float(value) for key, value in one.items()} for one in best
+            {key: value if isinstance(value, str) else float(value) for key, value in candidate.items()}
+            for candidate in best
         ]
     return lists
 
 
 def offsets_of(features: Features, window: int) -> Places:
-    """Where each token of a window lies in the context, as such loops are given it: nothing for what is not context."""
+    """Return the position of each token of a window in the context; None for tokens outside it."""
     begin, end = int(features.context_begin[window]), int(features.context_end[window])
     first = int(features.first_token[window])
     inside = features.offsets[features.example[window]][first : first + end - begin].tolist()
@@ -146,45 +149,45 @@ def offsets_of(features: Features, window: int) -> Places:
 
 
 def compare(ours: dict[str, Prediction], peer: dict[str, list[dict[str, Any]]]) -> tuple[float, float]:
-    """The share of questions where the peer's list lacks one of the best spans, and where it lacks the best of all.
+    """Return the share of questions where the peer's list lacks one of the best spans, and where it lacks the best.
 
-    Whatever the peer finds, ours finds too, or a better one: that is checked.
+    Also check that ours always finds the peer's candidates, or better ones.
     """
     missed = worse = 0
     for id, prediction in ours.items():
-        mine = [one.score for one in prediction.candidates if one.text]
+        mine = [candidate.score for candidate in prediction.candidates if candidate.text]
         texts: dict[str, float] = {}
-        for one in peer[id]:
-            if one["text"]:
-                texts[one["text"]] = max(one["score"], texts.get(one["text"], -np.inf))
+        for candidate in peer[id]:
+            if text := candidate["text"]:
+                texts[text] = max(candidate["score"], texts.get(text, -np.inf))
         its = sorted(texts.values(), reverse=True)
         if any(better > own + 1e-4 for better, own in zip(its, mine, strict=False)):
-            raise SystemExit(f"question {id}: the loops found a better answer than the decoder did")
+            raise SystemExit(f"question {id}: expected no better answer from the loops than from the decoder, got one")
         missed += any(own > other + 1e-4 for own, other in zip(mine, its, strict=False))
         worse += mine[0] > its[0] + 1e-4 if its else bool(mine)
     return missed / len(ours), worse / len(ours)
 
 
 def windows(count: int) -> Features:
-    """So many windows of bundled questions, again and again."""
+    """Return at least `count` windows, repeating the bundled questions."""
     tokenizer = load_tokenizer(find_encoder(DEFAULT_ENCODER))
     examples = load_examples(["demo:train"]).examples
-    enough = [
+    repeated = [
         Example(f"{example.id}-{number}", example.question, example.context)
         for number, example in zip(range(count), itertools.cycle(examples), strict=False)
     ]
-    return featurise(enough, tokenizer, WindowOptions())
+    return featurise(repeated, tokenizer, WindowOptions())
 
 
 def with_logits(features: Features) -> Batches:
-    """Noise, and five high places a window for starts and for ends."""
-    chance = np.random.default_rng(0)
+    """Return noise with five peaks per window for starts and for ends."""
+    generator = np.random.default_rng(0)
     batches = []
     for indices in longest_first(features.lengths, BATCH):
         padded = pad(features, indices)
-        logits = chance.normal(0, 1, (2, *padded.mask.shape)).astype(np.float32)
-        places = chance.integers(0, padded.mask.shape[1], (2, len(indices), 5))
-        np.put_along_axis(logits, places, chance.normal(5, 2, places.shape).astype(np.float32), axis=2)
+        logits = generator.normal(0, 1, (2, *padded.mask.shape)).astype(np.float32)
+        places = generator.integers(0, padded.mask.shape[1], (2, len(indices), 5))
+        np.put_along_axis(logits, places, generator.normal(5, 2, places.shape).astype(np.float32), axis=2)
         batches.append((padded, logits))
     return batches
 

@@ -1,13 +1,13 @@
-"""What 8 and 32 heads cost that learn from one pass of a frozen encoder, beside one head and beside 8 runs.
+"""Time 8 and 32 heads in one pass of a frozen encoder, against one head and against 8 separate runs.
 
     python benchmarks/fanout.py [--quick] [--out fanout.json]
 
-Every pass is the training loop itself on the CPU in fp32, with all-MiniLM-L6-v2 frozen, over windows of the bundled
-set: each batch is encoded once, and each learner then does its forward, backward, clipping, AdamW and schedule. The
-heads are those of the pooling and attention families but `encoder_block`: eight of them, and the same with four seeds.
-The peer is eight passes of one learner each, reckoned from one that is timed; which of the eight that is changes from
-round to round. What a run does besides its pass (loading, cutting windows) would count eight times as well and is left
-out. `ratio` is the time of eight runs over that of one run with eight learners.
+Each pass is the real training loop on the CPU in fp32, with all-MiniLM-L6-v2 frozen, on windows of the bundled set:
+each batch is encoded once, then each learner does its forward, backward, clipping, AdamW and schedule. The eight heads
+are the pooling and attention mixers except `encoder_block`; the 32 are the same with four seeds. The peer is eight
+passes with one learner each, computed from one that is timed; each round times another one. The rest of a run (loading,
+cutting windows) would count eight times too and is left out. `ratio` is the time of eight runs divided by the time of
+one run with eight learners.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MIXERS = (
     {"name": "multiplicative", "shared": False},
 )
 EIGHT = tuple(LearnerOptions(mixer=[mixer], learning_rate=1e-3) for mixer in MIXERS)
-MANY = tuple(one.model_copy(update={"seed": seed}) for seed in range(4) for one in EIGHT)
+MANY = tuple(learner.model_copy(update={"seed": seed}) for seed in range(4) for learner in EIGHT)
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
     options = TrainingOptions(max_steps=steps, precision="fp32", evaluate_every=1000, checkpoint_every=1000)
     train(MANY, base, features, options.model_copy(update={"max_steps": 1}))  # warm
     times: dict[int, list[float]] = {1: [], len(EIGHT): [], len(MANY): []}
-    for turn in range(rounds):  # in turn, so that a busy moment touches all alike
+    for turn in range(rounds):  # in turn, so that load affects all alike
         place = turn % len(EIGHT)
         alone, losses_alone = train(EIGHT[place : place + 1], base, features, options)
         together, losses = train(EIGHT, base, features, options)
@@ -70,10 +70,10 @@ def main() -> None:
             times[count].append(seconds)
 
     of_one, of_eight, of_many = times.values()
-    ratios = [len(EIGHT) * one / eight for one, eight in zip(of_one, of_eight, strict=True)]
+    ratios = [len(EIGHT) * single / eight for single, eight in zip(of_one, of_eight, strict=True)]
     costs = {
-        "cost_of_8": [eight / one for one, eight in zip(of_one, of_eight, strict=True)],
-        "cost_of_32": [many / one for one, many in zip(of_one, of_many, strict=True)],
+        "cost_of_8": [eight / single for single, eight in zip(of_one, of_eight, strict=True)],
+        "cost_of_32": [many / single for single, many in zip(of_one, of_many, strict=True)],
     }
     result = {
         "ratio": statistics.median(ratios),
@@ -92,33 +92,33 @@ def main() -> None:
     if arguments.out:
         write_json(arguments.out, result)
     for count, seconds in times.items():
-        a_step = 1000 * statistics.median(seconds) / steps
-        print(f"{count:>2} heads: {a_step:6.0f} ms a step of {options.batch_size} windows")
+        milliseconds = 1000 * statistics.median(seconds) / steps
+        print(f"{count:>2} heads: {milliseconds:6.0f} ms per step of {options.batch_size} windows")
     for count, (name, cost) in zip((len(EIGHT), len(MANY)), costs.items(), strict=True):
-        print(f"{count:>2} heads cost {result[name]:.2f} x what one costs ({min(cost):.2f} to {max(cost):.2f})")
+        print(f"{count:>2} heads cost {result[name]:.2f} x the time of one ({min(cost):.2f} to {max(cost):.2f})")
     spread = f"{min(ratios):.1f} to {max(ratios):.1f}"
     print(f"fanout: 8 heads in one pass cost {result['ratio']:.1f} x less than 8 runs ({spread})")
 
 
 def train(
-    wanted: Sequence[LearnerOptions], base: LoadedEncoder, features: Features, options: TrainingOptions
+    learner_options: Sequence[LearnerOptions], base: LoadedEncoder, features: Features, options: TrainingOptions
 ) -> tuple[float, list[list[float]]]:
-    """How long one pass takes, and the losses of each of its learners."""
+    """Return the seconds of one pass, and the losses of each of its learners."""
     steps = Steps(lambda epoch: features, options, [1.0])
     learners = []
-    for number, one in enumerate(wanted):
-        torch.manual_seed(one.seed)
-        model = ReaderModel(base, RunConfig(encoder=FROZEN, learner=one))
-        learners.append(make_learner(model, one, steps.total, name=str(number)))
+    for number, learner in enumerate(learner_options):
+        torch.manual_seed(learner.seed)
+        model = ReaderModel(base, RunConfig(encoder=FROZEN, learner=learner))
+        learners.append(make_learner(model, learner, steps.total, name=str(number)))
     watcher = Losses()
     processes = Processes(Accelerator(cpu=True))
     began = time.perf_counter()
     fit(learners, steps, options, processes, watcher, encode=learners[0].model.encode)
-    return time.perf_counter() - began, [watcher.losses[one.name] for one in learners]
+    return time.perf_counter() - began, [watcher.losses[learner.name] for learner in learners]
 
 
 class Losses:
-    """Watches a pass for its losses alone."""
+    """Collects the losses of a pass and does nothing else."""
 
     def __init__(self) -> None:
         self.losses: dict[str, list[float]] = {}
@@ -134,8 +134,8 @@ class Losses:
 
 
 def agree(alone: list[float], together: list[float]) -> None:
-    """A cheaper wrong answer is no result: among others, a learner becomes what it becomes alone."""
-    if any(abs(one - other) > 1e-6 for one, other in zip(alone, together, strict=True)):
+    """Check that a learner trains the same among others as alone: a cheaper wrong answer is no result."""
+    if any(abs(a - b) > 1e-6 for a, b in zip(alone, together, strict=True)):
         raise SystemExit(f"losses differ: {alone} alone, {together} among others")
 
 

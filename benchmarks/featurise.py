@@ -1,11 +1,11 @@
-"""How long cutting a data set into labelled windows takes, beside the way of transformers' question-answering example.
+"""Time cutting a data set into labelled windows, against the method of transformers' question-answering example.
 
     python benchmarks/featurise.py [--quick] [--out featurise.json]
 
-The peer hands questions and contexts to the tokenizer in pairs, a thousand at a time, which truncates, strides and pads
-them to the maximum; then it walks through the windows and looks for the tokens of the answer by their offsets. What the
-example does around that (a data set on disk, several processes) is left out. Both read the CS224n half of the SQuAD 2.0
-dev set where that lies beside the checkout, else the bundled set, repeated, with the tokenizer of all-MiniLM-L6-v2.
+The peer passes questions and contexts to the tokenizer in pairs, a thousand at a time; the tokenizer truncates, strides
+and pads them to the maximum. Then it walks through the windows and finds the tokens of the answer by their offsets. The
+rest of the example (a data set on disk, several processes) is left out. Both read the CS224n half of the SQuAD 2.0 dev
+set if it is beside the checkout, else the bundled set, repeated, with the tokenizer of all-MiniLM-L6-v2.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
             seconds(lambda: featurise(examples, tokenizer, WINDOWS)),
             seconds(lambda: in_pairs(examples, tokenizer)),
         )
-        for _ in range(repeats)  # in turn, so that a busy moment touches both
+        for _ in range(repeats)  # in turn, so that load affects both alike
     ]
     ratios = [peer / ours for ours, peer in pairs]
     result = {
@@ -84,12 +84,12 @@ def main() -> None:
 
 
 def questions(count: int) -> tuple[list[Example], str]:
-    """The first `count` questions, and the name of the file they come from."""
+    """Return the first `count` questions and the name of their file."""
     if REAL.is_file():
         return in_squad_format(json.loads(gzip.decompress(REAL.read_bytes())), "")[:count], REAL.name
     bundled = json.loads(data_path("demo:train").read_text(encoding="utf-8"))
     examples: list[Example] = []
-    while len(examples) < count:  # a different ending each time, or else a text would be seen again for nothing
+    while len(examples) < count:  # a different ending each time, so that no text is tokenized only once
         examples += in_squad_format(bundled, f" {len(examples)}")
     return examples[:count], "the bundled set, repeated"
 
@@ -100,13 +100,13 @@ def in_squad_format(document: Any, ending: str) -> list[Example]:
         for paragraph in article["paragraphs"]:
             context = Context(paragraph["context"] + ending)
             for qa in paragraph["qas"]:
-                answers = tuple(Answer(one["text"], one["answer_start"]) for one in qa["answers"])
+                answers = tuple(Answer(answer["text"], answer["answer_start"]) for answer in qa["answers"])
                 examples.append(Example(qa["id"], qa["question"], context, answers))
     return examples
 
 
 def in_pairs(examples: Sequence[Example], tokenizer: Any) -> list[dict[str, Any]]:
-    """The peer: every question with its context through the tokenizer, then the labels, window by window."""
+    """Do as the peer: tokenize every question with its context, then label window by window."""
     chunks = []
     for at in range(0, len(examples), CHUNK):
         chunk = examples[at : at + CHUNK]
@@ -134,7 +134,7 @@ def in_pairs(examples: Sequence[Example], tokenizer: Any) -> list[dict[str, Any]
 
 
 def label(example: Example, offsets: list[tuple[int, int]], sides: list[int | None], cls: int) -> tuple[int, int]:
-    """The tokens of the answer, found by walking inwards from both ends of the context."""
+    """Find the tokens of the answer, walking inwards from both ends of the context."""
     if not example.answers:
         return cls, cls
     answer = example.answers[0]
@@ -154,7 +154,7 @@ def label(example: Example, offsets: list[tuple[int, int]], sides: list[int | No
 
 
 def agree(ours: Features, peer: list[dict[str, Any]]) -> None:
-    """A faster wrong answer is no result: the same windows, token by token, and the same labels."""
+    """Check for the same windows, token by token, and the same labels: a faster wrong answer is no result."""
     window = 0
     for chunk in peer:
         for ids, mask, start, end in zip(
@@ -163,15 +163,15 @@ def agree(ours: Features, peer: list[dict[str, Any]]) -> None:
             if ours.input_ids[ours.rows[window] : ours.rows[window + 1]].tolist() != ids[: sum(mask)]:
                 raise SystemExit(f"window {window} differs in its tokens")
             if (int(ours.start[window]), int(ours.end[window])) != (start, end):
-                found = int(ours.start[window]), int(ours.end[window])
-                raise SystemExit(f"window {window} differs in its label: {found} ours, {(start, end)} in pairs")
+                label_of_ours = int(ours.start[window]), int(ours.end[window])
+                raise SystemExit(f"window {window} differs in its label: {label_of_ours} ours, {(start, end)} in pairs")
             window += 1
     if window != len(ours):
         raise SystemExit(f"{len(ours)} windows ours, {window} in pairs")
 
 
 def seconds(work: Callable[[], object]) -> float:
-    gc.collect()  # nobody pays for what the other left behind
+    gc.collect()  # neither pays for the garbage of the other
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin

@@ -1,9 +1,9 @@
-"""How long scoring a SQuAD-sized dev set takes, beside the same definitions written as plain loops.
+"""Time scoring a dev set of SQuAD's size, against the same definitions written as plain loops.
 
     python benchmarks/metric.py [--quick] [--out metric.json]
 
-The peer is the loop-by-loop form of the official definitions that `tests/numbers/test_metrics.py` checks the metric
-against. Both score the same made-up set: half the questions unanswerable, about four answers to each of the others.
+The peer is the plain-loop form of the official definitions, which `tests/numbers/test_metrics.py` checks the metric
+against. Both score the same synthetic set: half the questions unanswerable, about four answers to each of the others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
     options = arguments.parse_args()
     count, repeats = (1200, 15) if options.quick else (12000, 7)
 
-    examples, predictions, odds = made_up_set(count)
+    examples, predictions, odds = synthetic_set(count)
     plain = plain_definitions()
     agree(score(examples, predictions, null_odds=odds), plain.plain_score(examples, predictions, odds))
     pairs = [
@@ -41,7 +41,7 @@ def main() -> None:
             seconds(lambda: score(examples, predictions, null_odds=odds)),
             seconds(lambda: plain.plain_score(examples, predictions, odds)),
         )
-        for _ in range(repeats)  # in turn, so that a busy moment touches both
+        for _ in range(repeats)  # in turn, so that load affects both alike
     ]
     ratios = [peer / ours for ours, peer in pairs]
     result = {
@@ -59,25 +59,25 @@ def main() -> None:
     print(f"metric: {result['ratio']:.1f} x as fast ({min(ratios):.1f} to {max(ratios):.1f})")
 
 
-def made_up_set(count: int) -> tuple[list[Example], dict[str, str], dict[str, float]]:
-    """Questions whose annotators agree about as often as SQuAD's: four answers, two different texts."""
-    chance = random.Random(0)
+def synthetic_set(count: int) -> tuple[list[Example], dict[str, str], dict[str, float]]:
+    """Make questions whose annotators agree about as often as SQuAD's: four answers, two different texts."""
+    generator = random.Random(0)
     vocabulary = ["the", "a", "of", "in"] * 20 + [f"Word{number}" for number in range(3000)]
     examples, predictions, odds = [], {}, {}
     for number in range(count):
-        words = chance.choices(vocabulary, k=120)
-        begin = chance.randrange(110)
-        wide, narrow = " ".join(words[begin : begin + chance.randint(2, 6)]), words[begin]
-        golds = [wide, wide, wide + ",", narrow][: chance.randint(3, 4)] if number % 2 else []
+        words = generator.choices(vocabulary, k=120)
+        begin = generator.randrange(110)
+        wide, narrow = " ".join(words[begin : begin + generator.randint(2, 6)]), words[begin]
+        golds = [wide, wide, wide + ",", narrow][: generator.randint(3, 4)] if number % 2 else []
         examples.append(Example(f"q{number}", "?", Context(" ".join(words)), tuple(Answer(gold, 0) for gold in golds)))
         near = " ".join(words[max(begin - 1, 0) : begin + 3])
-        predictions[f"q{number}"] = chance.choice(["", wide, near, near, narrow])
-        odds[f"q{number}"] = chance.gauss(-1.0 if golds else 1.0, 2.0)
+        predictions[f"q{number}"] = generator.choice(["", wide, near, near, narrow])
+        odds[f"q{number}"] = generator.gauss(-1.0 if golds else 1.0, 2.0)
     return examples, predictions, odds
 
 
 def plain_definitions() -> Any:
-    """The test module that holds the plain loops; tests are no package, so it is loaded by its path."""
+    """Load the test module with the plain loops by its path: tests are not a package."""
     path = Path(__file__).resolve().parents[1] / "tests" / "numbers" / "test_metrics.py"
     spec = importlib.util.spec_from_file_location("plain_definitions", path)
     assert spec is not None
@@ -88,7 +88,7 @@ def plain_definitions() -> Any:
 
 
 def agree(ours: dict[str, float], peer: dict[str, float]) -> None:
-    """A faster wrong answer is no result."""
+    """Check that both give the same numbers: a faster wrong answer is no result."""
     for key, value in peer.items():
         if abs(ours[key] - value) > 1e-9:
             raise SystemExit(f"{key} differs: {ours[key]} ours, {value} plain loops")

@@ -1,10 +1,10 @@
-"""What every mixer costs beside the encoder: forward of a head against forward of a frozen BERT-base.
+"""Time every mixer against the encoder: forward of a head, forward of a frozen BERT-base.
 
     python benchmarks/mixers.py [--quick] [--out mixers.json]
 
-The encoder has random weights (its speed does not depend on them); windows are of SQuAD's mean length. `ratio` is the
-encoder's time (the peer) over that of the dearest of the cheap mixers (pooling, dot, multiplicative, compress): at
-least 4 means that each of them costs at most a quarter of the encoder.
+The encoder has random weights (its speed does not depend on them); windows have SQuAD's mean length. `ratio` is the
+time of the encoder (the peer) divided by the time of the most expensive cheap mixer (pooling, dot, multiplicative,
+compress): 4 or more means that each of them takes at most a quarter of the encoder's time.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def main() -> None:
     for name, share in sorted(shares.items(), key=lambda item: statistics.median(item[1])):
         low, high = 100 * min(share), 100 * max(share)
         print(f"{name:<16} {100 * statistics.median(share):7.1f} %   ({low:.1f} to {high:.1f})")
-    dearest = [max(times[name][turn] for name in CHEAP) for turn in range(repeats)]
-    ratios = [its / mine for mine, its in zip(dearest, of_encoder, strict=True)]
+    slowest = [max(times[name][turn] for name in CHEAP) for turn in range(repeats)]
+    ratios = [its / mine for mine, its in zip(slowest, of_encoder, strict=True)]
     result = {
         "repeats": repeats,
         "ratio": statistics.median(ratios),
         "spread": [min(ratios), max(ratios)],
-        "ours": statistics.median(dearest),
+        "ours": statistics.median(slowest),
         "peer": statistics.median(of_encoder),
         "seconds": {name: statistics.median(times[name]) for name in heads},
         "share_of_encoder": {name: statistics.median(share) for name, share in shares.items()},
@@ -76,11 +76,11 @@ def main() -> None:
     if options.out:
         write_json(options.out, result)
     spread = f"{min(ratios):.1f} to {max(ratios):.1f}"
-    print(f"mixers: the encoder takes {statistics.median(ratios):.1f} x the dearest of the cheap ones ({spread})")
+    print(f"mixers: the encoder takes {statistics.median(ratios):.1f} x as long as the slowest cheap mixer ({spread})")
 
 
 def make_batch(windows: int) -> Batch:
-    """Windows without pads: 15 tokens of question, the rest context."""
+    """Make windows without padding: 15 tokens of question, the rest context."""
     ids = torch.randint(5, 1000, (windows, TOKENS))
     real = torch.ones_like(ids, dtype=torch.bool)
     context = real.clone()
@@ -90,7 +90,7 @@ def make_batch(windows: int) -> Batch:
 
 
 def measure(jobs: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of every job in every round; the rounds run all jobs in turn, so that a busy moment hits all alike."""
+    """Return the seconds of every job in every round; a round runs all jobs in turn, so that load affects all alike."""
     times: dict[str, list[float]] = {name: [] for name in jobs}
     with torch.inference_mode():
         for job in jobs.values():

@@ -1,24 +1,24 @@
-"""How many windows a second full fine-tuning takes, beside `transformers.Trainer` set up as its `run_qa.py` does.
+"""Measure windows per second of full fine-tuning, against `transformers.Trainer` set up as in its `run_qa.py`.
 
     python benchmarks/train_speed.py [--quick] [--out train_speed.json]
     python benchmarks/train_speed.py --device cuda --encoder FOLDER --data squad-train.json [--out train_speed.json]
 
-The peer takes windows padded to 384 tokens in random order, ours takes batches of like length, padded to their longest.
-Else both are the same: encoder, windows and labels, batch size, precision (fp32 on the CPU, bf16 on a GPU), dropout,
-AdamW, learning rate, clipping. The peer's windows are cut beforehand and lie in memory, where `run_qa.py` reads them
-from a file; ours are likewise. Ours goes through whole epochs, for its batches are of unlike length; the peer's are all
-alike, so that a few steps of it are enough. The first step is not timed on either side; on a GPU, which takes long over
-the first batches of any shape, neither are our first two epochs. There it is also told how busy the GPU was, and which
-share of its limit the operations of the encoder are: of what it computes in one large bf16 product a second.
+The peer takes windows padded to 384 tokens in random order; ours takes batches of similar length, padded to their
+longest window. The rest is the same: encoder, windows and labels, batch size, precision (fp32 on the CPU, bf16 on a
+GPU), dropout, AdamW, learning rate, clipping. Both sides read windows that were cut beforehand from memory, where
+`run_qa.py` reads a file. Our batches differ in length, so ours runs whole epochs; the peer's are all alike, so a few
+steps are enough. Neither side times its first step. A GPU is slow on the first batches of any shape, so there our first
+two epochs are not timed either, and the script also reports how busy the GPU was and which share of its limit the
+encoder's operations reach. The limit is the speed of one large bf16 product.
 
-`--out` writes one object. A file that holds a list (`[]` to begin with), as `results/speed.json` does, keeps its rows
-and gets this one, in the place of the row for the same encoder, device and batch size.
+`--out` writes one object. A file that holds a list (initially `[]`), such as `results/speed.json`, keeps its rows; the
+new object replaces the row for the same encoder, device and batch size, or is added.
 
-Text comes from `--data` (any file in SQuAD format; the last tenth of its questions is the dev set) or is made of the
-bundled set: the text around every answer, as long as SQuAD's contexts are.
+Text comes from `--data` (any file in SQuAD format; the last tenth of its questions is the dev set) or from the bundled
+set: the text around every answer, cut to the lengths of SQuAD's contexts.
 
-Without `--quick`, both are also trained to the end with three seeds. The dev loss of all is computed by the same code,
-in which padding takes no part; the verdict says where our median lies in the range of the peer's.
+Without `--quick`, both sides also train to the end with three seeds. The same code computes all dev losses, without
+padding; the verdict is where our median lies in the peer's range.
 """
 
 from __future__ import annotations
@@ -70,33 +70,32 @@ from lamella.training.loop import fit
 from lamella.training.processes import Processes
 from lamella.training.steps import Position, Step, Steps
 
-# How many characters a context has, and the share of the questions whose context has no more. The numbers are a little
-# below those of SQuAD's own contexts: the bundled text makes more tokens of as many characters. So windows come out as
-# SQuAD's are: 172 tokens on average, half of them between 127 and 206.
+# The distribution of context lengths in characters. They are a little below SQuAD's, because the bundled text has more
+# tokens per character. The windows match SQuAD's: 172 tokens on average, half of them between 127 and 206.
 SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 CHARACTERS = (140, 275, 500, 645, 850, 1260, 1700, 3000)
 WINDOWS = WindowOptions(max_seq_length=384, doc_stride=128)
 LEARNER = LearnerOptions(learning_rate=1e-4, weight_decay=0.0, schedule={"name": "linear", "warmup": 0.0})
-EPOCHS = 2  # of the training whose dev loss is compared
+EPOCHS = 2  # when dev losses are compared
 
 Padded = list[dict[str, Any]]  # the peer's windows
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is trained."""
+    """The amount of training."""
 
     batch: int
-    questions: int  # of an epoch of ours
-    epochs: int  # of ours that are timed
+    questions: int  # per epoch of ours
+    epochs: int  # timed epochs of ours
     peer_steps: int  # the first of them is not timed
     repeats: int
-    learnt: int = 0  # questions of the training whose dev loss is compared; 0: it is not
+    learnt: int = 0  # training questions when dev losses are compared; 0: no comparison
     scored: int = 0  # dev questions
     seeds: int = 3
 
 
-# On the CPU epochs are short, and made so that their last batch is full, as all but one batch of a large set are.
+# On the CPU epochs are short, and sized so that their last batch is full, like nearly all batches of a large set.
 SIZES = {
     ("cpu", True): Size(batch=12, questions=47, epochs=1, peer_steps=2, repeats=2),
     ("cpu", False): Size(batch=16, questions=158, epochs=1, peer_steps=5, repeats=5, learnt=158, scored=96),
@@ -107,7 +106,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Setup:
-    """What is the same for both."""
+    """The settings that both sides share."""
 
     encoder: str
     device: str
@@ -118,20 +117,22 @@ class Setup:
         return "bf16" if self.device == "cuda" else "fp32"
 
     def wait(self) -> None:
-        """A GPU goes on working when its commands have been given."""
+        """Wait until the GPU has finished: it runs its commands asynchronously."""
         if self.device == "cuda":
             torch.cuda.synchronize()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the numbers to this json file; where it holds a list, as a row")
+    parser.add_argument("--out", type=Path, help="write the numbers to this json file; if it holds a list, as a row")
     parser.add_argument("--quick", action="store_true", help="a handful of steps, and no dev loss")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--encoder", default=DEFAULT_ENCODER, help="a folder, a packaged encoder or a hub id")
-    parser.add_argument("--data", help="a file in SQuAD format; unset: text made of the bundled set")
-    parser.add_argument("--batch", type=int, help="windows a batch; unset: 16, with --quick 12; on a GPU 128")
-    parser.add_argument("--repeats", type=int, help="how often each is measured, in turn; unset: as --quick says")
+    parser.add_argument("--data", help="a file in SQuAD format; default: text made from the bundled set")
+    parser.add_argument("--batch", type=int, help="windows per batch; default: 16, with --quick 12; on a GPU 128")
+    parser.add_argument(
+        "--repeats", type=int, help="measurements of each side, in turn; the default depends on --quick"
+    )
     arguments = parser.parse_args()
     size = SIZES[arguments.device, arguments.quick]
     size = replace(size, repeats=arguments.repeats or size.repeats)
@@ -149,8 +150,8 @@ def main() -> None:
     for turn in range(size.repeats):  # in turn, so that a busy moment touches both
         timers["peer"].append(time_peer(setup, padded, size.peer_steps, seed=turn))
         timers["ours"].append(time_ours(setup, features, size.epochs, seed=turn))
-    ours, peer = ([one.windows_per_second for one in timers[who]] for who in ("ours", "peer"))
-    busy = {who: [statistics.median(one.percents) for one in some if one.percents] for who, some in timers.items()}
+    ours, peer = ([timer.windows_per_second for timer in timers[who]] for who in ("ours", "peer"))
+    busy = {who: [statistics.median(timer.percents) for timer in own if timer.percents] for who, own in timers.items()}
     ratios = [mine / its for mine, its in zip(ours, peer, strict=True)]
     losses = compare_losses(setup, train[: size.learnt], dev, tokenizer, size.seeds) if size.learnt else None
 
@@ -194,22 +195,22 @@ def main() -> None:
 
 
 def with_row(path: Path, result: dict[str, Any]) -> Any:
-    """What is to be written: the numbers alone, or the list that is there with them in it."""
-    there = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    if not isinstance(there, list):
+    """Return what to write: the numbers alone, or the list in the file with them as a row."""
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if not isinstance(rows, list):
         return result
-    same = [all(row[key] == result[key] for key in ("encoder", "device", "batch_size")) for row in there]
-    at = same.index(True) if True in same else len(there)
-    return [*there[:at], result, *there[at + 1 :]]
+    same = [all(row[key] == result[key] for key in ("encoder", "device", "batch_size")) for row in rows]
+    at = same.index(True) if True in same else len(rows)
+    return [*rows[:at], result, *rows[at + 1 :]]
 
 
 class Timer:
-    """From the end of a training's first step to that of its last: how long it took, and how busy the GPU was."""
+    """Measures from the end of the first step to the end of the last: seconds, and how busy the GPU was."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.windows, self.began, self.ended = setup, 0, 0.0, 0.0
         self.driver: subprocess.Popen[str] | None = None
-        self.percents: list[float] = []  # of the time that the GPU was busy, as its driver tells it now and then
+        self.percents: list[float] = []  # share of time that the GPU was busy, as sampled by its driver
 
     @property
     def windows_per_second(self) -> float:
@@ -231,9 +232,9 @@ class Timer:
 
 
 def time_ours(setup: Setup, features: Features, epochs: int, *, seed: int) -> Timer:
-    """Over all steps of some epochs but the first, after what is not timed."""
+    """Time all steps but the first of some epochs, after a warm-up."""
     model = make_model(setup, seed)
-    # A GPU takes long over the first two batches of every shape. The peer has one shape, so one step warms it up.
+    # A GPU is slow on the first two batches of every shape. The peer has one shape, so one step is enough warm-up.
     first = TrainingOptions(epochs=2, batch_size=setup.batch, order_seed=seed)
     if setup.device == "cpu":
         first = TrainingOptions(max_steps=1, batch_size=setup.batch, order_seed=seed)
@@ -246,7 +247,7 @@ def time_ours(setup: Setup, features: Features, epochs: int, *, seed: int) -> Ti
 
 
 class TimedSteps(Steps):
-    """The steps of a training, with a timer that runs as the peer's does."""
+    """The steps of a training, timed like the peer's."""
 
     def __init__(self, setup: Setup, features: Features, options: TrainingOptions) -> None:
         super().__init__(lambda epoch: features, options, [1.0])
@@ -254,7 +255,7 @@ class TimedSteps(Steps):
 
     def after(self, position: Position) -> Iterator[Step]:
         for step in super().after(position):
-            yield step  # and go on when the loop asks for the next one
+            yield step  # resumes when the loop asks for the next step
             if self.timer.began:
                 self.timer.windows += sum(map(len, step.batches))
             else:
@@ -274,7 +275,7 @@ def train_ours(setup: Setup, learner: Learner, steps: Steps, options: TrainingOp
 
 
 def limits(setup: Setup, features: Features, ours: float, peer: float) -> dict[str, Any]:
-    """What the device can do at most, and the share of that which goes into the encoder's own products."""
+    """Return the limit of the device and the share of it that the encoder's operations reach."""
     model = make_model(setup, 0)
     flops = model_cost(model, sample_window(model, features))["training_flops_per_window"]
     a, b = (torch.randn(8192, 8192, device=setup.device, dtype=torch.bfloat16) for _ in range(2))
@@ -294,7 +295,7 @@ def limits(setup: Setup, features: Features, ours: float, peer: float) -> dict[s
 
 
 class Quiet:
-    """Watches a pass and does nothing."""
+    """Bookkeeping that does nothing."""
 
     def log(self, learner: Learner, records: Sequence[Record]) -> None: ...
 
@@ -306,7 +307,7 @@ class Quiet:
 
 
 def time_peer(setup: Setup, padded: Padded, steps: int, *, seed: int) -> Timer:
-    """Over all steps but the first."""
+    """Time all steps but the first."""
     clock = Clock(setup)
     train_peer(setup, padded, seed, callbacks=[clock], max_steps=steps)
     clock.timer.windows = setup.batch * (steps - 1)
@@ -314,7 +315,7 @@ def time_peer(setup: Setup, padded: Padded, steps: int, *, seed: int) -> Timer:
 
 
 class Clock(TrainerCallback):
-    """Starts a timer when the first step of a training has ended, and stops it when the last has."""
+    """Starts a timer at the end of the first step, and stops it at the end of the last."""
 
     def __init__(self, setup: Setup) -> None:
         self.timer = Timer(setup)
@@ -329,7 +330,7 @@ class Clock(TrainerCallback):
 def train_peer(
     setup: Setup, padded: Padded, seed: int, *, callbacks: Sequence[TrainerCallback] = (), **length: Any
 ) -> PreTrainedModel:
-    """The Trainer with its defaults, but for what LEARNER says and for all that it would write."""
+    """Run the Trainer with its defaults, except for the options of LEARNER; nothing is written."""
     torch.manual_seed(seed)
     with quiet(), tempfile.TemporaryDirectory() as folder:
         model = AutoModelForQuestionAnswering.from_pretrained(find_encoder(setup.encoder).folder, dtype=torch.float32)
@@ -357,14 +358,14 @@ def train_peer(
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    gc.collect()  # a trainer and its callbacks hold one another, and so the weights, until they are looked for
+    gc.collect()  # a trainer and its callbacks refer to each other and so keep the weights alive until collected
     return model
 
 
 def compare_losses(
     setup: Setup, train: Sequence[Example], dev: Sequence[Example], tokenizer: Any, seeds: int
 ) -> dict[str, Any]:
-    """The dev losses of both after the same training, and how they lie to one another."""
+    """Return the dev losses of both after the same training, and where ours lie in the range of the peer's."""
     features, dev_windows = (featurise(examples, tokenizer, WINDOWS) for examples in (train, dev))
     padded = rows(features)
     options = TrainingOptions(epochs=EPOCHS, batch_size=setup.batch)
@@ -387,7 +388,7 @@ def compare_losses(
 
 
 def put_weights(model: ReaderModel, peer: PreTrainedModel) -> None:
-    """Make a reader of the peer's model: the same encoder, and its output layer as the head's."""
+    """Copy the peer's weights into a reader: its encoder, and its output layer as the head."""
     model.encoder.model.load_state_dict(peer.base_model.state_dict())
     with torch.no_grad():
         model.head.task.q.copy_(peer.qa_outputs.weight)
@@ -395,7 +396,7 @@ def put_weights(model: ReaderModel, peer: PreTrainedModel) -> None:
 
 
 def dev_loss(model: ReaderModel, windows: Features) -> float:
-    """The mean over all windows, in fp32."""
+    """Return the mean loss over all windows, in fp32."""
     model.eval().precision = "fp32"
     batches = [collate(windows, chosen) for chosen in longest_first(windows.lengths, 32)]
     totals, loss, total = Totals.of(batches), CrossEntropy(), 0.0
@@ -407,49 +408,49 @@ def dev_loss(model: ReaderModel, windows: Features) -> float:
 
 
 def questions(data: str | None, size: Size) -> tuple[list[Example], list[Example]]:
-    """Training and dev questions."""
+    """Return training and dev questions."""
     most = max(size.questions, size.learnt)
     if data is None:
         train, dev = (load_examples([name]).examples for name in ("demo:train", "demo:dev"))
         return of_squad_length(train, most), of_squad_length(dev, size.scored)
     examples = load_examples([data], on_bad_answer="skip", labelled=True).examples
-    cut = len(examples) * 9 // 10  # files are in the order of articles: few contexts lie on both sides
+    cut = len(examples) * 9 // 10  # files are ordered by article, so few contexts are on both sides
     return some_of(examples[:cut], most), some_of(examples[cut:], size.scored)
 
 
 def some_of(examples: Sequence[Example], count: int) -> list[Example]:
     if count > len(examples):
-        raise SystemExit(f"expected a file with at least {count} questions on this side. Got {len(examples)}.")
+        raise SystemExit(f"expected a file with at least {count} questions on this side, got {len(examples)}.")
     return [examples[place] for place in np.random.default_rng(0).permutation(len(examples))[:count]]
 
 
 def of_squad_length(examples: Sequence[Example], count: int) -> list[Example]:
-    """So many questions, again and again those given, each about the text around its answer.
+    """Return `count` questions, repeating the given ones, each about the text around its answer.
 
-    The bundled contexts are all about as long as one another. Here one is cut out of all of them, one after the other,
-    with as many characters as a context of SQuAD has.
+    The bundled contexts are all about equally long. Here each context is cut from their concatenation, with the length
+    of a context of SQuAD.
     """
     text = " ".join(dict.fromkeys(example.context.text for example in examples))
-    chance = np.random.default_rng(0)
-    lengths = np.interp((chance.permutation(count) + 0.5) / max(1, count), SHARES, CHARACTERS)
-    found = []
+    generator = np.random.default_rng(0)
+    lengths = np.interp((generator.permutation(count) + 0.5) / max(1, count), SHARES, CHARACTERS)
+    resized = []
     for number, (example, length) in enumerate(zip(itertools.cycle(examples), lengths, strict=False)):
         answer = example.answers[0] if example.answers else Answer("", 0)
         at = text.index(example.context.text) + answer.begin_char
-        before = int(chance.random() * max(0, length - len(answer.text)))
+        before = int(generator.random() * max(0, length - len(answer.text)))
         begin = text.rfind(" ", 0, max(0, at - before)) + 1
         end = text.find(" ", max(begin + int(length), at + len(answer.text)))
         context = Context(text[begin : end if end >= 0 else len(text)])
         answers = (Answer(answer.text, at - begin),) if example.answers else ()
-        found.append(Example(f"{example.id}-{number}", example.question, context, answers))
-    return found
+        resized.append(Example(f"{example.id}-{number}", example.question, context, answers))
+    return resized
 
 
 def rows(features: Features) -> Padded:
-    """One record a window, padded to the maximum, as a Trainer takes them.
+    """Return one record per window, padded to the maximum, in the form a Trainer takes.
 
-    They are the windows that `run_qa.py` makes (`benchmarks/featurise.py` compares them one by one), but not made its
-    way: tokenizers 0.23.2 loses the ends of long contexts, and a comparison of speed need not.
+    They are the same windows as those of `run_qa.py` (`benchmarks/featurise.py` compares them one by one), but cut by
+    our code: tokenizers 0.23.2 loses the ends of long contexts.
     """
     padded = []
     for window in range(len(features)):

@@ -1,9 +1,9 @@
-"""The question answering pipeline of transformers 4, as a process that answers all questions for every line it gets.
+"""The question answering pipeline of transformers 4 as a process: each line of input makes it answer all questions.
 
     python pipeline.py MODEL QUESTIONS.json
 
-It runs in an environment of its own, made by `benchmarks/inference.py`. For every line on its standard input it answers
-the questions one after the other, as its users did, and prints one line of JSON: the seconds, and the answers.
+It runs in its own environment, created by `benchmarks/inference.py`. For every line on standard input it answers the
+questions one by one, as its users did, and prints one line of JSON: the seconds and the answers.
 """
 
 from __future__ import annotations
