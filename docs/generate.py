@@ -7,7 +7,7 @@ import typing
 from pathlib import Path
 
 from lamella import registry
-from lamella.config import RunConfig
+from lamella.config import RunConfig, Section
 
 REFERENCE = Path(__file__).parent / "reference"
 RUN_FILE_INTRODUCTION = """\
@@ -94,7 +94,14 @@ def configuration_page() -> str:
         "",
         RUN_FILE_INTRODUCTION,
     ]
+    top = {name: field for name, field in RunConfig.model_fields.items() if not isinstance(field.default, Section)}
+    lines += ["", "| key | default | meaning |", "|---|---|---|"]
+    lines += [
+        f"| `{key}` | `{_toml(option.default)}` | {_cell(option.description or '')} |" for key, option in top.items()
+    ]
     for name, field in RunConfig.model_fields.items():
+        if name in top:
+            continue
         section = typing.cast(typing.Any, field.annotation)
         lines += ["", f"## `[{name}]`", "", section.__doc__.strip(), "", "| key | default | meaning |", "|---|---|---|"]
         for key, option in section.model_fields.items():

@@ -25,6 +25,8 @@ ORDER = (
     {
         "ground": (
             "errors",
+            "option_errors",
+            "plugins",
             "registry",
             "config",
             "validation",

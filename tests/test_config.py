@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lamella.config import RunConfig
 from lamella.errors import ConfigError, UnreadableError
+from lamella.option_errors import TRAINER_OPTIONS
 from lamella.run_file import load_config
 from lamella.validation import check_config
 
@@ -76,15 +77,15 @@ def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path) -> None:
         "windows.max_seq_length: expected room for a question of max_query_length 64 tokens, 4 special tokens and some "
         "context, got 60.",
         "training.batch_sise: no such option. Did you mean 'batch_size' or 'eval_batch_size'?",
-        "training.epochs: expected a number. Got 'two'.",
-        "learner.learning_rate: expected more than 0.0. Got -1.0.",
-        "learner.seed: expected a whole number. Got True.",
+        "training.epochs: expected a number, got 'two'.",
+        "learner.learning_rate: expected more than 0.0, got -1.0.",
+        "learner.seed: expected a whole number, got True.",
         "learner.task: task 'sapn' does not exist. Did you mean 'span'?",
         "learner.schedule.warm_up: no such option. Did you mean 'warmup'?",
-        "learner.schedule.warmup: expected at most 1.0. Got 2.",
+        "learner.schedule.warmup: expected at most 1.0, got 2.",
         "learner.mixer[1]: mixer 'lats' does not exist. Did you mean 'last'?",
-        "encoder.tuning: expected the name of a part, or a table with \"name\" and its options. Got {'k': 3}.",
-        "decoding.n_best_size: expected a whole number. Got 0.5.",
+        "encoder.tuning: expected the name of a part, or a table with \"name\" and its options, got {'k': 3}.",
+        "decoding.n_best_size: expected a whole number, got 0.5.",
     }
     assert str(caught.value).splitlines()[0] == f"{file}: 13 problems"
     assert len(str(caught.value).splitlines()) == 14
@@ -93,19 +94,44 @@ def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        ({"data": {"train": 3}}, "data.train: expected a text in quotes. Got 3."),
-        ({"data": {"train": ["a", 3]}}, "data.train[1]: expected a text in quotes. Got 3."),
-        ({"data": {"max_train_samples": "abc"}}, "data.max_train_samples: expected a whole number. Got 'abc'."),
-        ({"data": {"max_train_samples": 0}}, "data.max_train_samples: expected at least 1. Got 0."),
-        ({"data": {"on_bad_answer": "mend"}}, "data.on_bad_answer: expected 'refuse', 'fix' or 'skip'. Got 'mend'."),
-        ({"encoder": {"dropout": 1.5}}, "encoder.dropout: expected at most 1.0. Got 1.5."),
-        ({"encoder": {"name": ""}}, "encoder.name: expected a text of at least 1 character(s). Got ''."),
-        ({"learner": {"mixer": []}}, "learner.mixer: expected a list of at least 1. Got []."),
-        ({"learner": {"seed": 2**32}}, "learner.seed: expected at most 4294967295. Got 4294967296."),
+        ({"data": {"train": 3}}, "data.train: expected a text in quotes, got 3."),
+        ({"data": {"train": ["a", 3]}}, "data.train[1]: expected a text in quotes, got 3."),
+        ({"data": {"max_train_samples": "abc"}}, "data.max_train_samples: expected a whole number, got 'abc'."),
+        ({"data": {"max_train_samples": 0}}, "data.max_train_samples: expected at least 1, got 0."),
+        ({"data": {"on_bad_answer": "mend"}}, "data.on_bad_answer: expected 'refuse', 'fix' or 'skip', got 'mend'."),
+        ({"encoder": {"dropout": 1.5}}, "encoder.dropout: expected at most 1.0, got 1.5."),
+        ({"encoder": {"name": ""}}, "encoder.name: expected a text of at least 1 character(s), got ''."),
+        ({"learner": {"mixer": []}}, "learner.mixer: expected a list of at least 1, got []."),
+        ({"learner": {"seed": 2**32}}, "learner.seed: expected at most 4294967295, got 4294967296."),
         ({"learner": {"batch_size": 3}}, "learner.batch_size: no such option here. Did you mean training.batch_size?"),
         ({"learner": {"zzz": 3}}, None),
-        ({"training": 3}, "training: expected a table of options. Got 3."),
-        ({"training": {"epochs": float("inf")}}, "training.epochs: expected a finite number. Got inf."),
+        (
+            {"training": {"evaluate_every": "0 steps"}},
+            "training.evaluate_every: expected a number or a text such as \"300 steps\", got '0 steps'.",
+        ),
+        ({"training": {"evaluate_every": 0}}, None),
+        ({"plugins": "a b"}, "plugins: expected the name of a module, such as \"my_package.parts\", got 'a b'."),
+        (
+            {"plugins": ["os", "no_such_package.parts"]},
+            "plugins[1]: plugin 'no_such_package.parts' cannot be imported: No module named 'no_such_package'; install "
+            "the package that holds it.",
+        ),
+        (
+            {"training": {"num_train_epochs": 3}},
+            "training.num_train_epochs: is an option of transformers; use training.epochs instead.",
+        ),
+        (
+            {"per_device_train_batch_size": 8},
+            "per_device_train_batch_size: is an option of transformers; use training.batch_size instead.",
+        ),
+        (
+            {"learner": {"warmup_ratio": 0.1}},
+            "learner.warmup_ratio: is an option of transformers; use learner.schedule = "
+            '{ name = "linear", warmup = 0.1 } instead.',
+        ),
+        ({"training": {"seed": 3}}, "training.seed: no such option here. Did you mean learner.seed?"),
+        ({"training": 3}, "training: expected a table of options, got 3."),
+        ({"training": {"epochs": float("inf")}}, "training.epochs: expected a finite number, got inf."),
         ({"decoding": {"null_score_diff_threshold": float("nan")}}, None),
     ],
 )
@@ -125,7 +151,11 @@ values = st.one_of(
     st.lists(st.integers(), max_size=2),
     st.dictionaries(st.sampled_from(["name", "k"]), st.sampled_from(["full", "span", 3]), max_size=2),
 )
-options = {name: [*field.annotation.model_fields, "typo"] for name, field in RunConfig.model_fields.items()}
+options = {
+    name: [*field.annotation.model_fields, "typo"]
+    for name, field in RunConfig.model_fields.items()
+    if name != "plugins"
+}
 tables = st.dictionaries(
     st.sampled_from([*options, "typo"]),
     st.one_of(values, *(st.dictionaries(st.sampled_from(keys), values, max_size=3) for keys in options.values())),
@@ -146,6 +176,25 @@ def test_whatever_is_given_is_a_configuration_or_a_list_of_plain_problems(table:
         assert problem.isprintable(), problem
         assert re.split(r"[.:\[]", problem)[0] in {*options, "typo"}, problem
         assert not re.search(r"pydantic|https?:|input should", problem, re.IGNORECASE), problem
+
+
+def test_every_option_of_the_trainer_leads_to_one_that_exists() -> None:
+    for name, hint in TRAINER_OPTIONS.items():
+        assert not any(name in names for names in options.values()), name
+        option = hint.split(" ")[0]
+        section, _, key = option.partition(".")
+        assert key in options[section] if key else hint.startswith("the option --"), hint
+        if "=" in hint:  # an example: it must be accepted
+            value = hint.partition(" = ")[2].removesuffix(" (a share of all steps)")
+            load_config(None, [f"{option}={value}"])
+
+
+@pytest.mark.parametrize(
+    "name", ["per_device_train_batch_size", "per_gpu_train_batch_size", "logging_steps", "do_train"]
+)
+def test_a_hint_is_near_or_the_whole_list(name: str) -> None:
+    (problem,) = problems({"training": {name: 3}})
+    assert "Did you mean" not in problem, problem
 
 
 @pytest.mark.parametrize(
@@ -170,7 +219,7 @@ def test_the_limits_of_the_rules_are_allowed() -> None:
 
 def test_a_rule_is_silent_about_a_section_that_is_wrong_already() -> None:
     assert problems({"windows": {"max_seq_length": "long", "doc_stride": 500}}) == {
-        "windows.max_seq_length: expected a whole number. Got 'long'."
+        "windows.max_seq_length: expected a whole number, got 'long'."
     }
 
 
@@ -212,8 +261,8 @@ def test_set(overrides: list[str], expected: dict[str, Any]) -> None:
         ("=3", "--set =3: expected section.key=value."),
         ("training..epochs=3", "--set training..epochs=3: expected section.key=value."),
         ("epochs=3", "epochs: no such option here. Did you mean training.epochs?"),
-        ("training.epochs=", "training.epochs: expected a number. Got ''."),
-        ("encoder.name=12", "encoder.name: expected a text in quotes. Got 12."),
+        ("training.epochs=", "training.epochs: expected a number, got ''."),
+        ("encoder.name=12", "encoder.name: expected a text in quotes, got 12."),
         (
             "data.train=[one.json, two.json]",
             '--set data.train=[one.json, two.json]: expected a TOML value, such as ["a", "b"] or {name = "a", k = 3}.',
@@ -236,7 +285,7 @@ def test_set_goes_on_top_of_the_file_and_its_faults_are_told_with_the_file_s(tmp
         "--set nonsense: expected section.key=value.",
         "--set learner.mixer.k=3: mixer is not a table.",
         "--set training.epochs.x=3: epochs is not a table.",
-        "training.epochs: expected at least 0.0. Got -1.",
+        "training.epochs: expected at least 0.0, got -1.",
     }
 
 

@@ -153,7 +153,7 @@ def test_runs_on_one_frozen_encoder_share_a_pass_across_run_tables() -> None:
         ({"grid": {"learner": {"seed": []}}}, "grid.learner.seed: expected a list of values to try, got []."),
         ({"grid": {"lerner": {"seed": [1]}}}, "grid.lerner: expected a section of the file"),
         ({"grid": [1]}, "grid: expected tables named like the file's sections"),
-        ({"grid": {"learner": {"seed": [-1]}}}, "learner.seed: expected at least 0. Got -1."),
+        ({"grid": {"learner": {"seed": [-1]}}}, "learner.seed: expected at least 0, got -1."),
         ({"grid": {"learner": {"sed": [1]}}}, "learner.sed: no such option"),
         ({"learner": [{"name": "../up"}]}, "learner.name: expected a folder name"),
         ({"learner": [{"name": ".."}]}, "learner.name: expected a folder name"),

@@ -13,7 +13,7 @@ import pytest
 from pydantic import Field
 
 from lamella import registry
-from lamella.errors import ConfigError, UnknownNameError
+from lamella.errors import ConfigError, UnknownNameError, UsageError
 from lamella.registry import Family, build, describe, names, part, register
 
 
@@ -54,7 +54,7 @@ def test_a_name_taken_by_another_part_is_an_error(shapes: Family) -> None:
     @register("shape", "circle")
     def circle() -> None: ...
 
-    with pytest.raises(ValueError, match=r"shape 'circle' is registered twice: by .*\.circle and by .*\.disc"):
+    with pytest.raises(UsageError, match=r"shape 'circle' is registered twice: by .*\.circle and by .*\.disc; rename"):
 
         @register("shape", "circle")
         def disc() -> None: ...
@@ -71,7 +71,7 @@ def test_a_name_taken_by_a_part_of_the_same_name_elsewhere_is_an_error(shapes: F
 
     register("shape", "circle")(part_in("one"))
     register("shape", "circle")(part_in("one"))  # the same place again: its module was reloaded
-    with pytest.raises(ValueError, match=r"registered twice: by one\.circle and by two\.circle"):
+    with pytest.raises(UsageError, match=r"registered twice: by one\.circle and by two\.circle"):
         register("shape", "circle")(part_in("two"))
 
 
@@ -146,12 +146,12 @@ def test_all_problems_are_told_at_once_with_path_and_value(polygon: Callable[...
     assert set(part("shape", "polygon").problems(options, "picture.shape")) == {
         "picture.shape.corner: no such option. Did you mean 'corners'?",
         "picture.shape.angle: is required and was not given.",
-        "picture.shape.corners: expected at least 3. Got 2.",
-        "picture.shape.line: expected 'solid' or 'dotted'. Got 'dashed'.",
-        "picture.shape.layers: expected 'all' or a list. Got 'none'.",  # both members of the union on one line
-        "picture.shape.width: expected more than 0.0. Got 0.",
-        "picture.shape.weights[1]: expected a number. Got '2'.",
-        "picture.shape.filled: expected true or false. Got 1.",
+        "picture.shape.corners: expected at least 3, got 2.",
+        "picture.shape.line: expected 'solid' or 'dotted', got 'dashed'.",
+        "picture.shape.layers: expected 'all' or a list, got 'none'.",  # both members of the union on one line
+        "picture.shape.width: expected more than 0.0, got 0.",
+        "picture.shape.weights[1]: expected a number, got '2'.",
+        "picture.shape.filled: expected true or false, got 1.",
     }
     assert part("shape", "polygon").problems({"angle": 1}, "x") == []
 
@@ -159,7 +159,7 @@ def test_all_problems_are_told_at_once_with_path_and_value(polygon: Callable[...
 @pytest.mark.parametrize("value", [True, "3", 3.0, [3], None])
 def test_nothing_is_turned_into_a_whole_number(polygon: Callable[..., Any], value: object) -> None:
     assert part("shape", "polygon").problems({"angle": 1, "corners": value}, "") == [
-        f"corners: expected a whole number. Got {value!r}."
+        f"corners: expected a whole number, got {value!r}."
     ]
 
 

@@ -11,7 +11,16 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from lamella import registry
 
@@ -37,6 +46,12 @@ def _steps(value: str) -> str:
     return value
 
 
+def _module_name(value: str) -> str:
+    if not all(name.isidentifier() for name in value.split(".")):
+        raise ValueError('the name of a module, such as "my_package.parts"')
+    return value
+
+
 PartSpec = Annotated[dict[str, Any], BeforeValidator(_part)]
 PartList = Annotated[list[PartSpec], BeforeValidator(_list), Field(min_length=1)]
 Paths = Annotated[list[str], BeforeValidator(_list)]
@@ -55,6 +70,7 @@ Metric = Literal[
     "answerability_f1",
 ]
 Interval = Annotated[float, Field(gt=0)] | Annotated[str, AfterValidator(_steps)]
+Modules = Annotated[list[Annotated[str, AfterValidator(_module_name)]], BeforeValidator(_list)]
 
 
 class Section(BaseModel):
@@ -267,6 +283,7 @@ class DecodingOptions(Section):
 class RunConfig(Section):
     """All options of a run."""
 
+    plugins: Modules = Field(default=[], description="modules of other packages that register parts")
     data: DataOptions = DataOptions()
     windows: WindowOptions = WindowOptions()
     encoder: EncoderOptions = EncoderOptions()
@@ -292,6 +309,13 @@ class RunConfig(Section):
         return inherited
 
     def flat(self) -> dict[str, Any]:
-        """Return every option under its full name, such as `learner.seed`, as JSON values."""
-        table = self.model_dump(mode="json")
+        """Return every option of every section under its full name, such as `learner.seed`, as JSON values."""
+        table = self.model_dump(mode="json", exclude={"plugins"})
         return {f"{section}.{name}": value for section, options in table.items() for name, value in options.items()}
+
+    @model_serializer(mode="wrap")
+    def _without_empty_plugins(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        table: dict[str, Any] = serialise(self)
+        if not table.get("plugins"):
+            table.pop("plugins", None)
+        return table

@@ -6,6 +6,7 @@
     ├── UsageError               2  the call is wrong: a missing argument, an unknown option
     │   ├── ConfigError          2  a run file with problems, all of them listed
     │   ├── UnknownNameError     2  a name that does not exist, with the nearest names that do
+    │   ├── PluginError          2  a plugin, a module that registers parts, cannot be imported
     │   └── MissingExtraError    2  an optional library is missing; the message has the pip command
     ├── UnreadableError          2  a file that cannot be parsed at all, with line and column
     ├── DataError                1  a data set with errors that training or scoring must not ignore
@@ -52,6 +53,10 @@ class UnknownNameError(UsageError):
         super().__init__(f"{what} {name!r} does not exist.{did_you_mean(name, known)}")
 
 
+class PluginError(UsageError):
+    """A plugin that cannot be imported."""
+
+
 class MissingExtraError(UsageError):
     """An optional library is not installed."""
 
@@ -92,7 +97,7 @@ class DivergedError(RunError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the nearest known names, or all of them."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.7)
     if near:
         return f" Did you mean {' or '.join(map(repr, near))}?"
     return f" Known: {', '.join(known)}." if known else ""

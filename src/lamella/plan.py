@@ -33,7 +33,7 @@ from typing import Any
 
 from lamella.config import RunConfig
 from lamella.errors import ConfigError, UnknownNameError
-from lamella.registry import shorten
+from lamella.option_errors import shorten
 from lamella.run_file import apply_overrides, merge_tables, read_table
 from lamella.runs import FILES, MODEL, MODELS
 from lamella.validation import check_config

@@ -12,7 +12,7 @@ from typing import Any
 from lamella.config import RunConfig
 from lamella.errors import UnreadableError, UsageError
 from lamella.files import read_json, read_text
-from lamella.registry import shorten
+from lamella.option_errors import shorten
 from lamella.validation import check_config
 
 EXTENDS = "extends"  # the key that names the base of a run file

@@ -9,8 +9,10 @@ from pydantic import ValidationError
 
 from lamella import registry
 from lamella.config import RunConfig
-from lamella.errors import ConfigError, UnknownNameError
+from lamella.errors import ConfigError, PluginError, UnknownNameError
 from lamella.files import same_file
+from lamella.option_errors import explain
+from lamella.plugins import import_plugins
 
 # Why the threshold is tuned on questions that are in neither of these.
 THRESHOLD_OVERLAP = {
@@ -30,9 +32,10 @@ def check_config(table: Mapping[str, Any], *, where: str, problems: Sequence[str
     try:
         config = RunConfig.model_validate(dict(table))
     except ValidationError as error:
-        problems += registry.explain(error, table, RunConfig)
+        problems += explain(error, table, RunConfig)
         faulty = {str(finding["loc"][0]) for finding in error.errors()}
         config = _valid_options(table, error)
+    problems += _plugin_problems(config)  # first: plugins register parts that the run may name
     problems += _part_problems(config)
     problems += [problem for problem in _rule_problems(config) if problem.partition(".")[0] not in faulty]
     if problems:
@@ -50,6 +53,17 @@ def _valid_options(table: Mapping[str, Any], error: ValidationError) -> RunConfi
         else:
             valid.pop(str(section), None)
     return RunConfig.model_validate(valid)
+
+
+def _plugin_problems(config: RunConfig) -> list[str]:
+    """Import the plugins that the configuration names."""
+    problems = []
+    for index, module in enumerate(config.plugins):
+        try:
+            import_plugins([module])
+        except PluginError as error:
+            problems.append(f"plugins[{index}]: {error}")
+    return problems
 
 
 def _part_problems(config: RunConfig) -> list[str]:

@@ -383,9 +383,9 @@ def test_options_come_from_a_run_file() -> None:
     }  # fmt: skip
     wrong = {"rate": 1.5, "operations": ["insert"], "originals": -1, "schedul": "ramp"}
     assert set(registry.part("augmentation", "eda").problems(wrong, "data.augment")) == {
-        "data.augment.rate: expected at most 1.0. Got 1.5.",
-        "data.augment.operations[0]: expected 'swap', 'delete' or 'duplicate'. Got 'insert'.",
-        "data.augment.originals: expected at least 0.0. Got -1.",
+        "data.augment.rate: expected at most 1.0, got 1.5.",
+        "data.augment.operations[0]: expected 'swap', 'delete' or 'duplicate', got 'insert'.",
+        "data.augment.originals: expected at least 0.0, got -1.",
         "data.augment.schedul: no such option. Did you mean 'schedule'?",
     }
     assert registry.part("augmentation", "eda").problems({"operations": []}, "") != []

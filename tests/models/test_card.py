@@ -190,7 +190,7 @@ def test_a_flat_card_lists_all_tunings(base: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        ({"results": 3}, "facts.results: expected a table. Got 3."),
+        ({"results": 3}, "facts.results: expected a table, got 3."),
         ({"later": 1}, "facts.later: no such"),
         ({"train": {"files": []}}, "facts.train.questions: is required"),
         (3, "it is damaged."),

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from lamella import registry
 from lamella.config import RunConfig
 from lamella.encoder.encoder import Encoder, family_of
 from lamella.encoder.sources import (
@@ -28,8 +29,17 @@ from lamella.encoder.sources import (
 )
 from lamella.encoder.tensors import hash_parameters, put_tensors, read_tensors
 from lamella.encoder.tuning import merge, tune_in_turn
-from lamella.errors import ConfigError, EncoderError, MissingExtraError, ModelError, UsageError, one_line
+from lamella.errors import (
+    ConfigError,
+    EncoderError,
+    MissingExtraError,
+    ModelError,
+    PluginError,
+    UsageError,
+    one_line,
+)
 from lamella.files import read_json
+from lamella.plugins import import_plugins
 from lamella.validation import check_config
 
 if TYPE_CHECKING:
@@ -145,7 +155,10 @@ def read_saved(folder: Path) -> SavedModel:
         name, sha256 = str(saved["base"]["name"]), str(saved["base"]["sha256"])
         tensors_sha256 = saved["base"].get("tensors_sha256")
         before, facts = list(saved.get("tuned_before", [])), dict(saved.get("facts", {}))
+        named = {"tuning": [*before, saved["tuning"]], "task": saved["head"]["task"], "mixer": saved["head"]["mixer"]}
+        plugins = _import_plugins_of(path, list(saved.get("plugins", [])), named)
         table = {
+            "plugins": plugins,
             "encoder": {"name": name, "tuning": saved["tuning"]},
             "learner": saved["head"],
             "windows": saved["windows"],
@@ -161,6 +174,28 @@ def read_saved(folder: Path) -> SavedModel:
     except ConfigError as error:
         raise ModelError(f"{path}: is damaged, or of another lamella: {'; '.join(error.problems)}") from None
     return SavedModel(name, sha256, tensors_sha256, config, tuple(one.encoder.tuning for one in earlier), facts)
+
+
+def _import_plugins_of(path: Path, plugins: list[str], named: Mapping[str, Any]) -> list[str]:
+    """Import the plugins that a saved model needs and return those found; fail if a part that it names is missing."""
+    imported = []
+    for plugin in plugins:
+        with contextlib.suppress(PluginError):  # its parts may come from elsewhere by now
+            import_plugins([plugin])
+            imported.append(plugin)
+    if len(imported) < len(plugins):
+        specs = [(family, spec) for family, value in named.items() for spec in _as_list(value)]
+        for family, name in [(family, registry.split(spec)[0]) for family, spec in specs]:
+            if name not in registry.names(family):
+                raise ModelError(
+                    f"{path}: needs the {family} {name!r}, which is not installed here; install the package that "
+                    f"holds {' or '.join(plugins)}."
+                )
+    return imported
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 @contextlib.contextmanager

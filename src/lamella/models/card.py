@@ -18,6 +18,7 @@ from lamella.encoder.sources import hub_id
 from lamella.encoder.tuning import count_parameters
 from lamella.errors import ModelError
 from lamella.heads.head import Stage
+from lamella.option_errors import explain
 from lamella.runs import MODEL, MODELS
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def facts_from(table: Mapping[str, Any], where: str) -> Facts:
     try:
         return Facts.model_validate(dict(table))
     except ValidationError as error:
-        problems = "; ".join(registry.explain(error, table, Facts, "facts"))
+        problems = "; ".join(explain(error, table, Facts, "facts"))
         raise ModelError(f"{where}: is damaged, or of another lamella: {problems}") from None
 
 

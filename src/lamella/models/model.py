@@ -63,6 +63,7 @@ class ReaderModel(nn.Module):
         self.tuning: dict[str, Any] = registry.complete("tuning", config.encoder.tuning)
         self.tuned_before = [registry.complete("tuning", tuning) for tuning in tuned_before]
         self.head_spec = _complete_head({name: getattr(config.learner, name) for name in HEAD_OPTIONS})
+        self.plugins = self._plugins(config.plugins)  # the modules of other packages that it needs to be loaded
         self.precision = "fp32"
         self.lean = False  # for answers alone: what was learnt cannot be told from the encoder any more
         self.facts = Facts()
@@ -232,12 +233,19 @@ class ReaderModel(nn.Module):
                 "load it with ReaderModel.from_pretrained."
             )
 
+    def _plugins(self, named: Sequence[str]) -> list[str]:
+        parts = [("tuning", part) for part in (*self.tuned_before, self.tuning)]
+        parts += [("mixer", part) for part in (*self.head_spec["mixer"], *self.head_spec["beside"])]
+        parts += [("task", self.head_spec["task"])]
+        return list(dict.fromkeys([*named, *registry.outside_modules(parts)]))
+
     def _config(self, facts: Facts) -> dict[str, Any]:
         before = self.tuned_before
         tensors = {"tensors_sha256": self.base_tensors_sha256} if self.base_tensors_sha256 else {}
         known = facts.model_dump(mode="json", exclude_defaults=True)
         return {
             MODEL_FORMAT: FORMAT_VERSION,
+            **({"plugins": self.plugins} if self.plugins else {}),
             "base": {"name": self.base_name, "sha256": self.base_sha256, **tensors},
             **({"tuned_before": before} if before else {}),
             "tuning": self.tuning,

@@ -23,6 +23,7 @@ from lamella import runs
 from lamella.errors import LamellaError, one_line
 from lamella.files import read_json
 from lamella.plan import Pass, Plan
+from lamella.plugins import import_plugins
 
 PASSES = ".passes"  # in the folder of a sweep: what runs that share a pass need while they train
 Say = Callable[[str], None]
@@ -207,6 +208,8 @@ def train_job(job: Job, out: Path, say: Say) -> None:
     """Train the runs of a pass, each into the folder of its name in `out`; one that was begun goes on."""
     from lamella.training.run import train_plan
 
+    for config in job.configs.values():
+        import_plugins(config.plugins)  # a worker is another process than the one that read the run file
     plan = Plan((job.configs,), {name: {} for name in job.configs})
     folder = job.checkpoint(out).parent
     if len(job.configs) == 1:

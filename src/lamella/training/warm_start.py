@@ -55,7 +55,8 @@ def as_its_start(config: RunConfig) -> RunConfig:
         section, _, option = key.partition(".")
         taken.setdefault(section, {})[option] = getattr(getattr(theirs, section), option)
     sections = {section: getattr(config, section).model_copy(update=options) for section, options in taken.items()}
-    return config.model_copy(update=sections)
+    plugins = list(dict.fromkeys([*config.plugins, *theirs.plugins]))
+    return config.model_copy(update={**sections, "plugins": plugins})
 
 
 def begin_with(model: ReaderModel, name: str) -> Start:

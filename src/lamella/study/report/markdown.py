@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from lamella import registry
 from lamella.config import RunConfig, Section
 from lamella.errors import ConfigError, UnreadableError, UsageError, did_you_mean
 from lamella.files import read_json, read_text
+from lamella.option_errors import explain
 from lamella.study.compare import (
     COSTS,
     TRAINING_FLOPS,
@@ -109,7 +109,7 @@ def _read_page(path: Path) -> Page:
     try:
         page = Page.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(str(path), registry.explain(error, table, Page)) from None
+        raise ConfigError(str(path), explain(error, table, Page)) from None
     if unknown := [key for key in page.costs if key not in PAGE_COSTS]:
         raise UsageError(
             f"{path}: costs: {unknown[0]!r} is none to rank runs by.{did_you_mean(unknown[0], PAGE_COSTS)}"

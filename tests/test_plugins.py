@@ -1,0 +1,174 @@
+"""Parts of other packages: entry points, plugins named in a run file or a saved model, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles import save_tiny_encoder, tiny_batch, tiny_run_config
+from lamella import plugins, registry
+from lamella.encoder.pretrained import load_encoder
+from lamella.errors import ConfigError, ModelError, PluginError
+from lamella.models.model import ReaderModel
+from lamella.plan import make_plan
+from lamella.run_file import load_config
+from lamella.validation import check_config
+
+MIXER = '''
+from lamella.heads.pooling import Last
+from lamella.registry import register
+
+@register("mixer", "{name}")
+class Mine(Last):
+    """A mixer of another package."""
+'''
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Return a function that puts a package onto the path, with or without an entry point; all is undone afterwards."""
+    site = tmp_path / "site"
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(plugins, "_imported", set())
+    monkeypatch.setattr(plugins, "_installed_imported", False)
+    for family in list(registry.FAMILIES):
+        registry.names(family)
+        parts = dict(registry.FAMILIES[family].parts)
+        monkeypatch.setitem(registry.FAMILIES, family, replace(registry.FAMILIES[family], parts=parts))
+    monkeypatch.setattr(plugins, "_installed_imported", False)
+    packages = []
+
+    def write(package: str, code: str, *, entry_point: bool = True) -> None:
+        packages.append(package)
+        (site / package).mkdir(parents=True)
+        (site / package / "__init__.py").write_text("")
+        (site / package / "parts.py").write_text(code)
+        if entry_point:
+            info = site / f"{package}-1.2.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: 1.2\n")
+            (info / "entry_points.txt").write_text(f"[lamella.parts]\n{package} = {package}.parts\n")
+
+    yield write
+    for module in [name for name in sys.modules if name.partition(".")[0] in packages]:
+        del sys.modules[module]
+
+
+def test_an_entry_point_adds_parts_that_are_named_like_ours(install: Install) -> None:
+    install("my_package", MIXER.format(name="mine"))
+    assert "mine" in registry.names("mixer")
+    (listing,) = registry.describe("mixer")
+    assert "A mixer of another package." in [part["summary"] for part in listing["parts"]]
+    assert check_config({"learner": {"mixer": "mine"}}, where="").learner.mixer == [{"name": "mine"}]
+    with pytest.raises(ConfigError) as caught:
+        check_config({"learner": {"mixer": {"name": "mine", "k": 1}}}, where="")
+    assert caught.value.problems == ("learner.mixer[0].k: no such option; it takes none.",)
+    with pytest.raises(ConfigError, match=r"mixer 'minne' does not exist\. Did you mean 'mine'\?"):
+        check_config({"learner": {"mixer": "minne"}}, where="")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def (", "SyntaxError: .*"),
+        (
+            MIXER.format(name="last"),
+            r"mixer 'last' is registered twice: by lamella\.heads\.pooling\.Last and by broken\.parts\.Mine; rename "
+            r"one of them",
+        ),
+        (MIXER.format(name="x").replace('"mixer"', '"mixr"'), r"family 'mixr' does not exist. Did you mean 'mixer'\?"),
+    ],
+)
+def test_a_broken_plugin_is_one_line_with_its_package(code: str, reason: str, install: Install, lamella: Any) -> None:
+    install("broken", code)
+    for _ in range(2):  # it stays broken
+        exit_code, out, err = lamella("parts", "mixer")
+        assert (exit_code, out) == (2, "")
+        assert len(err.splitlines()) == 1
+        with pytest.raises(PluginError, match=f"^plugin 'broken.parts' of broken 1.2 cannot be imported: {reason}"):
+            registry.names("mixer")
+    assert err.endswith("; repair it, or uninstall its package.\n")
+
+
+def test_an_entry_point_without_its_module(install: Install, tmp_path: Path) -> None:
+    install("lost", "")
+    (tmp_path / "site" / "lost" / "parts.py").unlink()
+    with pytest.raises(
+        PluginError, match=r"of lost 1\.2 cannot be imported: No module named 'lost\.parts'; install the"
+    ):
+        registry.names("task")
+
+
+def test_a_run_file_names_its_plugins(install: Install, tmp_path: Path) -> None:
+    install("local_parts", MIXER.format(name="mine"), entry_point=False)
+    assert "mine" not in registry.names("mixer")
+    path = tmp_path / "run.toml"
+    path.write_text('plugins = ["local_parts.parts"]\n[learner]\nmixer = "mine"\n')
+    config = load_config(path)
+    assert config.plugins == ["local_parts.parts"]
+    assert "plugins" not in str(config.flat())
+    stored = tmp_path / "config.json"
+    stored.write_text(json.dumps(config.model_dump(mode="json")))
+    assert json.loads(stored.read_text())["plugins"] == ["local_parts.parts"]
+    assert load_config(stored) == config
+    plan = make_plan({"plugins": "local_parts.parts", "grid": {"learner": {"mixer": ["mine", "last"]}}}, where="x")
+    assert [run.plugins for run in plan.runs.values()] == [["local_parts.parts"]] * 2
+
+
+def test_a_run_without_plugins_has_no_such_key() -> None:
+    config = check_config({}, where="")
+    assert "plugins" not in config.model_dump(mode="json")
+    assert list(config.model_dump(mode="json", exclude={"learner"})) == [
+        "data",
+        "windows",
+        "encoder",
+        "training",
+        "decoding",
+    ]
+
+
+@pytest.mark.parametrize("entry_point", [True, False])
+def test_a_saved_model_brings_its_plugin_or_names_what_is_missing(
+    entry_point: bool, install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("my_package", MIXER.format(name="mine"), entry_point=entry_point)
+    encoder = save_tiny_encoder(tmp_path / "encoder")
+    named = {} if entry_point else {"plugins": ["my_package.parts"]}
+    config = tiny_run_config(**named, learner={"mixer": "mine"})
+    model = ReaderModel(load_encoder(str(encoder)), config).eval()
+    model.save(tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["plugins"] == ["my_package.parts"]
+
+    forget(monkeypatch)
+    loaded = ReaderModel.load(tmp_path / "model")
+    assert (loaded(tiny_batch()) == model(tiny_batch())).all()
+    loaded.save(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["plugins"] == ["my_package.parts"]
+
+    forget(monkeypatch)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if not path.endswith("site")])
+    with pytest.raises(ModelError) as caught:
+        ReaderModel.load(tmp_path / "model")
+    assert str(caught.value) == (
+        f"{tmp_path / 'model' / 'config.json'}: needs the mixer 'mine', which is not installed here; install the "
+        "package that holds my_package.parts."
+    )
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the registry as it is in a new process."""
+    monkeypatch.setattr(plugins, "_imported", set())
+    monkeypatch.setattr(plugins, "_installed_imported", False)
+    registry.FAMILIES["mixer"].parts.pop("mine")
+    for name in [name for name in sys.modules if name.startswith("my_package")]:
+        del sys.modules[name]
