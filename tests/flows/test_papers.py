@@ -1,8 +1,8 @@
-"""The run files of the papers' tables: each is sound, each of its runs trains a step on a tiny encoder."""
+"""The run files of the papers' tables: each is valid, and each of its runs trains a step on a tiny encoder."""
 
 from __future__ import annotations
 
-import tomllib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +11,37 @@ import pytest
 
 from doubles import save_tiny_encoder
 from lamella import registry
+from lamella.config import RunConfig
 from lamella.data.batches import Totals, collate
 from lamella.data.feed import Recipe
 from lamella.data.formats import read
 from lamella.encoder.pretrained import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.plan import load_plan, make_plan
-from lamella.run_file import load_config
+from lamella.run_file import read_table
+from lamella.sweep.sweep import read_sweep
 from lamella.training.learner import make_learner
 
 PAPERS = Path(__file__).resolve().parents[2] / "configs" / "papers"
-ROWS = sorted(PAPERS.glob("*/*.toml"))
+TABLES = sorted(PAPERS.glob("*.toml"))
+ROWS = [(table, run["name"]) for table in TABLES for run in read_table(table)["run"]]
+EXPECTED = json.loads(Path(__file__).with_name("papers.json").read_text(encoding="utf-8"))
 FAMILY_OF = {"albert": "albert", "bert": "bert", "koelectra": "electra"}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+every_row = pytest.mark.parametrize(("path", "name"), ROWS, ids=lambda value: getattr(value, "stem", value))
+
+
+def row_table(path: Path, name: str) -> dict[str, Any]:
+    """A table of the papers with a single one of its rows."""
+    table = read_table(path)
+    return {**table, "run": [run for run in table["run"] if run["name"] == name]}
 
 
 def family(table: dict[str, Any]) -> str:
     """The family of a row's encoder; a row that starts from another row starts from BERT."""
-    name = table["encoder"].get("name", "google-bert/bert-large-uncased").rpartition("/")[2]
+    encoder = {**table.get("encoder", {}), **table["run"][0].get("encoder", {})}
+    name = encoder.get("name", "google-bert/bert-large-uncased").rpartition("/")[2]
     return FAMILY_OF[name.split("-")[0]]
 
 
@@ -45,61 +57,70 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_every_table_lists_its_rows() -> None:
-    tables = sorted(PAPERS.glob("*.toml"))
-    assert len(tables) == 11
+    assert len(TABLES) == 11
     assert len(ROWS) == 96
-    assert sum(len(load_plan(row).runs) for row in ROWS) == 105  # ten of them are the curve of less data
-    listed = [PAPERS / run for table in tables for run in tomllib.loads(table.read_text())["runs"]]
-    assert sorted(listed) == ROWS
-    assert len(set(listed)) == len(listed)
+    assert len(set(ROWS)) == len(ROWS)
+    assert sum(len(load_plan(table).runs) for table in TABLES) == 105  # ten of them are the curve of less data
+    assert len(list(PAPERS.rglob("*.toml"))) == 15
 
 
-@pytest.mark.parametrize("path", ROWS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_a_row_that_starts_from_another_finds_it_before_itself(path: Path) -> None:
-    starts = {config.encoder.from_run for config in load_plan(path).runs.values()} - {None}
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_a_table_expands_to_the_runs_it_has_always_had(path: Path, tmp_path: Path) -> None:
+    """Same run folders, same order and passes, same options; `papers.json` lists those that are not defaults."""
+    defaults = RunConfig().flat()
+    sweep = read_sweep([path], tmp_path)
+    expected = EXPECTED[path.stem]
+    assert [list(job.configs) for job in sweep.jobs] == expected["passes"]
+    assert list(sweep.runs) == list(expected["runs"])
+    for name, config in sweep.runs.items():
+        options = {key: value for key, value in config.flat().items() if value != defaults[key]}
+        assert options == expected["runs"][name], name
+
+
+@every_row
+def test_a_row_that_starts_from_another_finds_it_before_itself(path: Path, name: str) -> None:
+    starts = {config.encoder.from_run for config in load_plan(path, only=[name]).runs.values()} - {None}
     for start in starts:
         run, _, epoch = str(start).partition("@")
-        before = tomllib.loads(PAPERS.joinpath(f"{path.parent.name}.toml").read_text())["runs"]
-        place = before.index(f"{path.parent.name}/{path.name}")
-        assert f"{path.parent.name}/{run}.toml" in before[:place]
-        (first,) = load_plan(path.with_name(f"{run}.toml")).runs.values()
+        names = [row for table, row in ROWS if table == path]
+        assert run in names[: names.index(name)]
+        (first,) = load_plan(path, only=[run]).runs.values()
         assert float(epoch) in first.training.save_at
 
 
 def test_the_curve_of_less_data_is_one_pass_over_tenths_of_the_questions() -> None:
-    (one,) = load_plan(PAPERS / "bertvision-span" / "a386-skip-less-data-at-1.toml").passes
-    assert [config.learner.fraction for config in one.values()] == [tenth / 10 for tenth in range(1, 11)]
+    (configs,) = load_plan(PAPERS / "bertvision-span.toml", only=["a386-skip-less-data-at-1"]).passes
+    assert [config.learner.fraction for config in configs.values()] == [tenth / 10 for tenth in range(1, 11)]
 
 
-@pytest.mark.parametrize("path", sorted(PAPERS.glob("korquad-eda/*.toml")), ids=lambda path: path.stem)
-def test_a_row_of_eda_is_the_baseline_with_noise_and_as_it_was_run_the_constant_ones_leak(path: Path) -> None:
-    baseline = load_config(PAPERS / "korquad-base" / "koelectra-1e-5-dropout-0.1.toml")
-    config = load_config(path)
+@pytest.mark.parametrize("name", [row for table, row in ROWS if table.stem == "korquad-eda"])
+def test_an_eda_row_is_the_baseline_with_noise_and_the_constant_legacy_rows_leak_the_label(name: str) -> None:
+    baseline = load_plan(PAPERS / "korquad-base.toml").runs["koelectra-1e-5-dropout-0.1"]
+    config = load_plan(PAPERS / "korquad-eda.toml").runs[name]
     assert config.data.augment is not None
     assert config.model_copy(update={"data": config.data.model_copy(update={"augment": None})}) == baseline
     examples = {example.id: example for example in read("demo:train").examples}
     augmented = registry.build("augmentation", config.data.augment)(list(examples.values()), epoch=9, epochs=10, seed=0)
     noisy = {examples[new.id].answerable for new in augmented if new.context.text != examples[new.id].context.text}
-    assert noisy == ({True} if path.stem in ("strong-legacy", "weak-legacy") else {True, False})
+    assert noisy == ({True} if name in ("strong-legacy", "weak-legacy") else {True, False})
 
 
-@pytest.mark.parametrize("path", ROWS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_a_row_builds_and_trains_a_step(path: Path, encoders: dict[str, Path]) -> None:
-    table = tomllib.loads(path.read_text(encoding="utf-8"))
-    table["encoder"] = {**table["encoder"], "name": str(encoders[family(table)])}
-    table["encoder"].pop("from", None)
-    windows = {"max_seq_length": 100, "doc_stride": 16, "max_query_length": 24}  # one segment of the context CNN
-    table["windows"] = {**table.get("windows", {}), **windows}
-    for configs in make_plan(table, where=str(path)).passes:
+@every_row
+def test_a_row_builds_and_trains_a_step(path: Path, name: str, encoders: dict[str, Path]) -> None:
+    table = row_table(path, name)
+    overrides = [f"encoder.name={encoders[family(table)]}"]
+    overrides += ["windows.max_seq_length=100", "windows.doc_stride=16", "windows.max_query_length=24"]  # one segment
+    table["run"][0].get("encoder", {}).pop("from", None)
+    for configs in make_plan(table, where=str(path), overrides=overrides).passes:
         config = next(iter(configs.values()))
-        pooler = any(one.learner.reads_pooled for one in configs.values())
+        pooler = any(config.learner.reads_pooled for config in configs.values())
         base = load_encoder(config.encoder.name, dropout=config.encoder.dropout, pooler=pooler)
         recipe = Recipe(base.tokenizer, config)
-        features = recipe.features(read("demo:train").examples[:2], epoch=1)  # augmented where the row says so
+        features = recipe.features(read("demo:train").examples[:2], epoch=1)  # augmented if the row augments
         batch = collate(features, np.arange(2))
-        for one in configs.values():
-            model = ReaderModel(base, one)
-            learner = make_learner(model, one.learner, 10)
+        for config in configs.values():
+            model = ReaderModel(base, config)
+            learner = make_learner(model, config.learner, 10)
             before = {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
             model.train()
             for _ in range(2):  # the first step of a warm-up has a rate of 0
@@ -121,7 +142,7 @@ def test_the_study_of_the_demo_is_one_sweep(lamella: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", sorted((PAPERS.parent / "readers").glob("*.toml")), ids=lambda path: path.stem)
-def test_the_run_files_of_the_readers_are_sound(path: Path) -> None:
+def test_the_run_files_of_the_readers_are_valid(path: Path) -> None:
     for config in load_plan(path).runs.values():
         assert config.data.dev == ["data/cs224n-dev.json.gz"]
         assert (config.encoder.tuning["name"] == "full") == ("full" in path.stem)
