@@ -18,6 +18,7 @@ from lamella.data.demo import data_path
 from lamella.errors import ConfigError, LamellaError, RunError, UsageError
 from lamella.files import read_json, write_json
 from lamella.plan import load_plan
+from lamella.run_file import read_table
 from lamella.study.records import read_runs
 from lamella.sweep.engine import PASSES
 from lamella.sweep.sweep import Row, read_sweep, run_sweep
@@ -65,18 +66,20 @@ def test_every_table_of_the_papers_is_a_sweep(table: Path, tmp_path: Path) -> No
         if len(job.configs) > 1:
             assert {config.encoder.tuning["name"] for config in job.configs.values()} == {"frozen"}
     assert there == set(sweep.runs)
-    assert sweep.runs == read_sweep([table.with_suffix("")], tmp_path / "out").runs  # the folder of the same name
+    shutil.copytree(PAPERS / "base", tmp_path / "folder" / "base")
+    shutil.copy(table, tmp_path / "folder")
+    assert sweep.runs == read_sweep([tmp_path / "folder"], tmp_path / "out").runs
     assert not (tmp_path / "out").exists()
 
 
 def test_a_run_has_the_options_that_its_file_gives_it_alone(tmp_path: Path) -> None:
     """Sharing a pass must not change what is trained: learners of less data cut batches for themselves only."""
-    table = PAPERS / "bertvision-span"
+    table = PAPERS / "bertvision-span.toml"
     sweep = read_sweep([table], tmp_path)
-    for file in table.glob("*.toml"):
-        for name, config in load_plan(file).runs.items():
-            own = sweep.runs.get(file.stem) or sweep.runs[f"{file.stem}-{name}"]
-            assert own == config
+    alone = {}
+    for run in read_table(table)["run"]:
+        alone |= load_plan(table, only=[run["name"]]).runs
+    assert sweep.runs == alone
     assert {name: config for job in sweep.jobs for name, config in job.configs.items()} == sweep.runs
 
 
