@@ -31,11 +31,11 @@ from lamella.data.features import Features, featurise
 from lamella.encoder.cache import open_cache
 from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.extraction import write_cache
-from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.storage import Storage, round_states
 from lamella.environment import library_versions
 from lamella.files import write_json
 from lamella.heads.head import Head
+from lamella.models.base_encoder import load_encoder
 
 HEADS = ("scalar_mix", "dot")
 STORAGES: tuple[Storage, ...] = get_args(Storage)

@@ -35,7 +35,7 @@ import torch
 from lamella.config import DEFAULT_ENCODER
 from lamella.data.examples import Example
 from lamella.data.features import featurise
-from lamella.encoder.precision import choose_precision
+from lamella.encoder.device import choose_precision
 from lamella.environment import library_versions
 from lamella.export.onnx_export import export_onnx
 from lamella.export.transformers_checkpoint import save_as_transformers

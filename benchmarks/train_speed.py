@@ -58,11 +58,12 @@ from lamella.data.examples import Answer, Context, Example
 from lamella.data.features import Features, featurise
 from lamella.data.padding import longest_first
 from lamella.encoder.encoder import family_of
-from lamella.encoder.pretrained import load_encoder, load_tokenizer, quiet
+from lamella.encoder.pretrained import load_tokenizer, quiet
 from lamella.encoder.sources import find_encoder
 from lamella.environment import library_versions
 from lamella.files import write_json
 from lamella.heads.losses import CrossEntropy
+from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.scoring.cost import model_cost, sample_window
 from lamella.training.learner import Learner, Record, make_learner

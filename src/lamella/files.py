@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -36,7 +37,7 @@ def check_output_file(path: Path, *, inputs: Iterable[str | Path] = (), overwrit
 
 def check_output_folder(folder: Path) -> None:
     """Refuse to write into a path that exists and is not an empty folder; call it before the work starts."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if folder.exists() and not is_empty(folder):
         raise OutputError(f"{folder}: exists already and is not an empty folder; choose another folder.")
 
 
@@ -142,3 +143,34 @@ def append_json_line(path: Path, value: Mapping[str, Any]) -> None:
             file.write(line)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder to write into; it replaces `folder` when the block ends, and is removed on an error."""
+    fresh = folder.parent / f".{folder.name}.{uuid.uuid4().hex}{TEMPORARY}"
+    try:
+        fresh.mkdir(parents=True)
+        yield fresh
+        _replace_folder(fresh, folder)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def is_empty(folder: Path) -> bool:
+    """Return whether a folder exists and holds nothing."""
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def _replace_folder(fresh: Path, folder: Path) -> None:
+    """Move a finished folder to its place; no system call replaces a full folder, so an old one moves aside first."""
+    if folder.exists():
+        aside = folder.parent / f".{folder.name}.old{TEMPORARY}"
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(folder, aside)
+        os.rename(fresh, folder)
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        os.rename(fresh, folder)

@@ -34,6 +34,7 @@ from typing import Any
 from lamella.config import RunConfig
 from lamella.errors import ConfigError, UnknownNameError
 from lamella.option_errors import shorten
+from lamella.registry import trait
 from lamella.run_file import apply_overrides, merge_tables, read_table
 from lamella.runs import FILES, MODEL, MODELS
 from lamella.validation import check_config
@@ -97,7 +98,7 @@ def share_passes(configs: Mapping[str, RunConfig]) -> tuple[Pass, ...]:
     groups: dict[str, Pass] = {}
     for name, config in configs.items():
         shared = json.dumps(config.model_dump(mode="json", exclude={"learner"}), sort_keys=True)
-        alone = config.encoder.tuning["name"] != "frozen"
+        alone = trait("tuning", config.encoder.tuning, "trains_encoder")
         groups.setdefault(f"{name}\n{shared}" if alone else shared, {})[name] = config
     return tuple(_with_strata(group) for group in groups.values())
 

@@ -43,6 +43,7 @@ class Family:
     name: str
     summary: str
     modules: tuple[str, ...]
+    traits: Mapping[str, Any] = field(default_factory=dict, compare=False)  # what parts can declare, with the defaults
     parts: dict[str, Part] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -63,6 +64,7 @@ class Part:
     family: str
     name: str
     make: Callable[..., Any]
+    traits: Mapping[str, Any] = field(default_factory=dict, compare=False)  # those that differ from the defaults
 
     @property
     def summary(self) -> str:
@@ -111,7 +113,13 @@ FAMILIES: dict[str, Family] = {
         Family("language", "normalises answers and splits them for the metric", ("lamella.languages.registered",)),
         Family("writer", "writes a data file", ("lamella.data.writers",)),
         Family("augmentation", "changes training examples at random, afresh in every epoch", ("lamella.data.augment",)),
-        Family("tuning", "selects or adds the weights of the encoder that are trained", ("lamella.encoder.tuning",)),
+        Family(
+            "tuning",
+            "selects or adds the weights of the encoder that are trained",
+            ("lamella.encoder.tuning",),
+            # low_rank: a warm start can approximate by it what another model added to the encoder's weights
+            traits={"trains_encoder": True, "low_rank": False},
+        ),
         Family(
             "mixer",
             "turns the hidden layers of the encoder into the input of the task",
@@ -135,12 +143,17 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def register(family: str, name: str) -> Callable[[T], T]:
-    """Register a class or function as a part of `family` under `name`."""
+def register(family: str, name: str, **traits: Any) -> Callable[[T], T]:
+    """Register a class or function as a part of `family` under `name`.
+
+    `traits` are facts about the part that other modules ask for with `trait`.
+    """
 
     def add(make: T) -> T:
         if family not in FAMILIES:
             raise UnknownNameError("family", family, FAMILIES)
+        if unknown := traits.keys() - FAMILIES[family].traits.keys():
+            raise UsageError(f"{family} {name!r} declares unknown traits: {', '.join(sorted(unknown))}.")
         parts = FAMILIES[family].parts
         # The same qualified name again means that its module was reloaded.
         if name in parts and _qualified_name(parts[name].make) != _qualified_name(make):
@@ -148,7 +161,7 @@ def register(family: str, name: str) -> Callable[[T], T]:
                 f"{family} {name!r} is registered twice: by {_qualified_name(parts[name].make)} and by "
                 f"{_qualified_name(make)}; rename one of them."
             )
-        parts[name] = Part(family, name, make)
+        parts[name] = Part(family, name, make, traits)
         return make
 
     return add
@@ -165,6 +178,12 @@ def part(family: str, name: str) -> Part:
     if name not in parts:
         raise UnknownNameError(family, name, parts)
     return parts[name]
+
+
+def trait(family: str, spec: str | Mapping[str, Any], key: str) -> Any:
+    """Return what a part declares under this key, or the default of its family."""
+    name, _ = split(spec)
+    return {**FAMILIES[family].traits, **part(family, name).traits}[key]
 
 
 def describe(family: str | None = None) -> list[dict[str, Any]]:

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from doubles import save_tiny_encoder, tiny_batch, tiny_run_config
 from lamella import registry
-from lamella.encoder import pretrained
-from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.tensors import trained_tensors
+from lamella.models import base_encoder
+from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,7 +32,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = save_tiny_encoder(tmp_path_factory.mktemp("base") / "tiny")
     encoder = load_encoder(str(folder)).encoder
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrained, "_load_pretrained", lambda *arguments: copy.deepcopy(encoder))
+        patch.setattr(base_encoder, "load_pretrained", lambda *arguments, **options: copy.deepcopy(encoder))
         yield folder
 
 

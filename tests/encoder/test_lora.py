@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from doubles import save_tiny_encoder, tiny_batch, tiny_encoder, tiny_model, tiny_run_config
 from lamella.encoder.lora import Ia3, Lora, insert, layers_with, learnt_at, merge_into
-from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.tuning import merge
 from lamella.errors import UsageError
 from lamella.inference.one_pass import share_encoders
+from lamella.models.base_encoder import load_encoder
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
 
@@ -133,14 +133,17 @@ def test_a_reader_for_answers_is_merged_and_one_for_training_is_not(tuning: str,
             for parameter in learnt_at(layer).parameters():
                 parameter.add_(torch.randn(parameter.shape) / 3)
     model.save(tmp_path / "model")
-    lean, whole = (load_model(tmp_path / "model", device="cpu", precision="fp32", lean=lean) for lean in (True, False))
-    assert isinstance(lean, ReaderModel)
+    inference_only, whole = (
+        load_model(tmp_path / "model", device="cpu", precision="fp32", inference_only=inference_only)
+        for inference_only in (True, False)
+    )
+    assert isinstance(inference_only, ReaderModel)
     assert isinstance(whole, ReaderModel)
-    assert (len(layers_with(lean.encoder.model)), len(layers_with(whole.encoder.model)) > 0) == (0, True)
+    assert (len(layers_with(inference_only.encoder.model)), len(layers_with(whole.encoder.model)) > 0) == (0, True)
     with torch.no_grad():
         expected = model(tiny_batch())
         assert torch.equal(whole(tiny_batch()), expected)
-        torch.testing.assert_close(lean(tiny_batch()), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(inference_only(tiny_batch()), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("target", ["query", "key", "value", "ffn_output"])
@@ -158,12 +161,12 @@ def test_training_in_half_precision(tuning: str, target: str) -> None:
 def test_what_was_merged_or_rounded_is_not_saved(tuning: str, precision: Any, tmp_path: Path) -> None:
     base = save_tiny_encoder(tmp_path / "base")
     ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": tuning})).save(tmp_path / "model")
-    model = load_model(tmp_path / "model", device="cpu", precision=precision, lean=True)
+    model = load_model(tmp_path / "model", device="cpu", precision=precision, inference_only=True)
     assert isinstance(model, ReaderModel)
     if (tuning, precision) == ("adapter", "fp32"):
         model.save(tmp_path / "again")
         return
-    with pytest.raises(UsageError, match="loaded for answers alone"):
+    with pytest.raises(UsageError, match="loaded for inference only"):
         model.save(tmp_path / "model")
     ReaderModel.load(tmp_path / "model")
 
@@ -171,7 +174,7 @@ def test_what_was_merged_or_rounded_is_not_saved(tuning: str, precision: Any, tm
 def test_merged_encoders_are_not_taken_for_one(tmp_path: Path) -> None:
     base = save_tiny_encoder(tmp_path / "base")
     ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": "lora"})).save(tmp_path / "model")
-    models = [load_model(tmp_path / "model", device="cpu", precision="fp32", lean=True) for _ in range(2)]
+    models = [load_model(tmp_path / "model", device="cpu", precision="fp32", inference_only=True) for _ in range(2)]
     share_encoders(models)
     assert models[0].encoder is not models[1].encoder
 

@@ -21,10 +21,11 @@ import torch
 from doubles import FAMILIES, save_tiny_encoder, tiny_encoder, tiny_run_config, tiny_tokenizer
 from lamella import runs
 from lamella.encoder import sources
-from lamella.encoder.pretrained import LoadedEncoder, load_encoder
+from lamella.encoder.pretrained import LoadedEncoder
 from lamella.encoder.sources import PACKAGED, Packaged, find_encoder
 from lamella.errors import EncoderError, LamellaError, MissingExtraError, ModelError, UnreadableError
 from lamella.files import write_json
+from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -261,13 +262,13 @@ def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_missing_weights_are_named(copy: Path) -> None:
     edit_json(copy / "config.json", num_hidden_layers=4)
     said = refusal(copy)
-    assert "16 are missing or of another shape (encoder.layer.3.attention.output.LayerNorm.bias, " in said
+    assert "16 tensors are missing or have another shape (encoder.layer.3.attention.output.LayerNorm.bias, " in said
     assert said.endswith(", …).")
 
 
 def test_weights_of_another_shape_are_named(copy: Path) -> None:
     edit_json(copy / "config.json", vocab_size=999)
-    assert "1 are missing or of another shape (embeddings.word_embeddings.weight)" in refusal(copy)
+    assert "1 tensors are missing or have another shape (embeddings.word_embeddings.weight)" in refusal(copy)
 
 
 def damage(file: str, content: str) -> Callable[[Path], None]:
@@ -286,14 +287,14 @@ def damage(file: str, content: str) -> Callable[[Path], None]:
             lambda folder: edit_json(folder / "config.json", model_type=None),
             "config.json: expected the configuration of",
         ),
-        (lambda folder: edit_json(folder / "config.json", hidden_size="wide"), "its config.json cannot be used: "),
-        (lambda folder: edit_json(folder / "config.json", num_attention_heads=5), "its weights cannot be loaded: "),
-        (lambda folder: edit_json(folder / "config.json", hidden_act="none"), "its weights cannot be loaded: KeyError"),
-        (damage("config.json", "[1]"), "config.json: expected the configuration of an encoder, with its model_type."),
-        (damage("model.safetensors", ""), "its weights cannot be loaded: "),
-        (damage("tokenizer.json", "{"), "no tokenizer could be loaded: "),
-        (damage("tokenizer.json", "{}"), "no tokenizer could be loaded: "),
-        (damage("tokenizer_config.json", "{"), "no tokenizer could be loaded: "),
+        (lambda folder: edit_json(folder / "config.json", hidden_size="wide"), "config.json cannot be used: "),
+        (lambda folder: edit_json(folder / "config.json", num_attention_heads=5), "the weights cannot be loaded: "),
+        (lambda folder: edit_json(folder / "config.json", hidden_act="none"), "the weights cannot be loaded: KeyError"),
+        (damage("config.json", "[1]"), "config.json: expected the configuration of an encoder, with a model_type."),
+        (damage("model.safetensors", ""), "the weights cannot be loaded: "),
+        (damage("tokenizer.json", "{"), "the tokenizer cannot be loaded: "),
+        (damage("tokenizer.json", "{}"), "the tokenizer cannot be loaded: "),
+        (damage("tokenizer_config.json", "{"), "the tokenizer cannot be loaded: "),
     ],
 )
 def test_what_is_wrong_with_a_folder_is_told(copy: Path, change: Callable[[Path], None], expected: str) -> None:
@@ -306,7 +307,7 @@ def test_what_is_wrong_with_a_folder_is_told(copy: Path, change: Callable[[Path]
 def test_truncated_weights_are_refused(copy: Path) -> None:
     weights = (copy / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    assert "its weights cannot be loaded" in refusal(copy)
+    assert "the weights cannot be loaded" in refusal(copy)
 
 
 def test_a_damaged_config_is_told_with_line_and_column(copy: Path) -> None:
@@ -317,7 +318,7 @@ def test_a_damaged_config_is_told_with_line_and_column(copy: Path) -> None:
 def test_a_folder_without_a_tokenizer_is_refused(copy: Path) -> None:
     for file in copy.glob("tokenizer*"):
         file.unlink()
-    assert refusal(copy) == f"{copy}: expected a tokenizer (tokenizer.json or vocab.txt). Found none."
+    assert refusal(copy) == f"{copy}: expected a tokenizer (tokenizer.json or vocab.txt), found none."
 
 
 def test_code_in_a_folder_is_never_run(copy: Path) -> None:
@@ -377,7 +378,7 @@ def test_a_saved_model_on_a_changed_base_is_refused(copy: Path, tmp_path: Path) 
     before = sources.hash_weights([copy / "model.safetensors"])
     save_tiny_encoder(copy, seed=1)
     said = refusal(tmp_path / "model", ModelError)
-    assert said.startswith(f"{tmp_path / 'model'}: was trained on {str(copy)!r} with sha256 {before[:12]}…")
+    assert said.startswith(f"{tmp_path / 'model'}: expected base encoder {str(copy)!r} with sha256 {before[:12]}…")
     assert sources.hash_weights([copy / "model.safetensors"])[:12] in said
 
 
@@ -386,7 +387,7 @@ def test_a_saved_model_without_its_base_says_so(copy: Path, tmp_path: Path) -> N
     shutil.rmtree(copy)
     said = refusal(tmp_path / "model", ModelError)
     assert said.startswith(
-        f"{tmp_path / 'model'}: its base encoder cannot be loaded: encoder {str(copy)!r}: is no fold"
+        f"{tmp_path / 'model'}: the base encoder cannot be loaded: encoder {str(copy)!r}: is no fold"
     )
 
 
@@ -394,7 +395,9 @@ def test_a_saved_model_without_its_base_says_so(copy: Path, tmp_path: Path) -> N
 def test_a_saved_model_with_a_damaged_configuration_is_refused(copy: Path, tmp_path: Path, key: str) -> None:
     tuned(copy, tmp_path / "model")
     edit_json(tmp_path / "model" / "config.json", **{key: None})
-    assert refusal(tmp_path / "model", ModelError).startswith(f"{tmp_path / 'model' / 'config.json'}: expected base (")
+    assert refusal(tmp_path / "model", ModelError).startswith(
+        f"{tmp_path / 'model' / 'config.json'}: damaged: expected base ("
+    )
     edit_json(tmp_path / "model" / "config.json", **{key: {"typo": 1}})
     assert str(tmp_path / "model" / "config.json") in refusal(tmp_path / "model", ModelError)
 
@@ -436,7 +439,7 @@ def test_a_repository_without_safetensors_is_not_downloaded(monkeypatch: pytest.
 
 WITHOUT_NETWORK = """
 import json, sys, time
-from lamella.encoder.pretrained import load_encoder
+from lamella.models.base_encoder import load_encoder
 from lamella.encoder.sources import find_encoder
 from lamella.errors import LamellaError
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from doubles import DEPTH, FAMILIES, HIDDEN, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
 from lamella import registry
 from lamella.encoder.encoder import Encoder
-from lamella.encoder.pretrained import load_encoder
 from lamella.errors import ConfigError
+from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")

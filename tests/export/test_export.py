@@ -29,11 +29,11 @@ from doubles import (
 from lamella.data.batches import Batch
 from lamella.data.features import featurise
 from lamella.data.padding import Padded, pad
-from lamella.encoder.pretrained import load_encoder
 from lamella.errors import ModelError, RunError, UsageError
 from lamella.export.flatten import flatten
 from lamella.export.half import halve
 from lamella.export.transformers_checkpoint import save_as_transformers
+from lamella.models.base_encoder import load_encoder
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
 from lamella.models.transformers_model import StockModel
@@ -344,8 +344,8 @@ def test_an_export_replaces_nothing(mode: str, model_folder: Path, lamella: Any,
     before = (model_folder / "model.safetensors").read_bytes()
     for folder in (model_folder, tmp_path / "file"):
         code, out, err = lamella("export", model_folder, mode, folder)
-        assert (code, out) == (2, "")
-        assert err.endswith(f"{folder}: is there already, and not empty; choose another folder to export to.\n")
+        assert (code, out) == (1, "")
+        assert err.endswith(f"{folder}: exists already and is not an empty folder; choose another folder.\n")
     assert (model_folder / "model.safetensors").read_bytes() == before
     code, out, err = lamella("export", model_folder, mode, tmp_path / "file" / "below")
     assert (code, out) == (1, "")
@@ -358,7 +358,7 @@ def test_an_export_replaces_nothing(mode: str, model_folder: Path, lamella: Any,
 
 def test_a_model_of_transformers_is_in_its_form_already(model_folder: Path, tmp_path: Path) -> None:
     save_as_transformers(model_folder, tmp_path / "stock")
-    with pytest.raises(UsageError, match=r"expected a model folder of Lamella's\. Found another kind"):
+    with pytest.raises(UsageError, match=r"expected a model folder of Lamella, found another kind"):
         save_as_transformers(tmp_path / "stock", tmp_path / "again")
 
 

@@ -33,14 +33,14 @@ from lamella import Reader, registry
 from lamella.data.features import featurise
 from lamella.data.padding import Padded, pad
 from lamella.data.writers import write
-from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.sources import Source, verified_hash
-from lamella.errors import EncoderError, LamellaError, MissingExtraError, ModelError, RunError, UsageError
+from lamella.errors import EncoderError, LamellaError, MissingExtraError, ModelError, OutputError, RunError, UsageError
 from lamella.export import onnx_export
 from lamella.export.onnx_export import export_onnx
 from lamella.inference.predict import predict
 from lamella.inference.prediction import Prediction
 from lamella.inference.questions import read_questions
+from lamella.models.base_encoder import load_encoder
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
 from lamella.models.onnx_model import OnnxModel, read_export
@@ -381,12 +381,12 @@ def test_a_graph_that_asks_for_something_else(exported: Path) -> None:
 
 def test_a_backend_that_does_not_fit_the_folder(made: dict[str, Path]) -> None:
     assert refusal(UsageError, lambda: Reader.load(made["model"], backend="onnx")) == (
-        f"{made['model']}: expected an exported model for backend 'onnx'. Found none; make one with: "
+        f"{made['model']}: backend 'onnx' expects an exported model, found none; create one with: "
         f"lamella export {made['model']} --onnx DIR"
     )
-    assert "which torch does not run" in refusal(UsageError, lambda: Reader.load(made["onnx"], backend="torch"))
-    assert "runs on the CPU. Got device 'cuda'" in refusal(UsageError, lambda: load_model(made["onnx"], device="cuda"))
-    assert "keeps the precision of its file" in refusal(UsageError, lambda: load_model(made["onnx"], precision="bf16"))
+    assert "cannot run on backend 'torch'" in refusal(UsageError, lambda: Reader.load(made["onnx"], backend="torch"))
+    assert "CPU only, got device 'cuda'" in refusal(UsageError, lambda: load_model(made["onnx"], device="cuda"))
+    assert "has the precision of its file" in refusal(UsageError, lambda: load_model(made["onnx"], precision="bf16"))
     assert isinstance(load_model(made["onnx"], device="cpu", precision="fp32"), OnnxModel)
 
 
@@ -408,8 +408,8 @@ def test_without_onnxruntime_the_extra_is_named(
 def test_nothing_is_ever_replaced(made: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     for folder in (tmp_path, made["model"], made["onnx"]):
-        said = refusal(UsageError, lambda folder=folder: export_onnx(made["model"], folder))
-        assert said == f"{folder}: is there already, and not empty; choose another folder to export to."
+        said = refusal(OutputError, lambda folder=folder: export_onnx(made["model"], folder))
+        assert said == f"{folder}: exists already and is not an empty folder; choose another folder."
     assert "expected both" in refusal(UsageError, lambda: export_onnx(made["model"], tmp_path / "x", data="demo:dev"))
     assert os.listdir(tmp_path) == ["thesis.tex"]
 

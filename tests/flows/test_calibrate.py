@@ -17,10 +17,10 @@ from lamella import runs
 from lamella.config import Calibration
 from lamella.data.formats import read
 from lamella.data.writers import write
-from lamella.encoder.pretrained import load_encoder
 from lamella.inference.no_answer import na_probability
 from lamella.inference.predict import predict
 from lamella.inference.reader import Reader
+from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
 from lamella.training import bookkeeping

@@ -15,7 +15,7 @@ from lamella.config import RunConfig
 from lamella.data.batches import Totals, collate
 from lamella.data.feed import Recipe
 from lamella.data.formats import read
-from lamella.encoder.pretrained import load_encoder
+from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.plan import load_plan, make_plan
 from lamella.run_file import read_table

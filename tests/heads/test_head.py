@@ -13,9 +13,9 @@ from doubles import DEPTH, FAMILIES, save_tiny_encoder, tiny_batch, tiny_config,
 from lamella.config import POOLED
 from lamella.encoder.encoder import FAMILIES as FAMILY_TABLE
 from lamella.encoder.encoder import HiddenStates
-from lamella.encoder.pretrained import load_encoder
 from lamella.errors import ConfigError, EncoderError, ModelError
 from lamella.heads.head import Head
+from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -221,7 +221,7 @@ def test_a_model_on_an_encoder_that_lost_its_pooler(tmp_path: Path) -> None:
     folder = save_with_pooler(tmp_path / "base", "bert")
     ReaderModel(load_encoder(str(folder), pooler=True), pooled_run()).save(tmp_path / "model")
     save_tiny_encoder(folder)
-    with pytest.raises(ModelError, match=r"its base encoder cannot be loaded: .*pooler\.") as caught:
+    with pytest.raises(ModelError, match=r"the base encoder cannot be loaded: .*pooler\.") as caught:
         ReaderModel.load(tmp_path / "model")
     assert "\n" not in str(caught.value)
 

@@ -26,7 +26,6 @@ from lamella.data.features import featurise, featurise_in_slices
 from lamella.data.formats import read
 from lamella.data.padding import Padded, longest_first, pad
 from lamella.encoder.encoder import Encoder
-from lamella.encoder.pretrained import load_encoder
 from lamella.errors import DataError, LamellaError, ModelError, RunError, UnreadableError, UsageError
 from lamella.files import read_json, write_json
 from lamella.inference.combine import combine_logits, combine_spans
@@ -37,6 +36,7 @@ from lamella.inference.predict import predict
 from lamella.inference.prediction import Prediction, rank
 from lamella.inference.prediction_files import write_predictions
 from lamella.inference.stored_logits import LogitsWriter, StoredLogits, same_windows
+from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.scoring.calibrate import fingerprint
 from lamella.scoring.ensemble_gain import write_ensemble
@@ -53,7 +53,7 @@ HOWS = ("max", "mean", "product")
 def all_on_the_cpu() -> Iterator[None]:
     """Answers are compared to the last digit here; a GPU adds up in no fixed order."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lamella.encoder.precision.choose_device", lambda: torch.device("cpu"))
+        patch.setattr("lamella.encoder.device.choose_device", lambda: torch.device("cpu"))
         yield
 
 

@@ -274,7 +274,7 @@ class TestLoad:
             ({"dtype": "float64"}, "precision 'float64' does not exist"),
             ({"dtype": "float16", "precision": "bf16"}, "dtype: is another name of precision; give one of them"),
             ({"dtype": "float16", "torch_dtype": torch.float32}, "dtype: is another name of precision; give one"),
-            ({"threads": 0}, "threads: expected at least 1. Got 0"),
+            ({"threads": 0}, "threads: expected at least 1, got 0"),
             ({"device": "nowhere"}, "device: 'nowhere' cannot be used here"),
             ({"device": "xpu"}, "device: 'xpu' cannot be used here"),
         ],
@@ -302,7 +302,7 @@ class TestLoad:
     def test_of_several_runs_one_is_to_be_named(self, tmp_path: Path) -> None:
         with runs.new_run(tmp_path / "both", "train", within=["first", "second"]):
             pass
-        with pytest.raises(UsageError, match=r"Found several runs; name one of them: first, second\.$"):
+        with pytest.raises(UsageError, match=r"found several runs; choose one of first, second\.$"):
             Reader.load(tmp_path / "both")
 
 

@@ -14,11 +14,11 @@ from doubles import corpus, save_tiny_encoder, tiny_run_config
 from lamella import runs
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.formats import read
-from lamella.encoder.pretrained import load_encoder
 from lamella.files import read_json
 from lamella.inference.prediction import Candidate, Prediction
 from lamella.inference.reader import Reader
 from lamella.inference.several_contexts import one_example_per_question, predictions_by_question
+from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.scoring.evaluate import score_predictions
 from lamella.scoring.metrics import score

@@ -17,13 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from doubles import FAMILIES, HIDDEN, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
-from lamella.encoder import pretrained
-from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.sources import find_encoder, verified_hash
 from lamella.encoder.tensors import hash_parameters
 from lamella.errors import ModelError
 from lamella.export.flatten import flatten
 from lamella.export.half import halve
+from lamella.models import base_encoder
+from lamella.models.base_encoder import load_encoder
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
 from run_files import write_run_file
@@ -165,8 +165,8 @@ def test_weights_that_differ_in_one_number_are_refused(base: Path, saved: Path) 
     before = base_of(saved)["sha256"]
     rewrite(base, nudge)
     assert refusal(saved) == (
-        f"{saved}: was trained on {str(base)!r} with sha256 {before[:12]}…; the one found here has "
-        f"{verified_hash(find_encoder(str(base)))[:12]}…. Use the encoder it was trained on."
+        f"{saved}: expected base encoder {str(base)!r} with sha256 {before[:12]}…, found "
+        f"{verified_hash(find_encoder(str(base)))[:12]}…; use the encoder that the model was trained on."
     )
 
 
@@ -219,8 +219,8 @@ def test_a_model_that_reads_the_pooled_output_wants_the_file(tmp_path: Path) -> 
     above = trained(below, tmp_path / "above", "frozen", learner=POOLED)
     rewrite(base, lambda tensors: {**tensors, "pooler.dense.bias": tensors["pooler.dense.bias"] + 1})
     ReaderModel.load(below)
-    assert refusal(alone).startswith(f"{alone}: was trained on {str(base)!r} with sha256")
-    assert refusal(above).startswith(f"{below}: was trained on {str(base)!r} with sha256")
+    assert refusal(alone).startswith(f"{alone}: expected base encoder {str(base)!r} with sha256")
+    assert refusal(above).startswith(f"{below}: expected base encoder {str(base)!r} with sha256")
 
 
 # --- folders of earlier days
@@ -231,8 +231,10 @@ def test_an_old_folder_loads_on_its_file_alone(base: Path, saved: Path, monkeypa
     make_old(saved)
     assert torch.equal(logits(saved), expected)
     with_more_in_it(base)
-    monkeypatch.setattr(pretrained, "hash_parameters", lambda model: pytest.fail("there is nothing to compare it with"))
-    assert "Use the encoder it was trained on." in refusal(saved)
+    monkeypatch.setattr(
+        base_encoder, "hash_parameters", lambda model: pytest.fail("there is nothing to compare it with")
+    )
+    assert "use the encoder that the model was trained on." in refusal(saved)
 
 
 @pytest.mark.parametrize("form", [halve, flatten])
@@ -310,7 +312,7 @@ def test_nothing_is_hashed_where_the_file_is_the_one(
 ) -> None:
     """It would be a good part of the time that a short answer takes."""
     above = trained(saved, tmp_path / "above", "adapter")
-    monkeypatch.setattr(pretrained, "hash_parameters", lambda model: pytest.fail("hashed"))
+    monkeypatch.setattr(base_encoder, "hash_parameters", lambda model: pytest.fail("hashed"))
     for folder in (saved, above):
         load_model(folder, device="cpu")
     (tmp_path / "titan.txt").write_text("Huygens discovered Titan.")

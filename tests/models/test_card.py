@@ -14,11 +14,11 @@ import yaml
 from doubles import DEPTH, HIDDEN, save_tiny_encoder, tiny_run_config
 from lamella.data.demo import data_path
 from lamella.data.formats import read
-from lamella.encoder.pretrained import load_encoder
 from lamella.errors import ModelError
 from lamella.export.flatten import flatten
 from lamella.export.half import halve
-from lamella.models.card import Facts, data_facts
+from lamella.models.base_encoder import load_encoder
+from lamella.models.facts import Facts, data_facts
 from lamella.models.model import ReaderModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,10 +70,8 @@ def test_a_card_says_what_is_known(base: Path, tmp_path: Path) -> None:
     whole = sum(value.numel() for name, value in model.encoder.named_parameters() if "adapter" not in name)
     size = (tmp_path / "model" / "model.safetensors").stat().st_size
     cost = section(text, "Cost")
-    assert cost.startswith(
-        f"{trained:,} parameters were trained, {100 * trained / whole:.4g} % of the encoder's {whole:,}."
-    )
-    assert f"takes {size / 1e6:.3f} MB, in fp32." in cost
+    assert cost.startswith(f"{trained:,} trained parameters, {100 * trained / whole:.4g} % of the encoder's {whole:,}.")
+    assert f"takes {size / 1e6:.3f} MB, stored in fp32." in cost
     assert "128 tokens" in section(text, "Limits")
     assert section(text, "Layer weights") == ""
 
@@ -83,7 +81,7 @@ def test_a_learner_of_some_of_the_questions_says_so(base: Path, tmp_path: Path) 
     for fraction, said in ((1.0, False), (0.25, True)):
         model.facts = Facts(train=data_facts(["train.json"], ()), fraction=fraction)
         model.save(tmp_path / "model")
-        assert ("It learnt from 25 % of the train questions." in card(tmp_path / "model")[1]) is said
+        assert ("Trained on 25 % of the train questions." in card(tmp_path / "model")[1]) is said
         assert ReaderModel.load(tmp_path / "model").facts.fraction == fraction
 
 
@@ -110,7 +108,7 @@ def test_where_nothing_is_known_it_says_so(base: Path, tmp_path: Path) -> None:
     make(base).save(tmp_path / "model")
     _, text = card(tmp_path / "model")
     assert section(text, "Data") == "Not recorded."
-    assert section(text, "Results") == "It was scored on no data."
+    assert section(text, "Results") == "Not evaluated."
 
 
 def test_no_card_names_a_place_on_the_machine(base: Path, tmp_path: Path) -> None:
@@ -154,8 +152,8 @@ def test_learned_layer_weights_are_shown(options: dict[str, Any], base: Path, tm
 def test_a_reader_of_answerability_has_a_card_too(base: Path, tmp_path: Path) -> None:
     make(base, learner={"task": "answerability", "mixer": "scalar_mix"}).save(tmp_path / "model")
     _, text = card(tmp_path / "model")
-    assert "Whether a text answers a question" in text
-    assert "An answer is a piece of the text" not in text
+    assert "Detects whether a text answers a question" in text
+    assert "An answer is copied from the text" not in text
     assert len(section(text, "Layer weights").splitlines()) == 4  # one row for each of its two classes
 
 
@@ -172,7 +170,7 @@ def test_the_facts_stay_with_a_model(base: Path, tmp_path: Path) -> None:
         text = card(tmp_path / name)[1]
         assert section(text, "Results") == section(card(tmp_path / "model")[1], "Results")
         assert section(text, "Data") == section(card(tmp_path / "model")[1], "Data")
-    assert "in fp16, rounded once from fp32." in section(card(tmp_path / "half")[1], "Cost")
+    assert "stored in fp16, rounded once from fp32." in section(card(tmp_path / "half")[1], "Cost")
 
 
 def test_a_flat_card_lists_all_tunings(base: Path, tmp_path: Path) -> None:
@@ -184,7 +182,7 @@ def test_a_flat_card_lists_all_tunings(base: Path, tmp_path: Path) -> None:
     assert front["tags"][2:] == ["bitfit", "layer_norm"]
     norms = (1 + 2 * DEPTH) * 2 * HIDDEN
     biases = DEPTH * (4 * HIDDEN + 48 + HIDDEN) + (1 + 2 * DEPTH) * HIDDEN
-    assert section(text, "Cost").startswith(f"{biases + norms // 2 + 2 * HIDDEN + 2:,} parameters ")
+    assert section(text, "Cost").startswith(f"{biases + norms // 2 + 2 * HIDDEN + 2:,} trained parameters, ")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +191,7 @@ def test_a_flat_card_lists_all_tunings(base: Path, tmp_path: Path) -> None:
         ({"results": 3}, "facts.results: expected a table, got 3."),
         ({"later": 1}, "facts.later: no such"),
         ({"train": {"files": []}}, "facts.train.questions: is required"),
-        (3, "it is damaged."),
+        (3, "damaged: expected base"),
     ],
 )
 def test_damaged_facts_are_refused(facts: Any, said: str, base: Path, tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ import torch
 from doubles import save_tiny_encoder, tiny_run_config
 from lamella import Reader, runs
 from lamella.data.dataset import load_examples
-from lamella.encoder.pretrained import load_encoder
-from lamella.encoder.sources import DEFAULT_READER, READERS, find_encoder, saved_model
+from lamella.encoder.sources import DEFAULT_READER, READERS, find_encoder
 from lamella.encoder.tuning import count_parameters
 from lamella.inference.predict import predict
+from lamella.models.base_encoder import load_encoder
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
+from lamella.models.names import saved_model
 from lamella.plan import load_plan
 from lamella.scoring.evaluate import score_predictions
 from lamella.training.run import train_plan
@@ -110,7 +111,7 @@ def test_it_can_be_adapted(tmp_path: Path) -> None:
     assert mine.decoding.null_score_diff_threshold == 0
     moved = dict(mine.named_parameters())
     assert all(torch.allclose(moved[name], value, atol=2e-3) for name, value in default.named_parameters())
-    assert "| started with | `default` (sha256 " in (tmp_path / "mine" / "model" / "README.md").read_text()
+    assert "| warm start | `default` (sha256 " in (tmp_path / "mine" / "model" / "README.md").read_text()
 
 
 def test_its_card_tells_what_it_was_made_of(model: ReaderModel) -> None:

@@ -8,6 +8,7 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import huggingface_hub
@@ -16,14 +17,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from doubles import FAMILIES, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
-from lamella import registry, runs
+from lamella import files, registry, runs
 from lamella.encoder.encoder import HiddenStates
-from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.sources import find_encoder, verified_hash
 from lamella.errors import LamellaError, ModelError, UnreadableError, UsageError
 from lamella.files import write_json
 from lamella.heads.head import Stage, StageShape
-from lamella.models import model as model_module
+from lamella.models import saved as saved_module
+from lamella.models.base_encoder import load_encoder
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
 
@@ -129,9 +130,17 @@ def test_saving_replaces_an_older_model_as_a_whole(model: ReaderModel, saved: Pa
     assert os.listdir(tmp_path) == ["model"]
 
 
-@pytest.mark.parametrize("step", ["write_bytes", "write_json", "write_text", "_exchange"])
+@pytest.mark.parametrize(
+    ("module", "step"),
+    [
+        (saved_module, "write_bytes"),
+        (saved_module, "write_json"),
+        (saved_module, "write_text"),
+        (files, "_replace_folder"),
+    ],
+)
 def test_a_save_that_fails_leaves_the_older_model_and_nothing_else(
-    model: ReaderModel, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    model: ReaderModel, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, step: str
 ) -> None:
     def fail(*arguments: Any) -> None:
         raise KeyboardInterrupt
@@ -139,7 +148,7 @@ def test_a_save_that_fails_leaves_the_older_model_and_nothing_else(
     before = model(tiny_batch())
     with torch.no_grad():
         model.head.task.b.add_(1)
-    monkeypatch.setattr(model_module, step, fail)
+    monkeypatch.setattr(module, step, fail)
     with pytest.raises(KeyboardInterrupt):
         model.save(saved)
     assert os.listdir(tmp_path) == ["model"]
@@ -150,7 +159,9 @@ def test_a_folder_of_something_else_is_never_replaced(model: ReaderModel, base: 
     (tmp_path / "thesis.tex").write_text("years of work")
     shutil.copytree(base, tmp_path / "encoder")
     for folder in (tmp_path, tmp_path / "encoder", tmp_path / "thesis.tex"):
-        with pytest.raises(UsageError, match="holds something else than a model; choose another folder"):
+        with pytest.raises(
+            UsageError, match="expected a model folder or an empty one, found other files; choose another"
+        ):
             model.save(folder)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
     (tmp_path / "empty").mkdir()
@@ -162,7 +173,7 @@ def test_what_a_model_stands_on_is_never_replaced(chain: Path) -> None:
     """Both would be lost: the one below, and the one that needs it."""
     model = ReaderModel.load(chain / "third")
     for base in ("first", "second"):
-        with pytest.raises(UsageError, match="holds what this model stands on; choose another folder to save into"):
+        with pytest.raises(UsageError, match="holds the base of this model; choose another folder to save to"):
             model.save_pretrained(chain / "x" / ".." / base)
     model.save_pretrained(chain / "third")
     assert torch.equal(ReaderModel.load(chain / "third")(tiny_batch()), model(tiny_batch()))
@@ -221,7 +232,7 @@ def test_a_missing_link_is_named(chain: Path) -> None:
         ReaderModel.load(chain / "third")
     said = str(caught.value)
     assert said.startswith(
-        f"{chain / 'second'}: its base encoder cannot be loaded: encoder {str(chain / 'first')!r}: is"
+        f"{chain / 'second'}: the base encoder cannot be loaded: encoder {str(chain / 'first')!r}: is"
     )
     assert "\n" not in said
 
@@ -232,7 +243,9 @@ def test_a_circle_of_models_is_refused(chain: Path, last: str) -> None:
     (chain / "x").mkdir()
     with pytest.raises(ModelError) as caught:
         ReaderModel.load(chain / "third")
-    assert str(caught.value).endswith(f"{last}' is a model that stands on itself; a circle of models has no encoder.")
+    assert str(caught.value).endswith(
+        f"{last}': circular base-model reference; no encoder is at the bottom of this chain."
+    )
     assert str(caught.value).startswith(f"{chain / 'first'}: ")
     assert "\n" not in str(caught.value)
 
@@ -262,7 +275,7 @@ def test_a_link_is_known_by_all_that_makes_its_encoder(
 def test_another_model_in_the_place_of_a_link_is_refused(chain: Path, base: Path) -> None:
     shutil.rmtree(chain / "second")
     ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": "adapter"})).save(chain / "second")
-    assert f"was trained on {str(chain / 'second')!r} with sha256" in refusal(chain / "third")
+    assert f"expected base encoder {str(chain / 'second')!r} with sha256" in refusal(chain / "third")
 
 
 def test_lora_of_a_base_is_merged_and_its_adapters_stay(base: Path, tmp_path: Path) -> None:
@@ -346,7 +359,9 @@ def test_what_is_pushed_is_the_folder(hub: Path, tmp_path: Path, monkeypatch: py
 
 def test_a_model_on_a_folder_is_not_pushed(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda *arguments, **options: pytest.fail("created"))
-    with pytest.raises(UsageError, match=r"a folder that nobody else has; .*lamella export MODEL --flatten DIR$"):
+    with pytest.raises(
+        UsageError, match=r"a folder that exists only on this machine\. .*lamella export MODEL --flatten DIR$"
+    ):
         ReaderModel.load(saved).push_to_hub("me/reader")
 
 
@@ -401,19 +416,21 @@ def test_another_base_encoder(base: Path, tmp_path: Path) -> None:
     save_tiny_encoder(mine, seed=1)
     assert "with sha256" in refusal(tmp_path / "model")
     shutil.rmtree(mine)
-    assert f"its base encoder cannot be loaded: encoder {str(mine)!r}: is no folder" in refusal(tmp_path / "model")
+    assert f"the base encoder cannot be loaded: encoder {str(mine)!r}: is no folder" in refusal(tmp_path / "model")
 
 
 def test_a_tokenizer_that_is_gone(saved: Path) -> None:
     (saved / "tokenizer.json").unlink()
-    with pytest.raises(LamellaError, match=r"expected a tokenizer \(tokenizer\.json or vocab\.txt\)\. Found none\.$"):
+    with pytest.raises(LamellaError, match=r"expected a tokenizer \(tokenizer\.json or vocab\.txt\), found none\.$"):
         ReaderModel.load(saved)
 
 
 @pytest.mark.parametrize("version", [0, 2, "1", None])
 def test_another_version_of_the_format(saved: Path, version: Any) -> None:
     edit_config(saved, lambda config: config.update(lamella=version))
-    assert refusal(saved).endswith(f"config.json: expected model format 1. Got {version!r}, of another lamella.")
+    assert refusal(saved).endswith(
+        f"config.json: expected model format 1, got {version!r}; the model needs another version of lamella."
+    )
 
 
 @pytest.mark.parametrize(
@@ -453,7 +470,7 @@ def test_a_configuration_that_does_not_go_with_its_base(
 ) -> None:
     edit_config(saved, change)
     said = refusal(saved)
-    assert said.startswith(f"{saved / 'config.json'}: does not go with its base: ")
+    assert said.startswith(f"{saved / 'config.json'}: does not fit its base encoder: ")
     assert expected in said
 
 
@@ -462,7 +479,7 @@ def test_a_tuning_that_does_not_go_with_its_base_further_down_the_chain(chain: P
     with pytest.raises(ModelError) as caught:
         ReaderModel.load(chain / "third")
     assert str(caught.value).startswith(
-        f"{chain / 'first' / 'config.json'}: does not go with its base: expected at most 3"
+        f"{chain / 'first' / 'config.json'}: does not fit its base encoder: expected at most 3"
     )
 
 
@@ -476,17 +493,17 @@ def test_a_configuration_that_is_no_json(saved: Path, tmp_path: Path) -> None:
 def test_a_run_without_a_model(tmp_path: Path) -> None:
     with runs.new_run(tmp_path / "run", "train") as folder:
         write_json(folder / runs.CONFIG, {"encoder": {}})
-        assert refusal(folder, UsageError).endswith("Found a run that is unfinished, without one.")
-    assert refusal(folder, UsageError).endswith("Found a run that is finished, without one.")
+        assert refusal(folder, UsageError).endswith("found a run that is unfinished.")
+    assert refusal(folder, UsageError).endswith("found a run that is finished.")
 
 
 def test_a_path_with_nothing_or_something_else(base: Path, tmp_path: Path) -> None:
     assert refusal(tmp_path / "absent", UsageError) == (
-        f"{tmp_path / 'absent'}: expected a model folder, or a run folder with one. Found nothing there."
+        f"{tmp_path / 'absent'}: expected a model folder, or a run folder with a model; found nothing there."
     )
-    assert refusal(tmp_path, UsageError).endswith("Found neither.")
-    assert refusal(base, UsageError).endswith("Found neither.")
-    assert refusal(base / "config.json", UsageError).endswith("Found neither.")
+    assert refusal(tmp_path, UsageError).endswith("found neither.")
+    assert refusal(base, UsageError).endswith("found neither.")
+    assert refusal(base / "config.json", UsageError).endswith("found neither.")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -497,8 +514,8 @@ def test_a_window_longer_than_the_encoder_s_positions(family: str) -> None:
     with pytest.raises(UsageError) as caught:
         ReaderModel(tiny_encoder(family), tiny_run_config(windows={**windows, "max_seq_length": longest + 1}))
     assert str(caught.value) == (
-        f"windows.max_seq_length: expected at most {longest}, all the positions that tiny-{family} has. "
-        f"Got {longest + 1}."
+        f"windows.max_seq_length: expected at most {longest}, the number of positions of tiny-{family}; "
+        f"got {longest + 1}."
     )
 
 

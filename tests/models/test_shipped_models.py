@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from lamella.encoder.pretrained import read_saved
 from lamella.encoder.sources import READERS
+from lamella.models.saved import read_saved
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
@@ -35,7 +35,7 @@ def test_a_shipped_reader_is_thin_and_told_of(folder: Path, run: str) -> None:
     assert not Path(saved.base_name).is_absolute()
     assert saved.base_tensors_sha256 is not None, "it is to load on its encoder in whatever file that lies"
     assert (saved.base_name, saved.base_sha256) == (result["encoder"]["name"], result["encoder"]["sha256"])
-    assert saved.facts["results"]["f1"] == pytest.approx(result["scores"]["at_0"]["f1"], abs=1e-4)
+    assert saved.facts.results["f1"] == pytest.approx(result["scores"]["at_0"]["f1"], abs=1e-4)
     assert saved.config.decoding.tuned_on is not None
     assert saved.config.decoding.tuned_on.data == "cs224n-dev.json.gz"
 

@@ -12,9 +12,9 @@ from transformers import BertForQuestionAnswering
 from lamella.data.batches import Batch, collate
 from lamella.data.dataset import load_examples
 from lamella.data.features import Features, featurise
-from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.sources import PACKAGED
 from lamella.heads.losses import CrossEntropy
+from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.validation import check_config
 

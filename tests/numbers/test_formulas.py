@@ -21,9 +21,9 @@ from lamella.data.features import featurise
 from lamella.encoder import tuning
 from lamella.encoder.adapters import Adapter
 from lamella.encoder.encoder import Encoder, HiddenStates
-from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.sources import PACKAGED
 from lamella.heads.head import Head, LayerWeights
+from lamella.models.base_encoder import load_encoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,11 +14,11 @@ from doubles import example, save_tiny_encoder, tiny_model, tiny_run_config
 from lamella.data.batches import Batch
 from lamella.data.features import featurise
 from lamella.data.padding import pad
-from lamella.encoder.pretrained import load_encoder
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_WEIGHTS
 from lamella.errors import ModelError
 from lamella.files import read_json, write_json
 from lamella.heads.pooling import ScalarMix
+from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.study.analysis.layer_weights import (
     KINDS,

@@ -28,10 +28,10 @@ from lamella.data.examples import Context, Example
 from lamella.data.features import Features, PairTemplate, featurise, window_spans
 from lamella.data.formats import read
 from lamella.data.padding import pad
-from lamella.encoder.pretrained import load_encoder
 from lamella.errors import LamellaError, RunError
 from lamella.inference.predict import predict
 from lamella.inference.stored_logits import LogitsWriter, StoredLogits
+from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
 from lamella.training import bookkeeping
@@ -745,7 +745,7 @@ def test_an_mpnet_teaches_a_bert_through_the_command_line(lamella: Any, tmp_path
         content = json.loads(model.read_text())
         assert content.get("model", content)["facts"]["teachers"] == told
     card = (tmp_path / "student" / runs.MODEL / "README.md").read_text()
-    assert f"| taught by | `teacher` (sha256 `{sha256}`) |" in card
+    assert f"| teachers | `teacher` (sha256 `{sha256}`) |" in card
     for name in ("student", "asked"):
         code, _, err = lamella("compare", tmp_path / name, "--keep", tmp_path / "kept")
         assert (code, err) == (0, "")

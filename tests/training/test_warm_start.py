@@ -70,9 +70,7 @@ def test_a_model_of_the_same_tuning_goes_on(encoder: Path, tmp_path: Path, tunin
     sha256 = hashlib.sha256((tmp_path / "first" / "model" / "model.safetensors").read_bytes()).hexdigest()
     facts = json.loads((tmp_path / "second" / "model" / "config.json").read_text())["facts"]
     assert facts["start"] == {"model": "first", "sha256": sha256}
-    assert (
-        f"| started with | `first` (sha256 `{sha256}`) |" in (tmp_path / "second" / "model" / "README.md").read_text()
-    )
+    assert f"| warm start | `first` (sha256 `{sha256}`) |" in (tmp_path / "second" / "model" / "README.md").read_text()
 
 
 def test_what_a_run_does_not_say_is_as_its_start_has_it(encoder: Path, tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def calibrate(
     tuned = calibrate_model(reader, examples, data, method=method, batch_size=batch_size)
     if folder is not None:
         assert isinstance(reader, ReaderModel)  # or there would be no folder to tune
-        reader.store_tuned(folder, tuned)
+        reader.save_decoding(folder, tuned.decoding, tuned.report)
     if as_json:
         decoding = tuned.decoding.model_dump(include={"calibration", "tuned_on"})
         typer.echo(json.dumps({**tuned.report, **decoding, "stored": folder is not None}, indent=2))

@@ -28,8 +28,8 @@ from lamella.encoder.cache import (
     layers_in_words,
     stored_order,
 )
+from lamella.encoder.device import autocast
 from lamella.encoder.encoder import Encoder
-from lamella.encoder.precision import autocast
 from lamella.encoder.storage import Storage, decode, encode, largest
 from lamella.errors import EncoderError, RunError, UsageError
 from lamella.files import TEMPORARY, locked, write_bytes, write_json

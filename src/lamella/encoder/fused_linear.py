@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from lamella.encoder.precision import has_bf16_products
+from lamella.encoder.device import has_bf16_products
 
 
 def fuse_products(model: nn.Module) -> None:

@@ -15,12 +15,11 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from pathlib import Path
 
-from lamella.config import RunConfig
-from lamella.errors import EncoderError, MissingExtraError, UsageError, did_you_mean
+from lamella.errors import EncoderError, MissingExtraError, did_you_mean
 from lamella.files import file_sha256, read_json
-from lamella.runs import MODEL, MODELS, run_state
+from lamella.runs import MODEL, run_state
 
 MODEL_CONFIG = "config.json"
 MODEL_WEIGHTS = "model.safetensors"
@@ -121,21 +120,6 @@ def _named(name: str) -> Source | None:
     return replace(_in_folder(name, Path(folder)), kind="named")
 
 
-def start_from(config: RunConfig, runs_folder: Path) -> RunConfig:
-    """Put into `encoder.name` what `encoder.from` means: `"first"` or `"first@0.3"`, a run among those of a folder."""
-    if config.encoder.from_run is None:
-        return config
-    run, at, epoch = config.encoder.from_run.partition("@")
-    folder = runs_folder / run / (f"{MODELS}/{epoch}" if at else MODEL)
-    if not is_saved_model(folder):
-        there = sorted(path.name for path in (runs_folder / run / MODELS).glob("*"))
-        found = f"models at {', '.join(there)}" if there else "no run of that name" if at else "none"
-        raise UsageError(f"encoder.from: expected a model at {folder}. Found {found}; train it first, with save_at.")
-    return config.model_copy(
-        update={"encoder": config.encoder.model_copy(update={"name": str(folder), "from_run": None})}
-    )
-
-
 def packaged_encoder(name: str) -> Source | None:
     """The encoder of that name in the table above, where its package is installed."""
     packaged = PACKAGED.get(name)
@@ -189,31 +173,6 @@ def is_saved_model(folder: Path) -> bool:
 def model_folder(path: Path) -> Path:
     """The model folder that a path means: itself, or the `model` of a run folder."""
     return path / MODEL if is_saved_model(path / MODEL) else path
-
-
-def hash_learnt(model: Path) -> str:
-    """sha256 of what a saved model learnt, by which others know the one that they started with or were taught by."""
-    return file_sha256(model / MODEL_WEIGHTS)
-
-
-def saved_model(name: str) -> Path | None:
-    """The folder of the saved model that a name means, where it means one; unlike `find_encoder` it asks no hub."""
-    folder = model_folder(named_folder(name))
-    return folder if is_saved_model(folder) else None
-
-
-def short_model_name(name: str) -> str:
-    """A model's name without the folders of a machine: `/runs/first/model` is `first`, `…/first/models/0.3` is
-    `first@0.3`; an id of the hub stays what it is.
-    """
-    path = PurePath(name)
-    if not (path.is_absolute() or name[:1] in "~." or os.path.isdir(name)):
-        return name
-    if path.name == MODEL:
-        return path.parent.name
-    if path.parent.name == MODELS:
-        return f"{path.parent.parent.name}@{path.name}"
-    return path.name
 
 
 def _in_folder(name: str, folder: Path) -> Source:

@@ -28,7 +28,7 @@ def full(encoder: Encoder) -> None:
     encoder.requires_grad_(True)
 
 
-@register("tuning", "frozen")
+@register("tuning", "frozen", trains_encoder=False)
 def frozen(encoder: Encoder) -> None:
     """Train nothing of the encoder; only the head learns."""
     encoder.requires_grad_(False)
@@ -93,7 +93,7 @@ def adapter(
     _train_small(encoder, also)
 
 
-@register("tuning", "lora")
+@register("tuning", "lora", low_rank=True)
 def lora(
     encoder: Encoder,
     *,

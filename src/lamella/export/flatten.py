@@ -6,8 +6,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from lamella.encoder.pretrained import load_encoder, read_chain
-from lamella.models.model import ReaderModel, refuse_occupied
+from lamella import registry
+from lamella.files import check_output_folder
+from lamella.models.base_encoder import load_encoder
+from lamella.models.model import ReaderModel
+from lamella.models.saved import read_chain
 
 
 def flatten(name: str | os.PathLike[str], folder: Path) -> ReaderModel:
@@ -15,7 +18,7 @@ def flatten(name: str | os.PathLike[str], folder: Path) -> ReaderModel:
 
     It lists the tunings of the whole chain, and holds all tensors that any of them changed.
     """
-    refuse_occupied(folder)
+    check_output_folder(folder)
     model = ReaderModel.from_pretrained(name)
     chain = read_chain(model.folders[0])
     *before, last = [tuning for link in reversed(chain) for tuning in link.tunings]
@@ -24,7 +27,7 @@ def flatten(name: str | os.PathLike[str], folder: Path) -> ReaderModel:
     flat = ReaderModel(
         replace(pretrained, tokenizer=model.tokenizer, sha256=chain[-1].base_sha256),
         config.model_copy(update={"encoder": config.encoder.model_copy(update={"tuning": last})}),
-        tuned_before=[tuning for tuning in before if tuning["name"] != "frozen"],
+        tuned_before=[tuning for tuning in before if registry.trait("tuning", tuning, "trains_encoder")],
     )
     flat.load_state_dict(model.state_dict())
     flat.facts = model.facts

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from lamella.encoder.pretrained import load_encoder
-from lamella.models.model import ReaderModel, refuse_occupied
+from lamella.files import check_output_folder
+from lamella.models.base_encoder import load_encoder
+from lamella.models.model import ReaderModel
 
 
 def halve(name: str | os.PathLike[str], folder: Path) -> ReaderModel:
     """Write a model with its trained tensors rounded to fp16; one that was saved without its base's hash gets that."""
-    refuse_occupied(folder)
+    check_output_folder(folder)
     model = ReaderModel.from_pretrained(name)
     if model.base_tensors_sha256 is None:  # the model's own encoder is tuned
         model.base_tensors_sha256 = load_encoder(model.base_name).tensors_sha256

@@ -27,12 +27,12 @@ from lamella.encoder.fast_attention import ATTENTION
 from lamella.encoder.sources import MODEL_CONFIG, Source, verified_hash
 from lamella.encoder.tuning import merge
 from lamella.errors import MissingExtraError, ModelError, UsageError, one_line
-from lamella.files import write_json, write_text
+from lamella.files import check_output_folder, new_folder, write_json, write_text
 from lamella.inference.predict import predict
 from lamella.inference.protocols import QAModel
 from lamella.inference.questions import read_questions
 from lamella.models.loading import load_model
-from lamella.models.model import ReaderModel, refuse_occupied, replacing
+from lamella.models.model import ReaderModel
 from lamella.models.onnx_model import (
     INPUTS,
     ONNX_GRAPH,
@@ -61,7 +61,7 @@ def export_onnx(
     _check_call(folder, int8, data)
     examples = read_questions(data, labelled=True) if data else []
     model = cast(ReaderModel | StockModel, load_model(name, device="cpu", precision="fp32", backend="torch"))
-    with replacing(folder) as fresh:
+    with new_folder(folder) as fresh:
         encoder_nodes = _write_graph(model, fresh / ONNX_GRAPH)
         write_text(fresh / TOKENIZER, model.tokenizer.backend_tokenizer.to_str())
         config = ExportConfig(
@@ -249,7 +249,7 @@ def _check_call(folder: Path, int8: bool, data: str | None) -> None:
         raise MissingExtraError("export --onnx", "onnx")
     if data and not int8:
         raise UsageError("export: --data is there to measure what --int8 costs; expected both.")
-    refuse_occupied(folder)
+    check_output_folder(folder)
 
 
 def _attend(

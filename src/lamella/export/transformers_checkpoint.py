@@ -13,14 +13,15 @@ from lamella.encoder.adapters import Adapter
 from lamella.encoder.pretrained import quiet
 from lamella.encoder.tuning import merge
 from lamella.errors import ModelError
-from lamella.models.model import ReaderModel, refuse_occupied, replacing
+from lamella.files import check_output_folder, new_folder
+from lamella.models.model import ReaderModel
 
 
 def save_as_transformers(name: str | os.PathLike[str], folder: Path) -> None:
     """Write a model as a checkpoint for `AutoModelForQuestionAnswering`; one that has no such form is refused."""
     from transformers import AutoModelForQuestionAnswering
 
-    refuse_occupied(folder)
+    check_output_folder(folder)
     model = ReaderModel.from_pretrained(name)
     if reason := _why_not(model):
         raise ModelError(f"{name}: cannot be a checkpoint of transformers: {reason}")
@@ -36,7 +37,7 @@ def save_as_transformers(name: str | os.PathLike[str], folder: Path) -> None:
             stock.qa_outputs.bias.copy_(model.head.task.b)
         tokenizer = model.tokenizer  # by its length whoever loads the checkpoint knows how long a window may be
         tokenizer.model_max_length = min(tokenizer.model_max_length, model.encoder.longest_window)
-        with replacing(folder) as fresh:
+        with new_folder(folder) as fresh:
             stock.save_pretrained(fresh)
             tokenizer.save_pretrained(fresh)
 

@@ -76,7 +76,7 @@ def explain_out_of_memory(padded: Padded) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, MemoryError):  # which is numpy's and onnxruntime's
-            from lamella.encoder.memory import is_out_of_memory
+            from lamella.encoder.device import is_out_of_memory
 
             if not is_out_of_memory(error):
                 raise

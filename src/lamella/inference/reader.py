@@ -89,7 +89,9 @@ class Reader:
             if given is not None:
                 precision = _precision(given, precision)
         name = READERS / DEFAULT_READER if name is None else name
-        model = load_model(name, device=device, precision=precision, backend=backend, threads=threads, lean=True)
+        model = load_model(
+            name, device=device, precision=precision, backend=backend, threads=threads, inference_only=True
+        )
         return cls(model, batch_size=batch_size)
 
     def ask(self, question: str | Iterable[str], context: str | Iterable[Any], *, top_k: int = 1) -> Any:

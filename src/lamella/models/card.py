@@ -1,162 +1,124 @@
-"""The model card: what a saved reader is, what it learnt from, what it scored, what it costs, and its limits."""
+"""The model card: what a saved reader is, how it was trained, its scores, its size and its limits, in Markdown."""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, cast
-
-from pydantic import Field, ValidationError
+from typing import Any
 
 from lamella import registry
-from lamella.config import Section
-from lamella.data.examples import Example
 from lamella.encoder.sources import hub_id
-from lamella.encoder.tuning import count_parameters
-from lamella.errors import ModelError
-from lamella.heads.head import Stage
-from lamella.option_errors import explain
+from lamella.models.facts import Facts
+from lamella.models.names import short_model_name
+from lamella.models.saved import SavedModel
 from lamella.runs import MODEL, MODELS
 
-if TYPE_CHECKING:
-    from lamella.models.model import ReaderModel
 
-CARD = "README.md"
+@dataclass(frozen=True)
+class LayerWeightTable:
+    """The learned weights of the layers: one row for all outputs, or one row per output."""
 
-
-class DataFacts(Section):
-    """What is worth knowing of a data set."""
-
-    files: list[str]  # without their folders
-    questions: int
-    unanswerable: int
+    layers: tuple[int, ...]
+    rows: tuple[tuple[str, tuple[float, ...]], ...]  # the name of the row, and a weight per layer
 
 
-class TeacherFacts(Section):
-    """Who taught: a model, or a run with kept logits and, where it tells, the model that gave them."""
+@dataclass(frozen=True)
+class Contents:
+    """What a card shows beside the saved configuration."""
 
-    run: str | None = None  # the last name of its folder
-    model: str | None = None
-    sha256: str | None = None  # of the model's weights
-
-
-class StartFacts(Section):
-    """The model with whose tensors a training began."""
-
-    model: str
-    sha256: str | None = None  # of its weights
+    name: str  # what the reader is loaded by, or its folder
+    gives_text: bool
+    trained_parameters: int
+    encoder_parameters: int
+    bytes: int  # of the weights
+    half: bool = False  # whether they were rounded to fp16
+    layer_weights: LayerWeightTable | None = None
 
 
-class Facts(Section):
-    """What is known of a training; it is kept in the model's config.json, so that every later copy has it too."""
-
-    train: DataFacts | None = None
-    dev: DataFacts | None = None
-    fraction: float = 1.0  # the share of the train questions that was learnt from
-    start: StartFacts | None = None
-    teachers: list[TeacherFacts] = Field(default=[])
-    results: dict[str, Any] = Field(default={})  # of the best evaluation on the dev data
-    calibrated: dict[str, Any] = Field(default={})  # what `lamella calibrate` reported of the threshold that it stored
-
-
-def data_facts(files: Iterable[str], examples: Sequence[Example]) -> DataFacts:
-    """Of the examples that were read from some files."""
-    unanswerable = sum(not example.answerable for example in examples)
-    return DataFacts(files=[PurePath(file).name for file in files], questions=len(examples), unanswerable=unanswerable)
-
-
-def facts_from(table: Mapping[str, Any], where: str) -> Facts:
-    """Those that a config.json holds."""
-    try:
-        return Facts.model_validate(dict(table))
-    except ValidationError as error:
-        problems = "; ".join(explain(error, table, Facts, "facts"))
-        raise ModelError(f"{where}: is damaged, or of another lamella: {problems}") from None
-
-
-def model_card(model: ReaderModel, facts: Facts, size: int, *, name: str, half: bool = False) -> str:
-    """The text of the card, in Markdown with the hub's YAML in front; `size` is that of the weights in bytes.
-
-    `name` is what the reader is loaded by, or its folder.
-    """
-    base = _base(model)
+def model_card(saved: SavedModel, contents: Contents) -> str:
+    """Return the card in Markdown, with the YAML header of the hub."""
+    base = _base(saved)
     sections = {
-        "Use": _use(model, facts, _loaded_by(name)),
-        "Data": _data(facts),
-        "Results": _results(model, facts),
-        "Threshold": _threshold(model, facts),
-        "Cost": _cost(model, size, half),
-        "Layer weights": _layer_weights(model),
-        "Limits": _limits(model),
+        "Use": _use(saved, contents.gives_text, _loaded_by(contents.name)),
+        "Data": _data(saved.facts),
+        "Results": _results(saved),
+        "Threshold": _threshold(saved),
+        "Cost": _cost(contents),
+        "Layer weights": _layer_weights(contents.layer_weights),
+        "Limits": _limits(saved, contents.gives_text),
     }
     text = "\n\n".join(f"## {title}\n\n{section}" for title, section in sections.items() if section)
-    what = "Extractive question answering" if model.gives_text else "Whether a text answers a question"
-    return f"{_front_matter(model)}\n# A reader on {base}\n\n{what}, trained as a thin change of `{base}`.\n\n{text}\n"
+    purpose = "Extractive question answering" if contents.gives_text else "Detects whether a text answers a question"
+    return f"{_header(saved)}\n# A reader on {base}\n\n{purpose}, trained as a thin delta on `{base}`.\n\n{text}\n"
 
 
-def _base(model: ReaderModel) -> str:
-    """Its name; of a folder the last part, as `first` for a run's `…/first/model` and `first@0.3` for a `save_at`."""
-    if not os.path.isabs(model.base_name):
-        return model.base_name
-    *_, run, above, last = ("", "", *PurePath(model.base_name).parts)
-    return f"{run}@{last}" if above == MODELS else above if last == MODEL else last
+def _base(saved: SavedModel) -> str:
+    return short_model_name(saved.base_name) if os.path.isabs(saved.base_name) else saved.base_name
 
 
 def _loaded_by(name: str) -> str:
-    """A name, or the last part of a folder's; not that of a run, whose files are the same wherever it is written."""
+    """Return what to pass to `Reader.load`: a name, or the last part of a path.
+
+    A model inside a run folder is shown as FOLDER, so that the card is the same wherever the run is written.
+    """
     path = PurePath(name)
-    of_run = path.name == MODEL or (path.parent.name == MODELS and path.name.replace(".", "", 1).isdigit())
-    return name if not path.is_absolute() else "FOLDER" if of_run else path.name
+    in_run = path.name == MODEL or (path.parent.name == MODELS and path.name.replace(".", "", 1).isdigit())
+    return name if not path.is_absolute() else "FOLDER" if in_run else path.name
 
 
-def _front_matter(model: ReaderModel) -> str:
-    """Values are written as JSON, which is YAML too: no name can break it."""
-    tunings = [one["name"] for one in (*model.tuned_before, model.tuning)]
+def _header(saved: SavedModel) -> str:
+    """Return the YAML header; the values are written as JSON, which is valid YAML whatever a name contains."""
+    tunings = [tuning["name"] for tuning in saved.tunings]
     table: dict[str, Any] = {
         "library_name": "lamella",
         "pipeline_tag": "question-answering",
-        **({} if os.path.isabs(model.base_name) else {"base_model": hub_id(model.base_name)}),
+        **({} if os.path.isabs(saved.base_name) else {"base_model": hub_id(saved.base_name)}),
         "tags": list(dict.fromkeys(["lamella", "extractive-question-answering", *tunings])),
     }
     return "\n".join(["---", *(f"{key}: {json.dumps(value)}" for key, value in table.items()), "---"])
 
 
-def _use(model: ReaderModel, facts: Facts, name: str) -> str:
+def _use(saved: SavedModel, gives_text: bool, name: str) -> str:
     load = f"reader = Reader.load({json.dumps(name, ensure_ascii=False)})"
     lines = ["from lamella import Reader", "", load, "reader.ask(question, context)"]
-    if not model.gives_text:
+    if not gives_text:
         lines = [f"lamella predict DATA --model {shlex.quote(name)} --out RUN"]
+    head, start, teachers = saved.head, saved.facts.start, saved.facts.teachers
     table = [
-        ("base", f"`{_base(model)}`"),
-        ("sha256 of the base", f"`{model.base_sha256}`"),
-        ("sha256 of its tensors", f"`{model.base_tensors_sha256}`" if model.base_tensors_sha256 else ""),
-        ("tuning", ", then ".join(_part("tuning", one) for one in (*model.tuned_before, model.tuning))),
-        ("task", _part("task", model.head_spec["task"])),
-        ("mixer", ", ".join(_part("mixer", stage) for stage in model.head_spec["mixer"])),
-        ("beside it", ", ".join(_part("mixer", stage) for stage in model.head_spec["beside"])),
-        ("skip", "the last layer beside the mixer's output" if model.head_spec["skip"] else ""),
-        ("layers", f"{model.head_spec['layers']}"),
-        ("started with", _told(facts.start.model, facts.start.sha256) if facts.start else ""),
-        ("taught by", ", ".join(dict.fromkeys(_told(one.model or f"{one.run}", one.sha256) for one in facts.teachers))),
+        ("base encoder", f"`{_base(saved)}`"),
+        ("sha256 of its file", f"`{saved.base_sha256}`"),
+        ("sha256 of its tensors", f"`{saved.base_tensors_sha256}`" if saved.base_tensors_sha256 else ""),
+        ("tuning", ", then ".join(_part("tuning", tuning) for tuning in saved.tunings)),
+        ("task", _part("task", head["task"])),
+        ("mixer", _parts("mixer", head["mixer"])),
+        ("parallel mixer", _parts("mixer", head["beside"])),
+        ("skip", "the task also reads the last layer" if head["skip"] else ""),
+        ("layers", f"{head['layers']}"),
+        ("warm start", _model(start.model, start.sha256) if start else ""),
+        ("teachers", ", ".join(dict.fromkeys(_model(fact.model or f"{fact.run}", fact.sha256) for fact in teachers))),
     ]
-    language = "python" if model.gives_text else "sh"
-    code = "\n".join([f"```{language}", *lines, "```"])
+    code = "\n".join([f"```{'python' if gives_text else 'sh'}", *lines, "```"])
     return "\n".join(
-        [code, "", "| part | |", "|---|---|", *(f"| {name} | {value} |" for name, value in table if value)]
+        [code, "", "| part | |", "|---|---|", *(f"| {label} | {value} |" for label, value in table if value)]
     )
+
+
+def _parts(family: str, specs: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(_part(family, spec) for spec in specs)
 
 
 def _part(family: str, spec: Mapping[str, Any]) -> str:
     name, options = registry.split(registry.complete(family, spec))
-    told = ", ".join(f"{key} = {json.dumps(value)}" for key, value in options.items())
-    return f"`{name}`" + (f" ({told})" if told else "")
+    listed = ", ".join(f"{key} = {json.dumps(value)}" for key, value in options.items())
+    return f"`{name}`" + (f" ({listed})" if listed else "")
 
 
-def _told(name: str, sha256: str | None) -> str:
-    """As `mpnet` (sha256 `0123…`)."""
+def _model(name: str, sha256: str | None) -> str:
+    """Return a model with its hash, if known: `mpnet` (sha256 `0123…`)."""
     return f"`{name}`" + (f" (sha256 `{sha256}`)" if sha256 else "")
 
 
@@ -168,93 +130,88 @@ def _data(facts: Facts) -> str:
     ]
     if not rows:
         return "Not recorded."
-    share = ["", f"It learnt from {100 * facts.fraction:g} % of the train questions."] if facts.fraction < 1 else []
+    share = ["", f"Trained on {100 * facts.fraction:g} % of the train questions."] if facts.fraction < 1 else []
     return "\n".join(["| split | files | questions | unanswerable |", "|---|---|---:|---:|", *rows, *share])
 
 
-def _results(model: ReaderModel, facts: Facts) -> str:
+def _results(saved: SavedModel) -> str:
     numbers = {
         key: value
-        for key, value in facts.results.items()
+        for key, value in saved.facts.results.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
     if not numbers:
-        return "It was scored on no data."
+        return "Not evaluated."
     rows = [
         f"| {key} | {value:.2f} |" if isinstance(value, float) else f"| {key} | {value:,} |"
         for key, value in numbers.items()
     ]
-    told = "On the dev data, which also chose this model in its training; `best_*` are upper bounds, not results."
-    before = numbers.get("threshold", 0.0)
-    if model.decoding.tuned_on is not None and before != model.decoding.null_score_diff_threshold:
-        told += f" What depends on the threshold was scored at {before:.2f}, before it was tuned and calibrated"
-        told += "; `crossfit_*` tell what to expect since." if any("crossfit_" in key for key in numbers) else "."
-    return "\n".join([told, "", "| metric | |", "|---|---:|", *rows])
+    text = "On the dev data, which also selected the best checkpoint; `best_*` are upper bounds, not results."
+    before, decoding = numbers.get("threshold", 0.0), saved.config.decoding
+    if decoding.tuned_on is not None and before != decoding.null_score_diff_threshold:
+        text += (
+            f" Scores that depend on the threshold were measured at {before:.2f}, before it was tuned and calibrated"
+        )
+        text += "; expect the `crossfit_*` scores now." if any("crossfit_" in key for key in numbers) else "."
+    return "\n".join([text, "", "| metric | |", "|---|---:|", *rows])
 
 
-def _threshold(model: ReaderModel, facts: Facts) -> str:
-    """The threshold that it has, what that was tuned on, and what is known of the scores there."""
-    decoding, found = model.decoding, facts.calibrated
+def _threshold(saved: SavedModel) -> str:
+    """Describe the tuned threshold: its value, the data it was tuned on, and the scores with it."""
+    decoding, report = saved.config.decoding, saved.facts.calibrated
     if decoding.tuned_on is None:
         return ""
-    told = (
-        f"It gives no answer where the odds of that exceed {decoding.null_score_diff_threshold:.2f}, which was tuned "
-        f"on {decoding.tuned_on.questions:,} questions of `{decoding.tuned_on.data}`."
+    text = (
+        f"The reader gives no answer if the null odds exceed {decoding.null_score_diff_threshold:.2f}. This threshold "
+        f"was tuned on {decoding.tuned_on.questions:,} questions of `{decoding.tuned_on.data}`."
     )
-    if not found:
-        return told
+    if not report:
+        return text
     kinds = {
-        "{}_at_0": "at 0",
-        "{}_in_sample": "at the threshold, on these very questions: too good",
-        "crossfit_{}": "on other articles, each tuned on the rest: what to expect",
+        "{}_at_0": "at threshold 0",
+        "{}_in_sample": "at the tuned threshold, on the same questions: optimistic",
+        "crossfit_{}": "cross-fitted: tuned on the other articles; expect this",
     }
-    keys = [key for key in ("exact", "f1", "answerability_accuracy") if f"{key}_at_0" in found]
-    lines = [f"| scored | {' | '.join(keys)} |", f"|---|{'---:|' * len(keys)}"]
+    keys = [key for key in ("exact", "f1", "answerability_accuracy") if f"{key}_at_0" in report]
+    lines = [f"| scores | {' | '.join(keys)} |", f"|---|{'---:|' * len(keys)}"]
     lines += [
-        f"| {kind} | {' | '.join(f'{found[form.format(key)]:.2f}' for key in keys)} |"
+        f"| {kind} | {' | '.join(f'{report[form.format(key)]:.2f}' for key in keys)} |"
         for form, kind in kinds.items()
-        if form.format(keys[0]) in found
+        if form.format(keys[0]) in report
     ]
-    error = f"The calibration error of the probability of no answer was {found['ece_uncalibrated']:.2f} %"
-    calibrated = f", and is {found['crossfit_ece']:.2f} % on other articles" if "crossfit_ece" in found else ""
-    return "\n".join([told, "", *lines, "", f"{error}{calibrated}."])
+    error = f"The calibration error of the no-answer probability was {report['ece_uncalibrated']:.2f} %"
+    if "crossfit_ece" in report:
+        error += f" before calibration, and is {report['crossfit_ece']:.2f} % after it (cross-fitted)"
+    return "\n".join([text, "", *lines, "", f"{error}."])
 
 
-def _cost(model: ReaderModel, size: int, half: bool) -> str:
-    trained, of_encoder = count_parameters(model)[0], model.base_parameters
+def _cost(contents: Contents) -> str:
+    trained, encoder = contents.trained_parameters, contents.encoder_parameters
+    number_format = "fp16, rounded once from fp32" if contents.half else "fp32"
     return (
-        f"{trained:,} parameters were trained, {100 * trained / of_encoder:.4g} % of the encoder's {of_encoder:,}. "
-        f"What differs from it takes {size / 1e6:,.3f} MB, in {'fp16, rounded once from fp32' if half else 'fp32'}."
+        f"{trained:,} trained parameters, {100 * trained / encoder:.4g} % of the encoder's {encoder:,}. "
+        f"The delta takes {contents.bytes / 1e6:,.3f} MB, stored in {number_format}."
     )
 
 
-def _layer_weights(model: ReaderModel) -> str:
-    """Return a table of the layer weights, if the mixer learns weights that are the same for all tokens."""
-    stage = cast(Stage, model.head.stages[0])
-    _, options = registry.split(model.head_spec["mixer"][0])
-    learned = stage.learned_layer_weights(stage.state_dict(), **options)  # [S, C]
-    if learned is None:
+def _layer_weights(weights: LayerWeightTable | None) -> str:
+    if weights is None:
         return ""
-    weights = learned.tolist()
-    outputs = model.head.task.choice_names if len(weights) > 1 and model.gives_text else ("",) * len(weights)
-    head = " | ".join(map(str, model.head.main_layers))
-    rows = [
-        f"| {name or 'weight'} | {' | '.join(f'{value:.3f}' for value in row)} |"
-        for name, row in zip(outputs, weights, strict=True)
-    ]
-    return "\n".join([f"| layer | {head} |", f"|---|{'---:|' * len(model.head.main_layers)}", *rows])
+    layers = " | ".join(map(str, weights.layers))
+    rows = [f"| {name} | {' | '.join(f'{value:.3f}' for value in row)} |" for name, row in weights.rows]
+    return "\n".join([f"| layer | {layers} |", f"|---|{'---:|' * len(weights.layers)}", *rows])
 
 
-def _limits(model: ReaderModel) -> str:
-    windows, decoding = model.windows, model.decoding
+def _limits(saved: SavedModel, gives_text: bool) -> str:
+    windows, decoding = saved.config.windows, saved.config.decoding
     points = [
-        "It knows the language and the kind of text of its data; elsewhere it may fail without saying so.",
-        f"A text is read in windows of {windows.max_seq_length} tokens: what an answer depends on must stand in one.",
+        "The reader knows the language and the kind of text of its data; on other texts it may fail without a warning.",
+        f"A text is read in windows of {windows.max_seq_length} tokens; all evidence for an answer must be in one.",
         f"A question is cut to {windows.max_query_length} tokens.",
-        "When it says that there is no answer is a matter of the threshold in `config.json` "
+        "Whether it gives no answer depends on the threshold in `config.json` "
         "(`decoding.null_score_diff_threshold`); tune it on data like yours.",
     ]
-    if model.gives_text:
-        copied = "An answer is a piece of the text, copied"
-        points.insert(1, f"{copied}, of at most {decoding.max_answer_length} tokens; nothing is put in other words.")
+    if gives_text:
+        limit = decoding.max_answer_length
+        points.insert(1, f"An answer is copied from the text, at most {limit} tokens long; it is never rephrased.")
     return "\n".join(f"- {point}" for point in points)

@@ -1,4 +1,4 @@
-"""Models that answer, found by name: our own, those of transformers, and exported ones."""
+"""Load any model that answers, by name: a Lamella model, a transformers checkpoint or an exported graph."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from lamella.encoder.sources import find_encoder, is_saved_model, model_folder, named_folder
-from lamella.errors import EncoderError, UnknownNameError, UsageError, one_line
+from lamella.encoder.sources import is_saved_model, named_folder
+from lamella.errors import UnknownNameError, UsageError, one_line
+from lamella.models.names import find_model
 from lamella.models.onnx_model import OnnxModel, is_exported
-from lamella.runs import kind_of_run, run_state
 
 if TYPE_CHECKING:
     import torch
@@ -28,82 +28,82 @@ def load_model(
     precision: Precision = "auto",
     backend: Backend = "auto",
     threads: int | None = None,
-    lean: bool = False,
+    inference_only: bool = False,
 ) -> ReaderModel | StockModel | OnnxModel:
-    """A model folder, a run folder or an exported one of ours, or a question answering model of transformers.
+    """Load a model folder, a run folder, an exported folder or a question answering checkpoint of transformers.
 
-    A `lean` model is for answers alone. What LoRA or IA³ learnt is merged into its encoder's weights, and in half
-    precision it holds these rounded, a quarter faster than to round them for every batch, as training does. What
-    training scored is then met only but for rounding, and it cannot be saved.
+    `inference_only` merges LoRA and IA³ into the encoder's weights and, in half precision, keeps these weights rounded:
+    a quarter faster than rounding them for every batch, as training does. Scores then equal those of training only up
+    to rounding, and the model cannot be saved.
 
-    An exported folder is run by onnxruntime and needs no torch. `threads` are those of its own; of torch, which has one
-    number for the whole process, those of everything.
+    An exported folder runs on onnxruntime and needs no torch. `threads` applies to its own session; for torch, which
+    has one setting per process, it applies to the whole process.
     """
-    for what, value, known in (("backend", backend, Backend), ("precision", precision, Precision)):
+    for option, value, known in (("backend", backend, Backend), ("precision", precision, Precision)):
         if value not in get_args(known):
-            raise UnknownNameError(what, value, get_args(known))
+            raise UnknownNameError(option, value, get_args(known))
     if threads is not None and threads < 1:
-        raise UsageError(f"threads: expected at least 1. Got {threads}.")
+        raise UsageError(f"threads: expected at least 1, got {threads}.")
     folder = named_folder(os.fspath(name))
     if os.path.isdir(folder) and is_exported(folder):
         return _load_exported(folder, device, precision, backend, threads)
     if backend == "onnx":
         raise UsageError(
-            f"{os.fspath(name)}: expected an exported model for backend 'onnx'. Found none; make one with: "
+            f"{os.fspath(name)}: backend 'onnx' expects an exported model, found none; create one with: "
             f"lamella export {os.fspath(name)} --onnx DIR"
         )
+    return _load_torch(os.fspath(name), device, precision, threads, inference_only)
+
+
+def _load_exported(folder: Path, device: Any, precision: str, backend: str, threads: int | None) -> OnnxModel:
+    if backend == "torch":
+        raise UsageError(
+            f"{folder}: an ONNX export cannot run on backend 'torch'; load the model it was exported from."
+        )
+    if device is not None and str(device) != "cpu":
+        raise UsageError(f"{folder}: an ONNX export runs on the CPU only, got device {str(device)!r}.")
+    if precision not in ("auto", "fp32"):
+        raise UsageError(f"{folder}: an ONNX export has the precision of its file, got precision {precision!r}.")
+    return OnnxModel.load(folder, threads=threads)
+
+
+def _load_torch(
+    name: str, device: Any, precision: Precision, threads: int | None, inference_only: bool
+) -> ReaderModel | StockModel:
     import torch
 
-    from lamella.encoder.fused_linear import fuse_products
-    from lamella.encoder.precision import HALVES, choose_device, choose_precision
-    from lamella.encoder.tuning import merge
+    from lamella.encoder.device import choose_device, choose_precision
     from lamella.models.model import ReaderModel
+    from lamella.models.transformers_model import StockModel
 
     if threads is not None:
         torch.set_num_threads(threads)
     try:
         place = choose_device() if device is None else torch.empty(0, device=device).device
-    except (AssertionError, RuntimeError) as error:  # no such device, or none that this torch was built for
+    except (AssertionError, RuntimeError) as error:  # no such device, or this torch was built without support for it
         raise UsageError(f"device: {str(device)!r} cannot be used here: {one_line(error)}.") from None
-    model = _load(os.fspath(name)).to(place)
+    source = find_model(name)
+    saved = is_saved_model(source.folder)
+    model = (ReaderModel.load(source.folder) if saved else StockModel.load(source)).to(place)
     model.precision = choose_precision(precision, place)
-    if lean and isinstance(model, ReaderModel):
-        model.lean = bool(merge(model.encoder)) or model.precision in HALVES
-    if lean and model.precision in HALVES:
-        encoder = model.encoder if isinstance(model, ReaderModel) else model.model
-        torch.nn.Module.to(encoder, HALVES[model.precision])  # transformers' own is not typed
-        if place.type == "cpu":
-            fuse_products(encoder)
-        model.precision = "fp32"  # nothing is left to be rounded
+    if inference_only:
+        _prepare_for_inference(model)
     return model
 
 
-def _load_exported(folder: Path, device: Any, precision: str, backend: str, threads: int | None) -> OnnxModel:
-    if backend == "torch":
-        raise UsageError(f"{folder}: was exported to ONNX, which torch does not run; load the model it was made from.")
-    if device is not None and str(device) != "cpu":
-        raise UsageError(f"{folder}: was exported to ONNX and runs on the CPU. Got device {str(device)!r}.")
-    if precision not in ("auto", "fp32"):
-        raise UsageError(f"{folder}: was exported to ONNX and keeps the precision of its file. Got {precision!r}.")
-    return OnnxModel.load(folder, threads=threads)
+def _prepare_for_inference(model: ReaderModel | StockModel) -> None:
+    import torch
 
-
-def _load(name: str) -> ReaderModel | StockModel:
+    from lamella.encoder.device import HALF_TYPES
+    from lamella.encoder.fused_linear import fuse_products
+    from lamella.encoder.tuning import merge
     from lamella.models.model import ReaderModel
-    from lamella.models.transformers_model import StockModel
 
-    folder = named_folder(name)
-    if os.path.isdir(folder) and is_saved_model(model_folder(folder)):
-        return ReaderModel.load(folder)
-    state = run_state(folder) if os.path.isdir(folder) else None
-    if state:
-        _, within = kind_of_run(folder) or ("", [])
-        found = f"several runs; name one of them: {', '.join(within)}" if within else f"a run that is {state}"
-        raise UsageError(f"{name}: expected a model folder, or a run folder with one. Found {found}.")
-    try:
-        source = find_encoder(name)
-    except EncoderError as error:
-        raise UsageError(
-            f"model {name!r}: is neither a model folder nor a run folder that holds one; {error}"
-        ) from None
-    return ReaderModel.load(source.folder) if is_saved_model(source.folder) else StockModel.load(source)
+    if isinstance(model, ReaderModel):
+        model.inference_only = bool(merge(model.encoder)) or model.precision in HALF_TYPES
+    if model.precision in HALF_TYPES:
+        encoder = model.encoder if isinstance(model, ReaderModel) else model.model
+        torch.nn.Module.to(encoder, HALF_TYPES[model.precision])  # the method of transformers has no types
+        if model.device.type == "cpu":
+            fuse_products(encoder)
+        model.precision = "fp32"  # the weights are rounded already

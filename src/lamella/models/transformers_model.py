@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.batches import Batch
 from lamella.data.padding import Padded, refuse_longer_windows
+from lamella.encoder.device import autocast
 from lamella.encoder.encoder import FAMILIES, positions_of
 from lamella.encoder.fast_attention import suitable_kernels, use_fast_attention
-from lamella.encoder.precision import autocast
 from lamella.encoder.pretrained import load_tokenizer, quiet
 from lamella.encoder.sources import MODEL_CONFIG, Source
 from lamella.errors import ModelError, one_line

@@ -14,10 +14,11 @@ import numpy as np
 from lamella import runs
 from lamella.data.demo import data_path
 from lamella.data.examples import Example
-from lamella.encoder.sources import MODEL_CONFIG, is_saved_model, saved_model, short_model_name
+from lamella.encoder.sources import MODEL_CONFIG, is_saved_model
 from lamella.errors import RunError, UnreadableError, UsageError
 from lamella.files import file_sha256, read_json, read_text, write_text
 from lamella.inference.prediction_files import read_answers
+from lamella.models.names import saved_model, short_model_name
 from lamella.scoring.best_answers import score_best_answers
 from lamella.scoring.metrics import QuestionScores, best_thresholds, language_of, score_questions, summarise
 from lamella.scoring.threshold import assign_folds, cross_fit

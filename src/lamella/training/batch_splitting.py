@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from accelerate.utils.memory import clear_device_cache
 
 from lamella.data.padding import Indices
-from lamella.encoder.memory import is_out_of_memory
+from lamella.encoder.device import is_out_of_memory
 from lamella.errors import RunError
 from lamella.training.learner import Learner
 from lamella.training.steps import Step

@@ -17,7 +17,7 @@ from lamella.data.batches import Batch, Totals
 from lamella.data.features import Features
 from lamella.encoder.encoder import HiddenStates
 from lamella.heads.tasks import Task
-from lamella.models.card import TeacherFacts
+from lamella.models.facts import TeacherFacts
 from lamella.models.model import ReaderModel
 
 Terms = dict[str, Tensor]  # `loss` has a gradient; the others are told beside it

@@ -12,20 +12,21 @@ from typing import Any
 import torch
 from accelerate.utils import set_seed
 
+from lamella import registry
 from lamella.config import RunConfig
 from lamella.data.dataset import Dataset, load_examples
 from lamella.data.feature_cache import cached_features
 from lamella.data.features import Features
 from lamella.data.feed import Feed, Recipe
 from lamella.encoder.cache import open_cache
-from lamella.encoder.precision import choose_precision
-from lamella.encoder.pretrained import load_encoder
-from lamella.encoder.sources import start_from
+from lamella.encoder.device import choose_precision
 from lamella.encoder.tuning import trainable_line
 from lamella.errors import ConfigError, DataError
 from lamella.inference.one_pass import Encode
-from lamella.models.card import Facts, data_facts
+from lamella.models.base_encoder import load_encoder
+from lamella.models.facts import Facts, data_facts
 from lamella.models.model import ReaderModel
+from lamella.models.names import resolve_encoder_from
 from lamella.plan import Pass
 from lamella.scoring.calibrate import check_tunable
 from lamella.training.learner import Learner, Randomness, layers_of, make_learner
@@ -185,7 +186,7 @@ def prepare(
 
 def located(configs: Pass, runs_folder: Path) -> Pass:
     """The same runs with `encoder.from` resolved to a folder, and what they leave to the model they start with said."""
-    return {name: as_its_start(start_from(config, runs_folder)) for name, config in configs.items()}
+    return {name: as_its_start(resolve_encoder_from(config, runs_folder)) for name, config in configs.items()}
 
 
 def named_folders(configs: Pass) -> list[Path]:
@@ -199,7 +200,7 @@ def named_folders(configs: Pass) -> list[Path]:
 
 
 def refuse_uncacheable(config: RunConfig) -> None:
-    if config.encoder.tuning["name"] != "frozen":
+    if registry.trait("tuning", config.encoder.tuning, "trains_encoder"):
         raise ConfigError(
             "encoder.tuning", ["expected frozen: the hidden states of an encoder that learns change at every step."]
         )

@@ -9,9 +9,11 @@ from pathlib import Path
 from lamella import runs
 from lamella.config import RunConfig
 from lamella.data.demo import data_path
-from lamella.encoder.sources import MODEL_CONFIG, encoder_here, hash_learnt, saved_model, verified_hash
+from lamella.encoder.sources import MODEL_CONFIG, encoder_here, verified_hash
 from lamella.errors import LamellaError, ModelError, RunError
 from lamella.files import file_sha256, read_json
+from lamella.models.names import saved_model
+from lamella.models.saved import read_saved, weights_sha256
 
 
 def refuse_changed(configs: Mapping[Path, RunConfig], *, advice: str) -> None:
@@ -71,7 +73,7 @@ class Ground:
 
     def _of_model(self, name: str) -> str | None:
         model = saved_model(name)
-        return self._once(f"model {name}", lambda: hash_learnt(model) if model else None)
+        return self._once(f"model {name}", lambda: weights_sha256(model) if model else None)
 
     def _of_logits(self, name: str) -> str | None:
         """That of the model which gave them."""
@@ -89,7 +91,7 @@ class Ground:
 
 def _lies_elsewhere(model: Path) -> bool:
     """Whether the encoder of a saved model is the same in another file, which its tensors tell."""
-    from lamella.encoder.pretrained import load_base, read_saved  # torch, for what is hardly ever asked
+    from lamella.models.base_encoder import load_base  # torch, for what is hardly ever asked
 
     try:
         load_base(model, read_saved(model))

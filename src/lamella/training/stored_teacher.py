@@ -14,13 +14,13 @@ from torch import Tensor
 from lamella import runs as run_folders
 from lamella.config import Share
 from lamella.data.batches import Batch, Totals, send
-from lamella.encoder.sources import saved_model, short_model_name
 from lamella.errors import ConfigError
 from lamella.heads.losses import Weight
 from lamella.heads.tasks import Span
 from lamella.inference.stored_logits import has_logits
-from lamella.models.card import TeacherFacts
+from lamella.models.facts import TeacherFacts
 from lamella.models.model import ReaderModel
+from lamella.models.names import saved_model, short_model_name
 from lamella.registry import register
 from lamella.training.logit_alignment import align
 from lamella.training.objective import Forward, PassFacts, TaskLoss

@@ -25,13 +25,14 @@ from lamella.config import POOLED, Share
 from lamella.data.batches import Batch, Totals
 from lamella.data.examples import Context, Example
 from lamella.data.features import featurise
-from lamella.encoder.sources import hash_learnt, short_model_name
 from lamella.encoder.tensors import trained_tensors
 from lamella.errors import ConfigError
 from lamella.heads.losses import Weight
 from lamella.heads.tasks import Choice
-from lamella.models.card import TeacherFacts
+from lamella.models.facts import TeacherFacts
 from lamella.models.model import ReaderModel
+from lamella.models.names import short_model_name
+from lamella.models.saved import weights_sha256
 from lamella.registry import register
 from lamella.training.objective import Forward, PassFacts, TaskLoss, Terms
 
@@ -229,7 +230,7 @@ class Teacher(Distilled):
         self.layers = tuple(sorted({layer for teacher in shared for layer in teacher.head.layers}))
         self.folders = tuple(folder for teacher in self.models for folder in teacher.folders)
         self.taught_by = [
-            TeacherFacts(model=short_model_name(name), sha256=hash_learnt(teacher.folders[0]))
+            TeacherFacts(model=short_model_name(name), sha256=weights_sha256(teacher.folders[0]))
             for name, teacher in zip(models, self.models, strict=True)
         ]
         self.more_forwards = len({teacher.encoder for teacher in self.models} - {model.encoder})

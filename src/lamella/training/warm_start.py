@@ -11,16 +11,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from lamella import registry
 from lamella.config import RunConfig
 from lamella.encoder.adapters import Adapter
 from lamella.encoder.lora import Lora, layers_with, learnt_at
-from lamella.encoder.pretrained import read_saved
-from lamella.encoder.sources import find_encoder, hash_learnt, is_saved_model, short_model_name
+from lamella.encoder.sources import find_encoder, is_saved_model
 from lamella.encoder.tensors import trained_tensors
 from lamella.encoder.tuning import merge
 from lamella.errors import ConfigError, EncoderError, ModelError, UsageError
-from lamella.models.card import StartFacts
+from lamella.models.facts import StartFacts
 from lamella.models.model import ReaderModel
+from lamella.models.names import short_model_name
+from lamella.models.saved import read_saved, weights_sha256
 
 WHERE = "learner.start"
 NOTHING = 1e-8  # the share of the largest squared singular value that may be rounding, where weights were merged
@@ -74,7 +76,7 @@ def begin_with(model: ReaderModel, name: str) -> Start:
     if not _same_base(model, other):
         raise ConfigError(WHERE, [f"{name}: stands on {other.base_name!r}, and not on {model.base_name!r}."])
     same_tuning = (other.tuned_before, other.tuning) == (model.tuned_before, model.tuning)
-    if not same_tuning and model.tuning["name"] != "lora":
+    if not same_tuning and not registry.trait("tuning", model.tuning, "low_rank"):
         raise ConfigError(
             WHERE,
             [
@@ -91,7 +93,9 @@ def begin_with(model: ReaderModel, name: str) -> Start:
     if same_head:
         _copy(trained_tensors(other.head), trained_tensors(model.head))
     head = "its head" if same_head else "a new head, for its own is built otherwise"
-    return Start(other.folders, name, hash_learnt(other.folders[0]), f"starts with {told} of {name}, and with {head}")
+    return Start(
+        other.folders, name, weights_sha256(other.folders[0]), f"starts with {told} of {name}, and with {head}"
+    )
 
 
 def _approach(model: ReaderModel, other: ReaderModel, name: str) -> str:

@@ -7,21 +7,21 @@ import warnings
 import pytest
 import torch
 
-from lamella.encoder import precision
-from lamella.encoder.precision import choose_precision
+from lamella.encoder import device
+from lamella.encoder.device import choose_precision
 
 CPU = torch.device("cpu")
 
 
 def test_bf16_on_a_processor_without_it_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "has_bf16_products", lambda: False)
-    with pytest.warns(UserWarning, match="'bf16': this processor only imitates it, up to hundreds of times") as told:
+    monkeypatch.setattr(device, "has_bf16_products", lambda: False)
+    with pytest.warns(UserWarning, match="'bf16': this processor only emulates it, up to hundreds of times") as told:
         assert choose_precision("bf16", CPU) == "bf16"
     assert "\n" not in str(told[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert choose_precision("fp32", CPU) == "fp32"
-        monkeypatch.setattr(precision, "has_bf16_products", lambda: True)
+        monkeypatch.setattr(device, "has_bf16_products", lambda: True)
         assert choose_precision("bf16", CPU) == "bf16"
 
 

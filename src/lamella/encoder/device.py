@@ -1,0 +1,52 @@
+"""The device that the encoder runs on: which one to use, its number formats, and its out-of-memory errors."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+HALF_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def choose_device() -> torch.device:
+    """Return the accelerator of this machine, or its CPU."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator or torch.device("cpu")
+
+
+def choose_precision(precision: str, device: torch.device) -> str:
+    """Resolve `auto`: bf16 if the hardware computes it (emulated, it is slower than fp32), else fp32."""
+    if precision == "bf16" and device.type == "cpu" and not has_bf16_products():
+        warnings.filterwarnings("ignore", "mkldnn_matmul failed")  # PyTorch's own message, with a C++ stack trace
+        message = "precision 'bf16': this processor only emulates it, up to hundreds of times slower than 'fp32'"
+        warnings.warn(message, stacklevel=3)
+    if precision != "auto":
+        return precision
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    has_bf16 = device.type == "cpu" and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    return "bf16" if has_bf16 else "fp32"
+
+
+def has_bf16_products() -> bool:
+    """Return whether oneDNN multiplies bf16 on this processor; False if this build of PyTorch cannot report it."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    return bool(supported())
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Run the block in half precision, if that was chosen."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, HALF_TYPES[precision])
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an error means that memory ran out."""
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    # CUDA's matrix library has its own message for the case that it cannot allocate its workspace.
+    return should_reduce_batch_size(error) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)

@@ -1,0 +1,116 @@
+"""Load the encoder that a model is built on: a pretrained encoder, or the tuned encoder of a saved model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lamella.encoder.pretrained import LoadedEncoder, load_pretrained, load_tokenizer
+from lamella.encoder.sources import MODEL_CONFIG, MODEL_WEIGHTS, Source, find_encoder, is_saved_model, verified_hash
+from lamella.encoder.tensors import hash_parameters, put_tensors, read_tensors
+from lamella.encoder.tuning import merge, tune_in_turn
+from lamella.errors import ConfigError, EncoderError, MissingExtraError, ModelError, UsageError
+from lamella.models.saved import SavedModel, read_saved
+
+
+def load_encoder(name: str, *, dropout: float | None = None, pooler: bool = False) -> LoadedEncoder:
+    """Find an encoder by name and load it in fp32; a saved model gives its encoder as it was tuned.
+
+    The pooler is built only on request: most heads do not read it, and many encoders have none. The tensors of a
+    pretrained encoder are hashed here, because training may change them and the saved model must identify them.
+    """
+    loaded = _load(name, dropout, pooler, loading=())
+    pretrained = len(loaded.folders) == 1
+    return replace(loaded, tensors_sha256=hash_parameters(loaded.encoder.model)) if pretrained else loaded
+
+
+def load_base(
+    folder: Path, saved: SavedModel, *, dropout: float | None = None, pooler: bool = False, loading: Sequence[Path] = ()
+) -> LoadedEncoder:
+    """Load the base encoder of a saved model, and check that it is the encoder the model was trained on.
+
+    The file hash is cheap. If it differs, compare the tensor hashes: the same encoder may be stored in another file.
+    They exclude the pooler, so they do not help a head that reads it. The recorded hashes are kept, also when the model
+    is saved again, because models built on this one know it by them. The tokenizer comes from the model folder and has
+    no hash.
+    """
+    try:
+        base = _load(saved.base_name, dropout, pooler, loading=(*loading, folder.resolve()))
+    except EncoderError as error:
+        raise ModelError(f"{folder}: the base encoder cannot be loaded: {error}") from None
+    if base.sha256 != saved.base_sha256 and (pooler or not _has_tensors(base, saved.base_tensors_sha256)):
+        raise ModelError(
+            f"{folder}: expected base encoder {saved.base_name!r} with sha256 {saved.base_sha256[:12]}…, found "
+            f"{base.sha256[:12]}…; use the encoder that the model was trained on."
+        )
+    return replace(
+        base,
+        tokenizer=load_tokenizer(Source(saved.base_name, folder, "folder")),
+        sha256=saved.base_sha256,
+        tensors_sha256=saved.base_tensors_sha256,
+    )
+
+
+@contextlib.contextmanager
+def reported_as_damage(folder: Path) -> Iterator[None]:
+    """Raise a configuration error of a saved model as a ModelError: the folder is at fault, not the caller."""
+    try:
+        yield
+    except MissingExtraError:
+        raise
+    except UsageError as error:
+        problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+        raise ModelError(f"{folder / MODEL_CONFIG}: does not fit its base encoder: {'; '.join(problems)}") from None
+
+
+def _load(name: str, dropout: float | None, pooler: bool, loading: Sequence[Path]) -> LoadedEncoder:
+    """Load an encoder; `loading` are the folders of the saved models that are built on it, to detect a circle."""
+    source = find_encoder(name)
+    if source.folder.resolve() in loading:
+        raise EncoderError(f"{name!r}: circular base-model reference; no encoder is at the bottom of this chain.")
+    sha256 = verified_hash(source)
+    if is_saved_model(source.folder):
+        return _load_tuned(source, sha256, dropout, pooler, loading)
+    encoder = load_pretrained(source, dropout=dropout, pooler=pooler)
+    return LoadedEncoder(encoder, load_tokenizer(source), _portable_name(source), sha256, (source.folder,))
+
+
+def _load_tuned(
+    source: Source, sha256: str, dropout: float | None, pooler: bool, loading: Sequence[Path]
+) -> LoadedEncoder:
+    """Load the encoder of a saved model: its base, tuned as recorded, with the trained tensors.
+
+    Adapters become part of the encoder; LoRA and IA³ are merged into the weights. The saved head may have read the
+    pooled output while the new one does not, or the reverse.
+    """
+    saved = read_saved(source.folder)
+    had_pooler = saved.config.learner.reads_pooled
+    loaded = load_base(source.folder, saved, dropout=dropout, pooler=pooler or had_pooler, loading=loading)
+    with reported_as_damage(source.folder):
+        tune_in_turn(loaded.encoder, saved.tunings)
+    if pooler and not had_pooler:
+        loaded.encoder.model.pooler.requires_grad_(False)  # the saved model had no pooler to tune
+    tensors = read_tensors(source.folder / MODEL_WEIGHTS)
+    prefix = "encoder."
+    put_tensors(
+        loaded.encoder,
+        {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)},
+        str(source.folder / MODEL_WEIGHTS),
+    )
+    merge(loaded.encoder)
+    if had_pooler and not pooler:
+        loaded.encoder.model.add_module("pooler", None)
+    folders = (source.folder, *loaded.folders)
+    return replace(loaded, name=_portable_name(source), sha256=sha256, folders=folders, tensors_sha256=None)
+
+
+def _portable_name(source: Source) -> str:
+    """Return a name that is valid from any working directory: the absolute path if the encoder is a folder."""
+    return os.path.abspath(os.path.expanduser(source.name)) if source.kind == "folder" else source.name
+
+
+def _has_tensors(base: LoadedEncoder, sha256: str | None) -> bool:
+    return sha256 is not None and hash_parameters(base.encoder.model) == sha256

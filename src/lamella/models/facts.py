@@ -1,0 +1,67 @@
+"""Facts about how a model was trained: its data, warm start, teachers and results.
+
+They are stored in the model's config.json, so that every copy of the model carries them, and shown on the model card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from lamella.config import Section
+from lamella.data.examples import Example
+from lamella.errors import ModelError
+from lamella.option_errors import explain
+
+
+class DataFacts(Section):
+    """The size of a data set."""
+
+    files: list[str]  # names without folders
+    questions: int
+    unanswerable: int
+
+
+class TeacherFacts(Section):
+    """A teacher: a model, or a run with stored logits and, if known, the model that computed them."""
+
+    run: str | None = None  # the name of the run folder
+    model: str | None = None
+    sha256: str | None = None  # of the model's weights
+
+
+class StartFacts(Section):
+    """The model of a warm start."""
+
+    model: str
+    sha256: str | None = None  # of the model's weights
+
+
+class Facts(Section):
+    """Everything that is recorded about a training run."""
+
+    train: DataFacts | None = None
+    dev: DataFacts | None = None
+    fraction: float = 1.0  # share of the training questions that was used
+    start: StartFacts | None = None
+    teachers: list[TeacherFacts] = Field(default=[])
+    results: dict[str, Any] = Field(default={})  # of the best evaluation on the dev data
+    calibrated: dict[str, Any] = Field(default={})  # the report of `lamella calibrate` on the stored threshold
+
+
+def data_facts(files: Iterable[str], examples: Sequence[Example]) -> DataFacts:
+    """Count the examples that were read from some files."""
+    unanswerable = sum(not example.answerable for example in examples)
+    return DataFacts(files=[PurePath(file).name for file in files], questions=len(examples), unanswerable=unanswerable)
+
+
+def read_facts(table: Mapping[str, Any], where: str) -> Facts:
+    """Check the facts of a config.json."""
+    try:
+        return Facts.model_validate(dict(table))
+    except ValidationError as error:
+        problems = "; ".join(explain(error, table, Facts, "facts"))
+        raise ModelError(f"{where}: damaged, or written by another version of lamella: {problems}") from None

@@ -1,0 +1,170 @@
+"""The folder of a saved model: read and written here.
+
+The folder holds only what training changed. The rest is the base encoder, recorded by name and hash.
+
+    config.json         format, base encoder, tuning, head, windows, decoding, facts about the training
+    model.safetensors   the trained tensors; names start with `encoder.` or `head.`
+    README.md           the model card
+    tokenizer files
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lamella import registry
+from lamella.config import HEAD_OPTIONS, RunConfig
+from lamella.encoder.sources import MODEL_CONFIG, MODEL_FORMAT, MODEL_WEIGHTS, find_encoder, is_saved_model
+from lamella.errors import ConfigError, ModelError, PluginError
+from lamella.files import file_sha256, new_folder, read_json, write_bytes, write_json, write_text
+from lamella.models.facts import Facts, read_facts
+from lamella.plugins import import_plugins
+from lamella.validation import check_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+FORMAT_VERSION = 1
+CARD = "README.md"
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """The contents of a saved model's config.json."""
+
+    base_name: str
+    base_sha256: str
+    base_tensors_sha256: str | None  # None if the base is a saved model, and in folders of older versions
+    config: RunConfig  # encoder, head, windows and decoding; everything else has its default
+    tuned_before: tuple[dict[str, Any], ...]  # in a flattened chain: the tunings of the models below
+    facts: Facts
+
+    @property
+    def tunings(self) -> list[dict[str, Any]]:
+        """Every tuning of the base encoder, in order."""
+        return [*self.tuned_before, self.config.encoder.tuning]
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """The options of the head, with every default filled in."""
+        return complete_head({name: getattr(self.config.learner, name) for name in HEAD_OPTIONS})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the table that config.json holds."""
+        tensors = {"tensors_sha256": self.base_tensors_sha256} if self.base_tensors_sha256 else {}
+        *before, tuning = (registry.complete("tuning", spec) for spec in self.tunings)
+        facts = self.facts.model_dump(mode="json", exclude_defaults=True)
+        return {
+            MODEL_FORMAT: FORMAT_VERSION,
+            **({"plugins": self.config.plugins} if self.config.plugins else {}),
+            "base": {"name": self.base_name, "sha256": self.base_sha256, **tensors},
+            **({"tuned_before": before} if before else {}),
+            "tuning": tuning,
+            "head": self.head,
+            "windows": self.config.windows.model_dump(),
+            "decoding": self.config.decoding.model_dump(),
+            **({"facts": facts} if facts else {}),
+        }
+
+
+def read_saved(folder: Path) -> SavedModel:
+    """Read and check the config.json of a saved model."""
+    path = folder / MODEL_CONFIG
+    saved = read_json(path)
+    version = saved.get(MODEL_FORMAT)
+    if version != FORMAT_VERSION:
+        raise ModelError(
+            f"{path}: expected model format {FORMAT_VERSION}, got {version!r}; the model needs another version of "
+            "lamella."
+        )
+    try:
+        name, sha256 = str(saved["base"]["name"]), str(saved["base"]["sha256"])
+        tensors_sha256 = saved["base"].get("tensors_sha256")
+        before, facts = list(saved.get("tuned_before", [])), dict(saved.get("facts", {}))
+        head = saved["head"]
+        named = {"tuning": [*before, saved["tuning"]], "task": head["task"], "mixer": head["mixer"]}
+        table = {
+            "plugins": _import_plugins_of(path, list(saved.get("plugins", [])), named),
+            "encoder": {"name": name, "tuning": saved["tuning"]},
+            "learner": head,
+            "windows": saved["windows"],
+            "decoding": saved["decoding"],
+        }
+    except (KeyError, TypeError, ValueError):
+        raise ModelError(
+            f"{path}: damaged: expected base (with name and sha256), tuning, head, windows and decoding."
+        ) from None
+    try:
+        earlier = [check_config({"encoder": {"tuning": tuning}}, where=str(path)) for tuning in before]
+        config = check_config(table, where=str(path))
+    except ConfigError as error:
+        problems = "; ".join(error.problems)
+        raise ModelError(f"{path}: damaged, or written by another version of lamella: {problems}") from None
+    tuned_before = tuple(config.encoder.tuning for config in earlier)
+    return SavedModel(name, sha256, tensors_sha256, config, tuned_before, read_facts(facts, str(path)))
+
+
+def _import_plugins_of(path: Path, plugins: list[str], named: Mapping[str, Any]) -> list[str]:
+    """Import the plugins that a saved model needs and return those found; fail if a part that it names is missing."""
+    imported = []
+    for plugin in plugins:
+        with contextlib.suppress(PluginError):  # its parts may come from elsewhere by now
+            import_plugins([plugin])
+            imported.append(plugin)
+    if len(imported) < len(plugins):
+        specs = [(family, spec) for family, value in named.items() for spec in _as_list(value)]
+        for family, name in [(family, registry.split(spec)[0]) for family, spec in specs]:
+            if name not in registry.names(family):
+                raise ModelError(
+                    f"{path}: needs the {family} {name!r}, which is not installed here; install the package that "
+                    f"holds {' or '.join(plugins)}."
+                )
+    return imported
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def write_saved(
+    folder: Path, saved: SavedModel, weights: bytes, tokenizer: PreTrainedTokenizerFast, *, card: str
+) -> None:
+    """Write a model folder; other processes see the old folder, the new one or none, never a mixture."""
+    from lamella.encoder.pretrained import quiet  # imports torch, which reading does not need
+
+    with new_folder(folder) as fresh:
+        write_bytes(fresh / MODEL_WEIGHTS, weights)
+        with quiet():
+            tokenizer.save_pretrained(fresh)
+        write_json(fresh / MODEL_CONFIG, saved.to_json())
+        write_text(fresh / CARD, card)
+
+
+def write_decoding(folder: Path, saved: SavedModel, *, card: str) -> None:
+    """Update the decoding options, the facts and the card of a model folder; everything else stays as it is."""
+    updated = {key: value for key, value in saved.to_json().items() if key in ("decoding", "facts")}
+    write_json(folder / MODEL_CONFIG, {**read_json(folder / MODEL_CONFIG), **updated})
+    write_text(folder / CARD, card)
+
+
+def read_chain(folder: Path) -> list[SavedModel]:
+    """Read a saved model, its base model, and so on down to the model on a pretrained encoder."""
+    chain = [read_saved(folder)]
+    while is_saved_model(below := find_encoder(chain[-1].base_name).folder):
+        chain.append(read_saved(below))
+    return chain
+
+
+def weights_sha256(folder: Path) -> str:
+    """Hash the trained tensors of a model folder; warm starts and teachers are recorded by this hash."""
+    return file_sha256(folder / MODEL_WEIGHTS)
+
+
+def complete_head(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill in the default options of the task and of every mixer stage."""
+    stages = {key: [registry.complete("mixer", stage) for stage in spec[key]] for key in ("mixer", "beside")}
+    return {**spec, "task": registry.complete("task", spec["task"]), **stages}
