@@ -32,6 +32,7 @@ ORDER = (
             "validation",
             "run_file",
             "plan",
+            "text_encoding",
             "files",
             "environment",
             "runs",

@@ -294,7 +294,11 @@ def test_set_goes_on_top_of_the_file_and_its_faults_are_told_with_the_file_s(tmp
     [
         ("run.toml", b"[training]\nepochs = = 2\n", r"run\.toml: broken TOML: .*line 2, column 10"),
         ("run.toml", b"epochs = 1\nepochs = 2\n", r"run\.toml: broken TOML: .*line 2"),
-        ("run.toml", b"name = '\xff'\n", r"run\.toml: expected UTF-8 text, but byte 8 is not UTF-8\.$"),
+        (
+            "run.toml",
+            b"name = '\xff'\n",
+            r"run\.toml: expected UTF-8 text, got byte 0xff at position 8 .*; save it as UTF-8\.$",
+        ),
         ("config.json", b'{"training":\n {"epochs": }}', r"config\.json:2:13: broken JSON: "),
         ("config.json", b"[1, 2]", r"config\.json: expected tables of options, got \[1, 2\]\.$"),
         ("run.toml", None, r"run\.toml: no such file\.$"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lamella.errors import OutputError, RunError, UnreadableError
+from lamella.text_encoding import decode_text
 
 try:
     import fcntl
@@ -124,15 +125,13 @@ def read_json(path: Path) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """Read a UTF-8 text file, with or without a byte order mark."""
+    """Read a text file in UTF-8, or in UTF-16 with a byte order mark; line ends become `\\n`."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return decode_text(path.read_bytes(), str(path)).replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise UnreadableError(f"{path}: no such file.") from None
     except OSError as error:
         raise UnreadableError(f"{path}: cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError as error:
-        raise UnreadableError(f"{path}: expected UTF-8 text, but byte {error.start} is not UTF-8.") from None
 
 
 def append_json_line(path: Path, value: Mapping[str, Any]) -> None:

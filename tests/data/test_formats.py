@@ -319,10 +319,12 @@ def test_repeated_keys_and_constants_are_placed(tmp_path: Path) -> None:
         (b" \n", "is empty"),
         (b'{"data": [\n  {"title": }]}', ":2:13: broken JSON"),
         (b'{"data": []} {}', ":1:14: broken JSON"),
-        (b'{"data": "caf\xe9"}', "byte 0xe9 at position 13"),
-        ('{"data": []}'.encode("utf-16"), "found UTF-16"),
-        (gzip.compress(b'{"data": []}', mtime=0)[:-9], "cut off or damaged"),
-        (b"\x1f\x8b and then nothing", "cut off or damaged"),
+        (b'{"data": "caf\xe9"}', "got byte 0xe9 at position 13 (probably cp1252)"),
+        ('{"data": []}'.encode("utf-16")[:-1], "expected UTF-16 text, got byte 0x7d at position 24"),
+        ('{"data": []}'.encode("utf-16-le"), ":1:2: broken JSON"),
+        ('{"data": "é"}'.encode("utf-16-be"), "(probably utf-16-be); save it as UTF-8, or convert it: lamella convert"),
+        (gzip.compress(b'{"data": []}', mtime=0)[:-9], "truncated or damaged"),
+        (b"\x1f\x8b and then nothing", "truncated or damaged"),
         (b'{"a": 1, "b": 2}', "unknown format: got the keys 'a', 'b'; expected one of: flat"),
         (b'[{"text": "x"}]', "unknown format: got the keys 'text' in its entries"),
         (b"[]", "got an empty list"),
@@ -330,8 +332,8 @@ def test_repeated_keys_and_constants_are_placed(tmp_path: Path) -> None:
         (b"12", "got 12"),
         (b"Once upon a time, there was a text.", ":1:1: broken JSON"),
         (b'{"a": \n{"b": \n', "broken JSON"),
-        (b"[" * 200_000, "cannot be read"),
-        (b'{"data": ' + b"1" * 5000 + b"}", "cannot be read"),
+        (b"[" * 200_000, "cannot be parsed"),
+        (b'{"data": ' + b"1" * 5000 + b"}", "cannot be parsed"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_why_in_one_line(data: bytes, message: str, tmp_path: Path) -> None:
@@ -347,7 +349,7 @@ def test_a_file_that_cannot_be_read_says_why_in_one_line(data: bytes, message: s
 def test_what_is_no_file_says_so(tmp_path: Path) -> None:
     with pytest.raises(UnreadableError, match="no such file"):
         read(tmp_path / "absent.json")
-    with pytest.raises(UnreadableError, match="found a folder"):
+    with pytest.raises(UnreadableError, match="got a folder"):
         read(tmp_path)
     with pytest.raises(UnreadableError, match="cannot be read"):
         read("a\0b")

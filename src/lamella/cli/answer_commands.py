@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lamella.cli.app import Address, AsJson, BatchSize, Language, ModelName, Overwrite, Precision, app
+from lamella.cli.app import Address, AsJson, BatchSize, Encoding, Language, ModelName, Overwrite, Precision, app
 
 KeepLogits = Annotated[
     bool, typer.Option("--keep-logits", help="Keep the logits too, so that `ensemble` needs no model.")
@@ -269,6 +269,7 @@ def ask(
         typer.Option("--model", "-m", help="As for predict; default: the reader that comes with the package."),
     ] = None,
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many answers to give.")] = 1,
+    encoding: Encoding = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask a question of a text, or of several together."""
@@ -278,7 +279,7 @@ def ask(
         raise UsageError("ask: expected a question. Got an empty one.")
     if context.count("-") > 1:
         raise UsageError("ask --context: standard input (-) can be read only once.")
-    texts = [_read_text(one) for one in context]
+    texts = [_read_text(source, encoding) for source in context]
     if not any(map(str.strip, texts)):
         raise UsageError(f"ask --context: expected a text. Found none in {', '.join(context)}.")
 
@@ -366,14 +367,13 @@ def _print_gains(results: dict[str, Any]) -> None:
         typer.echo(f"over {name:<{width}}  {told}  best_f1 {gain['best_f1']:+.2f}")
 
 
-def _read_text(source: str) -> str:
+def _read_text(source: str, encoding: str | None) -> str:
     from lamella.errors import UnreadableError
+    from lamella.text_encoding import decode_text
 
     try:
         data = sys.stdin.buffer.read() if source == "-" else Path(os.path.expanduser(source)).read_bytes()
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UnreadableError(f"{source}: expected UTF-8 text; byte {error.start} is not.") from None
+        return decode_text(data, source, encoding, advice="save it as UTF-8, or pass --encoding {encoding}")
     except OSError as error:
         told = " ".join(source.split())  # it may be the text itself
         told = told if len(told) <= LONGEST_ECHO else f"{told[:LONGEST_ECHO]}…"

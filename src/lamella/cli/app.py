@@ -66,6 +66,14 @@ Language = Annotated[
         "default: detected from the data.",
     ),
 ]
+Encoding = Annotated[
+    str | None,
+    typer.Option(
+        "--encoding",
+        metavar="NAME",
+        help="Text encoding; default: UTF-8, or UTF-16 with a byte order mark.",
+    ),
+]
 RunFolders = Annotated[
     list[str], typer.Argument(metavar="RUN...", help="Run folders, result files, or folders of them.")
 ]

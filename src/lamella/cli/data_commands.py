@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lamella.cli.app import AsJson, OnBadAnswer, app
+from lamella.cli.app import AsJson, Encoding, OnBadAnswer, app
 
 
 @app.command()
@@ -23,6 +23,7 @@ def check(
         str | None,
         typer.Option("--encoder", help="Count tokens as this encoder does; default: the bundled one, if installed."),
     ] = None,
+    encoding: Encoding = None,
     as_json: AsJson = False,
 ) -> None:
     """Find everything that is wrong with data files. Exit code: 0 clean, 1 problems, 2 unreadable."""
@@ -36,7 +37,7 @@ def check(
     read_files, unreadable = [], []
     for name in files:
         try:
-            read_files.append(read(name))
+            read_files.append(read(name, encoding=encoding))
         except UnreadableError as error:
             unreadable.append(str(error))
     report = check_files(read_files, tokenizer=_counting_tokenizer(encoder))
@@ -51,7 +52,8 @@ def check(
                 f"{one.questions} questions ({one.unanswerable} unanswerable)"
             )
         kinds = Counter(f"{problem.severity} {problem.kind}" for problem in report.problems)
-        typer.echo(", ".join(f"{kind}: {count}" for kind, count in kinds.most_common()) or "no problems")
+        if kinds or not unreadable:
+            typer.echo(", ".join(f"{kind}: {count}" for kind, count in kinds.most_common()) or "no problems")
     for file in read_files if fix else []:
         fixed = fix_file(file, report.problems)
         target = targets[file.path]
@@ -77,12 +79,13 @@ def convert(
         typer.Option("--to", help="The format to write (see `lamella parts writer`)."),
     ] = None,
     on_bad_answer: OnBadAnswer = "refuse",
+    encoding: Encoding = None,
 ) -> None:
     """Rewrite a data file in another format."""
     from lamella.data.dataset import load_examples
     from lamella.data.writers import write
 
-    loaded = load_examples([source], on_bad_answer=on_bad_answer or "refuse")
+    loaded = load_examples([source], on_bad_answer=on_bad_answer or "refuse", encoding=encoding)
     write(loaded.examples, target, format=to)
     typer.echo(f"{target}: {len(loaded.examples)} questions ({loaded.fixed} fixed, {loaded.skipped} skipped)")
 

@@ -1,19 +1,19 @@
-"""Load checked examples from files: refuse errors, fix them, or skip the faulty questions."""
+"""Load checked examples from files or from memory: refuse errors, fix them, or skip the faulty questions."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from lamella.data.checks import check
 from lamella.data.examples import Example
 from lamella.data.fixes import fix, skip_faulty
-from lamella.data.formats import DataFile, read
+from lamella.data.formats import DataFile, read, read_records
 from lamella.data.problems import Problem
-from lamella.errors import DataError
+from lamella.data.records import Data, default_name, is_in_memory, split_paths
+from lamella.errors import DataError, counted
 from lamella.garbage import paused_garbage_collection
 
 
@@ -28,28 +28,46 @@ class Dataset:
 
 
 def load_examples(
-    paths: Iterable[str | Path],
+    data: Data,
     *,
     on_bad_answer: Literal["refuse", "fix", "skip", "ignore"] = "refuse",
     labelled: bool = False,
+    name: str | None = None,
+    encoding: str | None = None,
 ) -> Dataset:
-    """Read and check the examples of some files.
+    """Load and check examples.
 
-    `on_bad_answer` decides about errors: refuse the files, fix what can be fixed, skip the questions concerned, or
+    `data` is a path or several, a list of dictionaries (rows of the flat format), a nested SQuAD dictionary, a pandas
+    DataFrame, or a Hugging Face data set. Data in memory is checked like a file; messages call it `name`, by default
+    `<records>` or its type, such as `<DataFrame>`.
+
+    `on_bad_answer` decides about errors: refuse the data, fix what can be fixed, skip the questions concerned, or
     ignore the errors. `labelled` refuses questions without any label (answers or `is_impossible`): they can be
-    answered, but not trained on or scored.
+    answered, but not trained on or scored. `encoding` is the encoding of text files that are not Unicode.
+
+    >>> context = "Huygens discovered Titan in 1655."
+    >>> rows = [{"id": "t1", "question": "Who discovered Titan?", "context": context, "answers": ["Huygens"]}]
+    >>> load_examples(rows).examples[0].answers
+    (Answer(text='Huygens', begin_char=0),)
     """
     with paused_garbage_collection():
-        return _load(paths, on_bad_answer, labelled)
+        return _check(_read(data, name, encoding), on_bad_answer, labelled)
 
 
-def _load(paths: Iterable[str | Path], on_bad_answer: str, labelled: bool) -> Dataset:
-    files = tuple(read(path) for path in dict.fromkeys(map(str, paths)))
+def _read(data: Data, name: str | None, encoding: str | None) -> tuple[DataFile, ...]:
+    paths, records = split_paths(data)
+    if records is not None:
+        return (read_records(records, name or default_name(data)),)
+    return tuple(read(path, encoding=encoding) for path in dict.fromkeys(map(str, paths)))
+
+
+def _check(files: tuple[DataFile, ...], on_bad_answer: str, labelled: bool) -> Dataset:
     unlabelled = [problem for file in files for problem in file.problems if problem.kind == "unlabelled"]
     if labelled and unlabelled:
         raise DataError(f"{unlabelled[0]}. Training and scoring need answers, or is_impossible = true for no answer.")
+    unread = sum(file.unread for file in files)
     if on_bad_answer == "ignore":
-        return Dataset(tuple(itertools.chain(*(file.examples for file in files))), files, 0, _unread(files))
+        return Dataset(tuple(itertools.chain(*(file.examples for file in files))), files, 0, unread)
     report = check(files)
     if report.errors and on_bad_answer == "refuse":
         raise DataError(_refusal(report.errors))
@@ -57,26 +75,29 @@ def _load(paths: Iterable[str | Path], on_bad_answer: str, labelled: bool) -> Da
     fixed = skipped = 0
     for file in files:
         if on_bad_answer == "fix":
-            usable, count, _ = fix(file, report.errors)
-            fixed += count
+            usable, fixes, _ = fix(file, report.errors)
+            fixed += fixes
         else:
             usable = skip_faulty(file, report.errors)
         examples += usable
         skipped += len(file.examples) - len(usable)
     if not examples:
-        names = ", ".join(file.path for file in files)
-        raise DataError(f"{names}: no usable question is left; list the problems with: lamella check {names}")
-    return Dataset(tuple(examples), files, fixed, skipped + _unread(files))
-
-
-def _unread(files: Iterable[DataFile]) -> int:
-    return sum(file.unread for file in files)
+        names = [file.path for file in files]
+        advice = f"; {_list_command(names)}" if _list_command(names) else ""
+        raise DataError(f"{', '.join(names)}: no usable question is left{advice}.")
+    return Dataset(tuple(examples), files, fixed, skipped + unread)
 
 
 def _refusal(errors: Sequence[Problem]) -> str:
-    files = list(dict.fromkeys(problem.file for problem in errors))
-    count = f"{len(errors)} error{'s' if len(errors) > 1 else ''}"
+    names = list(dict.fromkeys(problem.file for problem in errors))
+    command = _list_command(names)
+    advice = f"{command} (or pass --on-bad-answer fix|skip)" if command else "pass on_bad_answer='fix' or 'skip'"
     return (
-        f"{', '.join(files)}: {count}, the first: {errors[0]}. "
-        f"List all with: lamella check {' '.join(files)} (or pass --on-bad-answer fix|skip)."
+        f"{', '.join(names)}: {counted(len(errors), 'error')}, the first: {errors[0]}. {advice[0].upper()}{advice[1:]}."
     )
+
+
+def _list_command(names: Iterable[str]) -> str:
+    """Return how to list all problems of files; nothing for data in memory."""
+    files = [name for name in names if not is_in_memory(name)]
+    return f"list all problems with: lamella check {' '.join(files)}" if files else ""

@@ -11,15 +11,16 @@ format (the format with the highest count reads the file), `read` adds examples 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.parsing import parse
 from lamella.data.problems import Problem, quote
 from lamella.data.question_parsing import Faults, question_id, question_name, read_question
+from lamella.data.records import parse_records
 from lamella.data.source import Document, Place, Source, describe
 from lamella.errors import UnreadableError
 from lamella.languages import detect_language
@@ -41,14 +42,27 @@ class DataFile:
     sha256: str = ""
 
 
-def read(path: str | Path) -> DataFile:
-    """Read a data file of any known format, or bundled data such as `demo:train`."""
+def read(path: str | os.PathLike[str], *, encoding: str | None = None) -> DataFile:
+    """Read a data file of any known format, or bundled data such as `demo:train`.
+
+    Text is UTF-8, or UTF-16 with a byte order mark, unless `encoding` names another encoding.
+    """
     source = Source(str(path))
     with progress(f"reading {source.path}", None):
-        document = parse(source)
-        name = _recognise(document, source.path)
-        format: Format = build("format", name)
-        format.read(document, source)
+        return _read_document(parse(source, encoding), source)
+
+
+def read_records(records: Any, name: str) -> DataFile:
+    """Read data in memory as if it were a file: the same formats, problems and counts, under the given name."""
+    source = Source(name)
+    with progress(f"reading {name}", None):
+        return _read_document(parse_records(records, source), source)
+
+
+def _read_document(document: Document, source: Source) -> DataFile:
+    name = _recognise(document, source.path)
+    format: Format = build("format", name)
+    format.read(document, source)
     source.collapse_file_wide_problems("missing_id", "no question has an id; each gets a generated one")
     source.collapse_file_wide_problems(
         "unlabelled", "no question has answers or is_impossible; usable for predictions, not for training or scoring"

@@ -192,7 +192,8 @@ class Problem:
         position = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
         place = ": ".join(_one_line(part) for part in (position, self.article, self.id) if part)
         fix = KINDS[self.kind].fix
-        hint = f" [--fix: {fix.rstrip('.')}]" if fix else ""
+        option = "on_bad_answer='fix'" if self.file.startswith("<") else "--fix"  # data in memory has no command line
+        hint = f" [{option}: {fix.rstrip('.')}]" if fix else ""
         return f"{place}: {self.severity} {self.kind}: {self.reason}{hint}"
 
 

@@ -146,4 +146,7 @@ def describe(value: Any) -> str:
         return _TYPE_NAMES[type(value)] if value else f"an empty {'list' if isinstance(value, list) else 'object'}"
     if isinstance(value, str):
         return f"the text {quote(value)}"
-    return json.dumps(value)
+    try:
+        return json.dumps(value)
+    except TypeError:  # data in memory may hold any object
+        return f"a value of type {type(value).__name__}"

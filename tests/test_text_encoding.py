@@ -1,0 +1,57 @@
+"""Decoding of text files: byte order marks, named encodings, and the guess in the error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lamella.errors import UnreadableError, UsageError
+from lamella.files import read_text
+from lamella.text_encoding import decode_text, guess_encoding
+
+KOREAN = "서울은 한강을 끼고 있는 대한민국의 수도이다. 인구는 약 940만 명이다."
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_unicode_with_a_byte_order_mark_is_read(encoding: str, tmp_path: Path) -> None:
+    data = f"One line.\r\n{KOREAN}\n".encode(encoding)
+    assert decode_text(data, "file") == f"One line.\r\n{KOREAN}\n"
+    (tmp_path / "file").write_bytes(data)
+    assert read_text(tmp_path / "file") == f"One line.\n{KOREAN}\n"
+
+
+def test_both_byte_orders_are_read() -> None:
+    assert decode_text(b"\xff\xfeA\x00", "file") == decode_text(b"\xfe\xff\x00A", "file") == "A"
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        (KOREAN, "cp949"),
+        ("東京は日本の首都であり、世界でも有数の都市である。", "shift_jis"),
+        ("東京は日本の首都であり、世界でも有数の都市である。", "euc_jp"),
+        ("北京是中华人民共和国的首都,也是全国的政治中心。", "gb18030"),
+        ("Москва является столицей России.", "cp1251"),
+        ("Die Straße führt über die Brücke.", "cp1252"),
+        ("Café", "utf-16-le"),
+        ("Café", "utf-16-be"),
+    ],
+)
+def test_the_suspected_encoding_is_named(text: str, encoding: str) -> None:
+    data = text.encode(encoding)
+    assert guess_encoding(data) == encoding
+    with pytest.raises(UnreadableError) as error:
+        decode_text(data, "notes.txt", advice="pass --encoding {encoding}")
+    assert str(error.value).startswith("notes.txt: expected UTF-8 text, got byte 0x")
+    assert str(error.value).endswith(f"(probably {encoding}); pass --encoding {encoding}.")
+    assert decode_text(data, "notes.txt", encoding) == text
+
+
+def test_a_wrong_encoding_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--encoding: expected the name of a text encoding, .* got 'klingon'"):
+        decode_text(b"x", "file", "klingon")
+    with pytest.raises(UsageError, match="got 'hex'"):
+        decode_text(b"00", "file", "hex")  # a codec, but not of text
+    with pytest.raises(UnreadableError, match="file: expected ascii text, got byte 0xe9 at position 3"):
+        decode_text(b"caf\xe9", "file", "ascii")
