@@ -25,12 +25,16 @@ def read_any_questions(data: str) -> tuple[Sequence[Example], bool]:
 
 
 def check_unique_ids(examples: Sequence[Example]) -> None:
-    """Answers go by the id of their question."""
-    twice = [id for id, times in Counter(one.id for one in examples).items() if times > 1]
-    if twice:
+    """Refuse ids that several questions share: predictions are written by id, so only one answer would remain."""
+    repeated = [id for id, times in Counter(example.id for example in examples).items() if times > 1]
+    questions: dict[str, str] = {}  # a question about several contexts is one question under one id
+    for example in examples:
+        if questions.setdefault(example.question_id, example.question) != example.question:
+            repeated.append(example.question_id)
+    if repeated:
         raise DataError(
-            f"question {twice[0]}: its id is given to several questions, so that answers would be lost; lamella check "
-            "DATA --fix OUT gives each its own."
+            f"question id {repeated[0]!r}: expected one question, got several, and predictions can hold only one "
+            "answer per id; write a copy with unique ids: lamella check DATA --fix OUT."
         )
 
 
