@@ -69,15 +69,16 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Show runs side by side in one HTML file that opens offline: plots, tables, sample answers."""
-    from lamella.study.report.html import write_report
+    from lamella.errors import counted
+    from lamella.study.report.write import write_report
 
     written = write_report(folders, out, data=data, title=title, overwrite=overwrite)
     if as_json:
         typer.echo(json.dumps(written, ensure_ascii=False))
         return
     count, size = written["runs"], written["bytes"]
-    told = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
-    typer.echo(f"{out}: {count} run{'s' if count != 1 else ''}, {told}")
+    size_text = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
+    typer.echo(f"{out}: {counted(count, 'run')}, {size_text}")
     for note in written["notes"]:
         typer.echo(f"note: {note}")
 
@@ -106,13 +107,13 @@ def compare(
     if keep is None:
         _show(compare_runs(folders, data=data, baseline=baseline), as_json)
         return
-    found, files = keep_and_compare(folders, keep, data=data, baseline=baseline, overwrite=overwrite)
+    comparison, files = keep_and_compare(folders, keep, data=data, baseline=baseline, overwrite=overwrite)
     if as_json:
-        told = found.to_json() if found else {}
-        typer.echo(json.dumps({**told, "kept": [str(file) for file in files]}, indent=2, ensure_ascii=False))
+        content = comparison.to_dict() if comparison else {}
+        typer.echo(json.dumps({**content, "kept": [str(file) for file in files]}, indent=2, ensure_ascii=False))
         return
     lines = [f"{file}: kept, {file.stat().st_size / 1000:.0f} kB" for file in files]
-    typer.echo("\n".join([*(found.lines() if found else []), *lines]))
+    typer.echo("\n".join([*(comparison.lines() if comparison else []), *lines]))
 
 
 @app.command()
@@ -125,14 +126,20 @@ def recommend(
     max_train_minutes: Annotated[
         float | None, typer.Option("--max-train-minutes", help="Minutes that training takes.")
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="Consider only runs timed on this device; needed if the runs name several."),
+    ] = None,
     data: DataOfRuns = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose the best run within a budget; says what is as good and cheaper, and what more would buy."""
+    """Choose the best run within a budget; shows what is as good and cheaper, and what more would buy."""
     from lamella.study.recommend import recommend as choose
 
-    found = choose(folders, max_params=max_params, max_ms=max_ms, max_train_minutes=max_train_minutes, data=data)
-    _show(found, as_json)
+    recommendation = choose(
+        folders, max_params=max_params, max_ms=max_ms, max_train_minutes=max_train_minutes, device=device, data=data
+    )
+    _show(recommendation, as_json)
 
 
 @app.command()
@@ -183,6 +190,5 @@ def sweep(
         raise RunError(f"{out}: {len(failed)} of {len(rows)} runs failed; called again, the sweep tries them again.")
 
 
-def _show(found: Comparison | Recommendation, as_json: bool) -> None:
-    told = json.dumps(found.to_json(), indent=2, ensure_ascii=False) if as_json else "\n".join(found.lines())
-    typer.echo(told)
+def _show(result: Comparison | Recommendation, as_json: bool) -> None:
+    typer.echo(json.dumps(result.to_dict(), indent=2, ensure_ascii=False) if as_json else str(result))

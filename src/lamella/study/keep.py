@@ -1,4 +1,4 @@
-"""From run folders to result files: what of a run outlives its folder, its data and its model."""
+"""Write result files from run folders."""
 
 from __future__ import annotations
 
@@ -15,135 +15,138 @@ from lamella import runs
 from lamella.data.demo import data_path
 from lamella.data.examples import Example
 from lamella.encoder.sources import MODEL_CONFIG, is_saved_model
-from lamella.errors import RunError, UnreadableError, UsageError
+from lamella.errors import RunError, UnreadableError, UsageError, counted
 from lamella.files import file_sha256, read_json, read_text, write_text
 from lamella.inference.prediction_files import read_answers
 from lamella.models.names import saved_model, short_model_name
 from lamella.scoring.best_answers import score_best_answers
 from lamella.scoring.metrics import QuestionScores, best_thresholds, language_of, score_questions, summarise
 from lamella.scoring.threshold import assign_folds, cross_fit
-from lamella.study.records import Found, RunRecord, questions_of, read_object
+from lamella.study.records import RunRecord, RunSelection, answered_examples, read_json_object
 from lamella.study.result_files import (
     FORMAT,
     SUFFIX,
-    SUMMED,
+    SUMMARY_SCORES,
     VERSION,
     Result,
     is_result,
+    parse_result,
     per_question,
-    result_of,
     result_text,
 )
 
-DIGITS = 4  # behind the point of what is in percent
-COSTS = (
+DIGITS = 4  # decimal places of scores in percent
+COST_KEYS = (
     "trainable_parameters", "total_parameters", "encoder_parameters", "trainable_percent_of_encoder", "model_bytes",
     "device", "precision", "train_seconds", "encoder_seconds", "head_seconds", "pass_seconds", "learners_in_pass",
     "processes", "windows_per_second", "hidden_states", "peak_memory_bytes", "inference_seconds_per_1000",
     "inference_batch_size", "flops_tokens", "inference_flops_per_window", "training_flops_per_window", "efficiency",
 )  # fmt: skip
-ENVIRONMENT = ("lamella", "python", "processor", "cores", "libraries")
-Known = dict[tuple[str, ...], list[Example]]  # questions that were read already, by files and ids
-_LINKS = 20  # models that stand on one another, at most
+ENVIRONMENT_KEYS = ("lamella", "python", "processor", "cores", "libraries")
+ExampleCache = dict[tuple[str, ...], list[Example]]  # questions by files and hash of the ids
+_MAX_CHAIN = 20  # base models that are followed
 
 
-def with_results(found: Found, data: str | None = None) -> Found:
-    """The same runs with what a result file would hold of each; those that come from one have it already."""
-    known: Known = {}
-    return replace(found, runs=tuple(run if run.kept else _with_result(run, data, known) for run in found.runs))
+def add_results(selection: RunSelection, data: str | None = None) -> RunSelection:
+    """Return the same runs, each with the content of its result file; runs read from such a file have it already."""
+    cache: ExampleCache = {}
+    return replace(
+        selection,
+        records=tuple(run if run.result else _add_result(run, data, cache) for run in selection.records),
+    )
 
 
-def write_results(found: Found, target: Path, *, overwrite: bool = False) -> list[Path]:
+def write_results(selection: RunSelection, target: Path, *, overwrite: bool = False) -> list[Path]:
     """Write the result file of every run that came from a folder; `target` is a folder, or a file for a single run.
 
-    All of them are checked before the first is written: another run's file is replaced only if `overwrite` says so.
+    All files are checked before the first is written. The file of another run is replaced only with `overwrite`.
     """
-    fresh = [run for run in found.runs if run.kept is not None and run.folder.is_dir()]
+    fresh = [run for run in selection.records if run.result is not None and run.folder.is_dir()]
     if not fresh:
-        raise UsageError(
-            f"--keep {target}: expected a run folder among the runs. All of them are result files already."
-        )
+        raise UsageError(f"--keep {target}: expected a run folder among the runs, got only result files already kept.")
     single = target.suffix == SUFFIX
     if target.suffix and not single and not target.is_dir():
         raise UsageError(
-            f"--keep {target}: expected FILE{SUFFIX} or a folder. Got another suffix; if it is a folder, make it first."
+            f"--keep {target}: expected FILE{SUFFIX} or a folder, got another suffix; create a folder first."
         )
     if single and len(fresh) > 1:
-        raise UsageError(f"--keep {target}: expected a folder, for {len(fresh)} runs. Got the name of one file.")
+        raise UsageError(f"--keep {target}: expected a folder for {len(fresh)} runs, got the name of one file.")
     files: dict[Path, str] = {}
     for run in fresh:
-        assert run.kept is not None
+        assert run.result is not None
         path = target if single else target / f"{_file_name(run.name)}{SUFFIX}"
         if path in files:
-            raise UsageError(f"{path}: two runs would be kept under this name; keep them one by one, in FILE{SUFFIX}.")
-        files[path] = result_text({**run.kept.content, "name": path.stem})
+            raise UsageError(f"{path}: two runs would have this file; keep them one at a time, as FILE{SUFFIX}.")
+        files[path] = result_text({**run.result.content, "name": path.stem})
     for path, text in files.items():
         if path.is_file() and not overwrite and read_text(path) != text:
-            other = "another run" if is_result(read_json(path)) else "something else"
-            raise RunError(f"{path}: holds {other}; keep this one in another FILE{SUFFIX}, or pass --overwrite.")
+            content = "another run" if is_result(read_json(path)) else "something else"
+            raise RunError(f"{path}: holds {content}; choose another FILE{SUFFIX}, or pass --overwrite.")
         if path.is_dir() or (path.parent.exists() and not path.parent.is_dir()):
-            raise UsageError(f"{path}: expected the name of a file to write, in a folder.")
+            raise UsageError(f"{path}: expected the path of a file to write, inside a folder.")
     for path, text in files.items():
         write_text(path, text)
     return list(files)
 
 
-def same_questions(records: Sequence[RunRecord]) -> list[Result]:
-    """The results of runs that answered the same questions; others are refused."""
-    results = [run.kept for run in records if run.kept is not None]
+def comparable_results(records: Sequence[RunRecord]) -> list[Result]:
+    """Return the results of some runs; raise an error unless all are for the same questions and thresholds."""
+    results = [run.result for run in records if run.result is not None]
     first = results[0]
     for run, result in zip(records, results, strict=True):
         if result.ids_sha256 != first.ids_sha256:
-            told = [f"{one.content['dev']['questions']} questions of {_files_told(one)}" for one in (first, result)]
             raise RunError(
-                f"{run.folder}: expected the questions of {records[0].folder}, {told[0]}. Found {told[1]}, with other "
-                "ids; score both on the same data with: lamella evaluate DATA --model RUN --out OUT"
+                f"{run.folder}: expected the questions of {records[0].folder} ({_describe_questions(first)}), got "
+                f"{_describe_questions(result)} with other ids; "
+                "score both on the same data with: lamella evaluate DATA --model RUN --out OUT"
             )
         if result.scored_at != first.scored_at:
             raise RunError(
-                f"{run.folder}: expected scores at {first.scored_at} thresholds, as in {records[0].folder}. Found "
-                f"{result.scored_at}; keep both anew, from the same data."
+                f"{run.folder}: expected scores at {first.scored_at} thresholds, as in {records[0].folder}, got "
+                f"{result.scored_at}; keep both again, from the same data."
             )
     return results
 
 
-def _with_result(run: RunRecord, data: str | None, known: Known) -> RunRecord:
+def _add_result(run: RunRecord, data: str | None, cache: ExampleCache) -> RunRecord:
     try:
-        kept = _result(run, data, known)
+        result = _make_result(run, data, cache)
     except (AttributeError, KeyError, TypeError):
         raise UnreadableError(f"{run.folder}: expected the files of a run; one of them is damaged.") from None
-    return replace(run, kept=kept, results=kept.results())
+    return replace(run, result=result, scores=result.scores())
 
 
-def _result(run: RunRecord, data: str | None, known: Known) -> Result:
-    """What is to be kept of a run folder, scored anew from its answers."""
+def _make_result(run: RunRecord, data: str | None, cache: ExampleCache) -> Result:
+    """Return the result of a run folder, scored again from its answers and n-best lists."""
     if not (run.folder / runs.NBEST).is_file():
-        raise RunError(f"{run.folder}: expected {runs.NBEST}, to score it at other thresholds. It is not there.")
+        raise RunError(f"{run.folder}: expected {runs.NBEST} to score other thresholds, got no such file.")
     answered = read_answers(run.folder)
-    files = (data,) if data else run.data
+    files = (data,) if data else run.data_files
     key = (*files, runs.data_record(files, answered.texts)["ids_sha256"])
-    if key not in known:
-        known[key] = questions_of(run, answered.texts, data)
-    examples, ids = known[key], [example.id for example in known[key]]
+    if key not in cache:
+        cache[key] = answered_examples(run, answered.texts, data)
+    examples, ids = cache[key], [example.id for example in cache[key]]
     language = language_of(examples)
     best = score_best_answers(examples, answered.predictions, language=language)
-    null_odds = read_object(run.folder / runs.NULL_ODDS) or {
-        id: one.null_odds for id, one in answered.predictions.items()
+    null_odds = read_json_object(run.folder / runs.NULL_ODDS) or {
+        id: prediction.null_odds for id, prediction in answered.predictions.items()
     }
     if missing := [id for id in ids if not isinstance(null_odds.get(id), int | float)]:
-        raise RunError(f"{run.folder / runs.NULL_ODDS}: expected a number for every question. {missing[0]} has none.")
+        raise RunError(
+            f"{run.folder / runs.NULL_ODDS}: expected a number for every question, got none for {missing[0]}."
+        )
     odds = np.array([null_odds[id] for id in ids], np.float64)
     own = score_questions(examples, answered.texts, language=language)
     folds = assign_folds(examples) if len(set(best.answerable.tolist())) == 2 else None
     crossfit = None if folds is None else cross_fit(best, odds, folds)
     scores: dict[str, Any] = {
-        "at_0": _summed(best.withheld(odds > 0)),
-        "own": {**_own_threshold(run), **_summed(own)},
-        "best": {key.removeprefix("best_"): _short(one) for key, one in best_thresholds(best, null_odds).items()},
+        "at_0": _summary(best.withheld(odds > 0)),
+        "own": {**_own_threshold(run), **_summary(own)},
+        "best": {key.removeprefix("best_"): _round(value) for key, value in best_thresholds(best, null_odds).items()},
     }
     if crossfit is not None and folds is not None:
-        scores["crossfit"] = {**_summed(crossfit), "folds": int(folds.max()) + 1}
-    _refuse_other_scores(run, scores)
+        scores["crossfit"] = {**_summary(crossfit), "folds": int(folds.max()) + 1}
+    _check_recorded_f1(run, scores)
     hashes = {} if data else _recorded_hashes(run)
     paragraph_of = {example.id: example.context.text for example in examples}
     content = {
@@ -153,35 +156,40 @@ def _result(run: RunRecord, data: str | None, known: Known) -> Result:
         **_identity(run),
         **_made_of(run),
         "dev": {
-            "files": [_file(name, hashes) for name in files],
+            "files": [_describe_file(name, hashes) for name in files],
             "questions": len(ids),
             "unanswerable": int((~best.answerable).sum()),
             "paragraphs": len(set(paragraph_of.values())),
             "ids_sha256": runs.data_record(files, ids)["ids_sha256"],
         },
         "scores": scores,
-        "cost": {key: run.cost[key] for key in COSTS if run.cost.get(key) is not None},
+        "cost": {key: run.cost[key] for key in COST_KEYS if run.cost.get(key) is not None},
         "environment": {
-            key: value for key, value in read_object(run.folder / runs.ENVIRONMENT).items() if key in ENVIRONMENT
+            key: value
+            for key, value in read_json_object(run.folder / runs.ENVIRONMENT).items()
+            if key in ENVIRONMENT_KEYS
         },
         "options": _options(run.config),
         "per_question": per_question(
             own if crossfit is None else crossfit, paragraph_of, "own" if crossfit is None else "crossfit"
         ),
     }
-    return result_of(content)
+    return parse_result(content)
 
 
 def _identity(run: RunRecord) -> dict[str, Any]:
-    record = read_object(run.folder / runs.RUN)
-    named = {"command": record.get("command"), "finished": record.get("ended")}
+    record = read_json_object(run.folder / runs.RUN)
     learner, order = run.seeds
-    return {**named, "seed": {"learner": learner, "order": order}}
+    return {
+        "command": record.get("command"),
+        "finished": record.get("ended"),
+        "seed": {"learner": learner, "order": order},
+    }
 
 
 @dataclass(frozen=True)
 class _Model:
-    """What a run's model says of itself, and the pretrained encoder at the end of its chain."""
+    """The configuration of a run's model, its pretrained encoder, and the models between the two."""
 
     config: Mapping[str, Any]
     base: Mapping[str, Any]
@@ -189,7 +197,7 @@ class _Model:
 
 
 def _made_of(run: RunRecord) -> dict[str, Any]:
-    """Encoder, tuning, and what it learnt from: of a model in the run, else as `evaluate` recorded those of its own."""
+    """Return encoder, tuning and training data: from the model in the run, otherwise as `evaluate` recorded them."""
     model = _model(run)
     facts = model.config.get("facts") or {}
     train = facts.get("train") or {}
@@ -205,7 +213,7 @@ def _made_of(run: RunRecord) -> dict[str, Any]:
         },
         "tuning": dict(model.config.get("tuning") or encoder.get("tuning") or {}),
         "train": {
-            "files": [_file(one, _recorded_hashes(run)) for one in files],
+            "files": [_describe_file(file, _recorded_hashes(run)) for file in files],
             **{key: train[key] for key in ("questions", "unanswerable") if key in train},
             "fraction": facts.get("fraction", (run.config.get("learner") or {}).get("fraction", 1.0)),
         },
@@ -215,18 +223,18 @@ def _made_of(run: RunRecord) -> dict[str, Any]:
 
 def _model(run: RunRecord) -> _Model:
     folder = run.folder / runs.MODEL
-    config = read_object(folder / MODEL_CONFIG) if is_saved_model(folder) else {}
-    config = config or read_object(run.folder / runs.RUN).get("model") or {}
+    config = read_json_object(folder / MODEL_CONFIG) if is_saved_model(folder) else {}
+    config = config or read_json_object(run.folder / runs.RUN).get("model") or {}
     base: Mapping[str, Any] = config.get("base") or {}
     passed: list[str] = []
-    while len(passed) < _LINKS and (on := saved_model(str(base.get("name") or os.devnull))):
+    while len(passed) < _MAX_CHAIN and (below := saved_model(str(base.get("name") or os.devnull))):
         passed.append(short_model_name(str(base["name"])))
-        base = read_object(on / MODEL_CONFIG).get("base") or {}
+        base = read_json_object(below / MODEL_CONFIG).get("base") or {}
     return _Model(config, base, tuple(passed))
 
 
 def _options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """All options under their full names, files and models without their folders."""
+    """Return all options under their full names; files and models are named without their folders."""
     flat = {
         f"{section}.{key}": value
         for section, options in config.items()
@@ -235,7 +243,7 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
     }
     for key in ("data.train", "data.dev", "data.threshold"):
         if flat.get(key):
-            flat[key] = [PurePath(one).name for one in flat[key]]
+            flat[key] = [PurePath(name).name for name in flat[key]]
     for key in ("encoder.name", "learner.start"):
         if isinstance(flat.get(key), str):
             flat[key] = short_model_name(flat[key])
@@ -250,46 +258,49 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _recorded_hashes(run: RunRecord) -> dict[str, str]:
-    """Of the files that a training read, as they were then; runs made before do not tell."""
-    return {one["name"]: one["sha256"] for one in read_object(run.folder / runs.RUN).get("files", [])}
+    """Return the hashes of the data files as training read them; early versions did not record any."""
+    files = read_json_object(run.folder / runs.RUN).get("files", [])
+    return {file["name"]: file["sha256"] for file in files}
 
 
-def _file(name: str, recorded: Mapping[str, str]) -> dict[str, str]:
-    """A data file without its folder, and its hash: as the run recorded it, else of now, where it lies there."""
-    found, path = {"name": PurePath(name).name}, data_path(name)
+def _describe_file(name: str, recorded: Mapping[str, str]) -> dict[str, str]:
+    """Return the name of a data file without its folder, and its hash: recorded by the run, otherwise computed now."""
+    described, path = {"name": PurePath(name).name}, data_path(name)
     if name in recorded:
-        return {**found, "sha256": recorded[name]}
+        return {**described, "sha256": recorded[name]}
     if not path.is_file():
-        return found
-    return {**found, "sha256": file_sha256(path)}
+        return described
+    return {**described, "sha256": file_sha256(path)}
 
 
-def _summed(scores: QuestionScores) -> dict[str, float]:
-    return {key: _short(value) for key, value in summarise(scores).items() if key in SUMMED}
+def _summary(scores: QuestionScores) -> dict[str, float]:
+    return {key: _round(value) for key, value in summarise(scores).items() if key in SUMMARY_SCORES}
 
 
 def _own_threshold(run: RunRecord) -> dict[str, Any]:
-    return {key: run.results[key] for key in ("threshold", "threshold_tuned_on_these", "epoch") if key in run.results}
+    return {key: run.scores[key] for key in ("threshold", "threshold_tuned_on_these", "epoch") if key in run.scores}
 
 
-def _refuse_other_scores(run: RunRecord, scores: Mapping[str, Any]) -> None:
-    """Data that changed since would make a result that no run ever had."""
-    recorded = run.results.get("f1")
+def _check_recorded_f1(run: RunRecord, scores: Mapping[str, Any]) -> None:
+    """Check that the answers still score what the run recorded: if not, its data has changed since."""
+    recorded = run.scores.get("f1")
     if isinstance(recorded, int | float) and abs(recorded - scores["own"]["f1"]) > 0.01:
         raise RunError(
-            f"{run.folder}: recorded F1 {recorded:.2f}. Its answers score {scores['own']['f1']:.2f} on the data as it "
-            "is now; give the file that it was scored on with --data."
+            f"{run.folder}: expected the recorded F1 of {recorded:.2f}, got {scores['own']['f1']:.2f} on today's data; "
+            "pass the file that the run was scored on with --data."
         )
 
 
-def _short(value: float) -> float:
+def _round(value: float) -> float:
     return round(float(value), DIGITS)
 
 
 def _file_name(name: str) -> str:
-    """`mixers/dot-seed0` is kept as `mixers-dot-seed0`."""
+    """Return a name without slashes: `mixers/dot-seed0` becomes `mixers-dot-seed0`."""
     return re.sub(r"[^\w.+=,-]+", "-", name).strip("-") or "run"
 
 
-def _files_told(result: Result) -> str:
-    return ", ".join(str(one["name"]) for one in result.content["dev"]["files"]) or "an unnamed file"
+def _describe_questions(result: Result) -> str:
+    dev = result.content["dev"]
+    files = ", ".join(str(file["name"]) for file in dev["files"]) or "an unnamed file"
+    return f"{counted(dev['questions'], 'question')} of {files}"

@@ -1,4 +1,4 @@
-"""The answers of runs against the truth: outcomes, groups of questions, calibration, sample questions."""
+"""The answers of runs compared with the true ones: outcomes, groups of questions, calibration, sample questions."""
 
 from __future__ import annotations
 
@@ -17,61 +17,66 @@ from lamella.scoring.metrics import QuestionScores, language_of, score_questions
 from lamella.scoring.threshold import expected_calibration_error
 from lamella.study.analysis.groups import Grouping, grouped_scores, groupings
 from lamella.study.analysis.mistake_kinds import confusion
-from lamella.study.records import RunRecord, is_number, read_object
-from lamella.study.report.values import SHOWN_SCORES, Record, rounded, without_folders
+from lamella.study.records import RunRecord, is_number, read_json_object
+from lamella.study.report.values import SHOWN_SCORES, ReportValues, rounded, without_folders
 
 PR_POINTS = 60
 RELIABILITY_GROUPS = 10
-SAMPLES = 24  # questions of a data set
+SAMPLES = 24  # questions per data set
 CONTEXT_CHARACTERS = 1500  # of a sample; a longer context is cut around the answers
-OUTCOMES = {  # as the page calls what `confusion` counts
+OUTCOMES = {  # the labels in the report for the counts of `confusion`
     "right_has_answer": "answered, exactly right",
     "answered_wrongly": "answered, not exactly right",
-    "abstained_wrongly": "abstained though there is an answer",
-    "right_no_answer": "abstained rightly",
-    "answered_the_unanswerable": "answered the unanswerable",
+    "abstained_wrongly": "abstained although there is an answer",
+    "right_no_answer": "abstained correctly",
+    "answered_the_unanswerable": "answered an unanswerable question",
 }
 
 Bools = NDArray[np.bool_]
 
 
 def add_answers(
-    records: Sequence[Record], found: Sequence[RunRecord], data: str | None, notes: list[str]
-) -> list[list[Record]]:
-    """Compare the runs' predictions with the truth; gives the sample questions of each data set."""
-    sets: dict[str, _Questions | None] = {}
-    scored: dict[str, list[tuple[Record, _Scored]]] = {}
-    for record, run in zip(records, found, strict=True):
-        names = (data,) if data else run.data
+    shown: Sequence[ReportValues], records: Sequence[RunRecord], data: str | None, notes: list[str]
+) -> list[list[ReportValues]]:
+    """Add the analysis of its answers to every run; return the sample questions of each data set."""
+    data_sets: dict[str, _DataSet | None] = {}
+    scored: dict[str, list[tuple[ReportValues, _ScoredAnswers]]] = {}
+    for values, run in zip(shown, records, strict=True):
+        names = (data,) if data else run.data_files
         key = " + ".join(names)
-        record["data"], record["data_set"] = " + ".join(map(without_folders, names)), key
+        values["data"], values["data_set"] = " + ".join(map(without_folders, names)), key
         if not (run.folder / runs.PREDICTIONS).is_file():
             continue
         predictions = run.predictions()
-        if key not in sets:
-            sets[key] = _questions(names, data is not None, notes)
-        known = sets[key]
-        if known is None:
+        if key not in data_sets:
+            data_sets[key] = _read_data_set(names, data is not None, notes)
+        data_set = data_sets[key]
+        if data_set is None:
             continue
-        # All of them, or the first few of `data.max_eval_samples`.
-        examples = [example for example in known.examples if example.id in predictions]
+        # All questions, or the first ones with `data.max_eval_samples`.
+        examples = [example for example in data_set.examples if example.id in predictions]
         if not examples and data:
-            raise UsageError(f"{run.folder}: answers no question of --data {data}; name the file it was scored on.")
+            raise UsageError(
+                f"{run.folder}: expected answers to questions of --data {data}, got none; "
+                "pass the file that the run was scored on."
+            )
         if not examples:
-            notes.append(f"{record['name']} answers no question of {record['data']}: the file is not what it was.")
+            notes.append(f"{values['name']} answers no question of {values['data']}: the file has changed.")
             continue
-        answers = _Scored(examples, score_questions(examples, predictions, language=known.language), predictions)
-        _add_analysis(record, run.folder, answers, known)
-        scored.setdefault(key, []).append((record, answers))
+        answers = _ScoredAnswers(
+            examples, score_questions(examples, predictions, language=data_set.language), predictions
+        )
+        _add_analysis(values, run.folder, answers, data_set)
+        scored.setdefault(key, []).append((values, answers))
     numbers = {key: number for number, key in enumerate(scored)}
-    for record in records:
-        record["data_set"] = numbers.get(record["data_set"])
-    return [_samples(of_set) for of_set in scored.values()]
+    for values in shown:
+        values["data_set"] = numbers.get(values["data_set"])
+    return [_sample_questions(runs_of_set) for runs_of_set in scored.values()]
 
 
 @dataclass(frozen=True)
-class _Questions:
-    """A data set, and what is the same for all the runs on it."""
+class _DataSet:
+    """A data set, and what all the runs on it share."""
 
     examples: Sequence[Example]
     language: str
@@ -79,8 +84,11 @@ class _Questions:
     groupings: Mapping[str, Grouping]
 
     @classmethod
-    def of(cls, examples: Sequence[Example]) -> _Questions:
-        answerable = Grouping(["has an answer", "has none"], np.array([int(not one.answerable) for one in examples]))
+    def of(cls, examples: Sequence[Example]) -> _DataSet:
+        """Group the questions of a data set."""
+        answerable = Grouping(
+            ["has an answer", "has no answer"], np.array([int(not example.answerable) for example in examples])
+        )
         return cls(
             examples,
             language_of(examples),
@@ -90,76 +98,78 @@ class _Questions:
 
 
 @dataclass(frozen=True)
-class _Scored:
-    """What a run said, and how good that is."""
+class _ScoredAnswers:
+    """The answers of a run, and the score of each."""
 
     examples: Sequence[Example]
     scores: QuestionScores
     predictions: Mapping[str, str]
 
 
-def _questions(names: Sequence[str], asked_for: bool, notes: list[str]) -> _Questions | None:
+def _read_data_set(names: Sequence[str], is_required: bool, notes: list[str]) -> _DataSet | None:
     if not names:
-        notes.append("Runs that do not say what data they were scored on are not analysed: give it as --data.")
+        notes.append("The answers of runs that do not record their data are not analysed; pass the file with --data.")
         return None
     try:
-        return _Questions.of([example for name in names for example in read_questions(name, labelled=True)])
+        return _DataSet.of([example for name in names for example in read_questions(name, labelled=True)])
     except LamellaError:
-        if asked_for:
+        if is_required:
             raise
-        told = " + ".join(map(without_folders, names))
-        notes.append(f"The questions of {told} cannot be read here, so no answers are analysed: give them as --data.")
+        files = " + ".join(map(without_folders, names))
+        notes.append(f"{files} cannot be read, so the answers are not analysed; pass the file with --data.")
         return None
 
 
-def _add_analysis(record: Record, folder: Path, found: _Scored, known: _Questions) -> None:
-    odds, probability = read_object(folder / runs.NULL_ODDS), read_object(folder / runs.NA_PROB)
-    ids = found.scores.ids
-    odds, probability = ({id: one[id] for id in ids if is_number(one.get(id))} for one in (odds, probability))
-    na_scores = odds or probability
-    if not record["scores"]:
-        record["scores"] = {
-            key: rounded(value) for key, value in summarise(found.scores).items() if key in SHOWN_SCORES
+def _add_analysis(values: ReportValues, folder: Path, answers: _ScoredAnswers, data_set: _DataSet) -> None:
+    ids = answers.scores.ids
+    odds, probabilities = (
+        {id: content[id] for id in ids if is_number(content.get(id))}
+        for content in (read_json_object(folder / runs.NULL_ODDS), read_json_object(folder / runs.NA_PROB))
+    )
+    no_answer_scores = odds or probabilities
+    if not values["scores"]:
+        values["scores"] = {
+            key: rounded(value) for key, value in summarise(answers.scores).items() if key in SHOWN_SCORES
         }
-    record["questions"] = len(ids)
-    record["confusion"] = {OUTCOMES[name]: count for name, count in confusion(found.scores).items()}
-    record["groups"] = _groups(known, found.scores)
-    if len(na_scores) == len(ids):
-        record["precision_recall"] = precision_recall(found.scores, np.array([na_scores[id] for id in ids]))
-    if len(probability) == len(ids):
-        record["reliability"] = reliability(np.array([probability[id] for id in ids]), ~found.scores.answerable)
+    values["questions"] = len(ids)
+    values["confusion"] = {OUTCOMES[name]: count for name, count in confusion(answers.scores).items()}
+    values["groups"] = _groups(data_set, answers.scores)
+    if len(no_answer_scores) == len(ids):
+        values["precision_recall"] = precision_recall(answers.scores, np.array([no_answer_scores[id] for id in ids]))
+    if len(probabilities) == len(ids):
+        values["reliability"] = reliability(np.array([probabilities[id] for id in ids]), ~answers.scores.answerable)
 
 
-def precision_recall(scores: QuestionScores, na: NDArray[np.float64]) -> dict[str, list[float]] | None:
-    """Precision and recall when questions are answered from the lowest na score up, an answer counting by its F1."""
+def precision_recall(scores: QuestionScores, no_answer_scores: NDArray[np.float64]) -> dict[str, list[float]] | None:
+    """Return precision and recall as more questions are answered, most confident first; an answer counts by its F1."""
     total = int(scores.answerable.sum())
     if not total:
         return None
-    order = np.argsort(na, kind="stable")
-    key, found = na[order], np.cumsum((scores.f1 * scores.answerable)[order])
+    order = np.argsort(no_answer_scores, kind="stable")
+    key, credit = no_answer_scores[order], np.cumsum((scores.f1 * scores.answerable)[order])
     ends = np.append(np.flatnonzero(key[1:] != key[:-1]), len(key) - 1)  # no threshold lies between equal scores
     shown = ends[np.unique(np.linspace(0, len(ends) - 1, PR_POINTS).round().astype(int))]
     return {
-        "recall": [rounded(100 * found[end] / total) for end in shown],
-        "precision": [rounded(100 * found[end] / (end + 1)) for end in shown],
+        "recall": [rounded(100 * credit[end] / total) for end in shown],
+        "precision": [rounded(100 * credit[end] / (end + 1)) for end in shown],
     }
 
 
-def reliability(probability: NDArray[np.float64], outcome: Bools) -> Record:
-    """What was said against what was so, in groups of equal size by rising probability of no answer."""
+def reliability(probability: NDArray[np.float64], unanswerable: Bools) -> ReportValues:
+    """Return predicted against observed shares of "no answer", in groups of equal size by rising probability."""
     order = np.argsort(probability, kind="stable")
     parts = np.array_split(order, min(RELIABILITY_GROUPS, len(order)))
     return {
-        "said": [rounded(100 * float(probability[part].mean())) for part in parts],
-        "so": [rounded(100 * float(outcome[part].mean())) for part in parts],
+        "predicted": [rounded(100 * float(probability[part].mean())) for part in parts],
+        "observed": [rounded(100 * float(unanswerable[part].mean())) for part in parts],
         "questions": [len(part) for part in parts],
-        "ece": rounded(100 * expected_calibration_error(probability, outcome)),
+        "ece": rounded(100 * expected_calibration_error(probability, unanswerable)),
     }
 
 
-def _groups(known: _Questions, scores: QuestionScores) -> dict[str, list[Record]]:
-    """The scores of the questions of a kind, in every grouping; the kinds are those of the whole data set."""
-    rows = np.array([known.row_of[id] for id in scores.ids])
+def _groups(data_set: _DataSet, scores: QuestionScores) -> dict[str, list[ReportValues]]:
+    """Return the scores in every group of questions; the groups are those of the whole data set."""
+    rows = np.array([data_set.row_of[id] for id in scores.ids])
     return {
         name.replace("_", " "): [
             {
@@ -171,36 +181,38 @@ def _groups(known: _Questions, scores: QuestionScores) -> dict[str, list[Record]
             }
             for row in grouped_scores(scores, Grouping(grouping.names, grouping.group[rows]))
         ]
-        for name, grouping in known.groupings.items()
+        for name, grouping in data_set.groupings.items()
     }
 
 
-def _samples(of_set: Sequence[tuple[Record, _Scored]]) -> list[Record]:
-    """Questions evenly from those that every run gets right to those that none does, with every run's answer."""
-    marks: dict[str, list[float]] = {}
+def _sample_questions(runs_of_set: Sequence[tuple[ReportValues, _ScoredAnswers]]) -> list[ReportValues]:
+    """Return questions from easy to hard, and add the answer of every run to its values."""
+    f1_of_runs: dict[str, list[float]] = {}
     examples: dict[str, Example] = {}
-    for _, found in of_set:
-        for example, f1 in zip(found.examples, found.scores.f1, strict=True):
-            marks.setdefault(example.id, []).append(float(f1))
+    for _, answers in runs_of_set:
+        for example, f1 in zip(answers.examples, answers.scores.f1, strict=True):
+            f1_of_runs.setdefault(example.id, []).append(float(f1))
             examples[example.id] = example
-    ranked = sorted(marks, key=lambda id: -float(np.mean(marks[id])))
-    chosen = [ranked[round(place)] for place in np.linspace(0, len(ranked) - 1, min(SAMPLES, len(ranked)))]
-    cut = {id: _cut_context(examples[id], [found.predictions.get(id, "") for _, found in of_set]) for id in chosen}
-    for record, found in of_set:
-        row_of = {id: row for row, id in enumerate(found.scores.ids)}
-        record["answers"] = [
-            {"text": found.predictions[id], "f1": rounded(100 * float(found.scores.f1[row_of[id]]))}
+    ranked = sorted(f1_of_runs, key=lambda id: -float(np.mean(f1_of_runs[id])))
+    chosen = [ranked[round(index)] for index in np.linspace(0, len(ranked) - 1, min(SAMPLES, len(ranked)))]
+    contexts = {
+        id: _cut_context(examples[id], [answers.predictions.get(id, "") for _, answers in runs_of_set]) for id in chosen
+    }
+    for values, answers in runs_of_set:
+        row_of = {id: row for row, id in enumerate(answers.scores.ids)}
+        values["answers"] = [
+            {"text": answers.predictions[id], "f1": rounded(100 * float(answers.scores.f1[row_of[id]]))}
             if id in row_of
             else None
             for id in chosen
         ]
-    return [{"question": examples[id].question, "title": examples[id].context.title, **cut[id]} for id in chosen]
+    return [{"question": examples[id].question, "title": examples[id].context.title, **contexts[id]} for id in chosen]
 
 
-def _cut_context(example: Example, answers: Sequence[str]) -> Record:
-    """A context, or the part of it around the first true answer (else a predicted one), and its true answers there."""
+def _cut_context(example: Example, predicted: Sequence[str]) -> ReportValues:
+    """Return the context, cut around the first true answer or else a predicted one, with its true answers."""
     text = example.context.text
-    begin = example.answers[0].begin_char if example.answers else max(0, *(text.find(one) for one in answers), 0)
+    begin = example.answers[0].begin_char if example.answers else max(0, *(text.find(span) for span in predicted), 0)
     low = max(0, min(begin - CONTEXT_CHARACTERS // 2, len(text) - CONTEXT_CHARACTERS))
     high = min(len(text), low + CONTEXT_CHARACTERS)
     golds = {answer.text for answer in example.answers}

@@ -1,68 +1,75 @@
-"""What a report shows, read from run folders: scores, costs, curves, layer weights, answers. No model is run."""
+"""The content of an HTML report, read from run folders: scores, costs, curves, layer weights, answers."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from lamella import runs
 from lamella.errors import UsageError
 from lamella.study.analysis.layer_weights import learned_weights
-from lamella.study.records import RunRecord, is_number, read_runs
+from lamella.study.records import RunRecord, is_number, read_records
 from lamella.study.report.answers import add_answers
-from lamella.study.report.costs import cost_of
 from lamella.study.report.curves import read_curve
-from lamella.study.report.option_names import name_what_differs
-from lamella.study.report.values import SHOWN_SCORES, Record, rounded
+from lamella.study.report.option_names import add_varied_options
+from lamella.study.report.run_cost import run_cost
+from lamella.study.report.values import SHOWN_SCORES, ReportValues, rounded
 
 
-def collect(folders: Sequence[Path], data: str | None = None) -> Record:
-    """Everything that the page shows, as plain JSON values.
+def collect(folders: Sequence[str | os.PathLike[str]], data: str | None = None) -> ReportValues:
+    """Return everything that the report shows as plain JSON values. No model is run.
 
-    `folders` are run folders, or folders of several runs. `data` are the questions all of them were scored on; without
-    it, those that each run says it was scored on. Where they are not to be found, what needs the true answers is left
-    out, and a note says so.
+    `folders` are run folders, result files, or folders of either. `data` is the file with the questions that all of
+    them were scored on; by default the files that each run records. If these cannot be read, everything that needs the
+    true answers is left out, and a note explains it.
     """
     if not folders:
-        raise UsageError("report: expected at least one run folder.")
-    found = read_runs(folders, unfinished=True).runs
-    records = [_shown(run) for run in found]
-    varied = name_what_differs(records, [run.config for run in found])
+        raise UsageError("report: expected at least one run folder, got none.")
+    records = read_records(folders, unfinished=True).records
+    shown = [_shown_values(run) for run in records]
+    varied = add_varied_options(shown, [run.config for run in records])
     notes: list[str] = []
-    samples = add_answers(records, found, data, notes)
-    if unfinished := [record["name"] for record in records if record["state"] != "finished"]:
-        notes.append(f"Not finished, and shown as far as they went: {', '.join(unfinished)}.")
-    if any(record["train_seconds_from"] == "clock" for record in records):
+    samples = add_answers(shown, records, data, notes)
+    if unfinished := [run["name"] for run in shown if run["state"] != "finished"]:
+        notes.append(f"Not finished, shown up to where they stopped: {', '.join(unfinished)}.")
+    if any(run["train_seconds_from"] == "clock" for run in shown):
         notes.append(
-            "Training seconds without a record of cost are the wall clock of the whole run, encoder, evaluations and "
-            "learners of the same pass included."
+            "For runs without a recorded training time, the report shows the wall-clock time of the whole run, "
+            "including the encoder, evaluations and other learners of the same pass."
         )
-    return {"metric": _metric(records), "varied": varied, "runs": records, "samples": samples, "notes": notes}
+    devices = list(dict.fromkeys(run["device"] for run in shown if run["device"]))
+    if len(devices) > 1:
+        notes.append(f"Times were measured on several devices ({'; '.join(devices)}); compare them within one only.")
+    return {"metric": _metric(shown), "varied": varied, "runs": shown, "samples": samples, "notes": notes}
 
 
-def _shown(run: RunRecord) -> Record:
-    """What a run's own files tell; its answers come later."""
-    cost, clock = cost_of(run)
+def _shown_values(run: RunRecord) -> ReportValues:
+    """Return the values from a run's own files; the analysis of its answers is added later."""
+    cost, source = run_cost(run)
     return {
         "name": run.name,
         "state": run.state,
         "metric": run.config.get("training", {}).get("metric", "f1"),
-        "scores": {key: rounded(run.results[key]) for key in SHOWN_SCORES if is_number(run.results.get(key))},
+        "scores": {key: rounded(run.scores[key]) for key in SHOWN_SCORES if is_number(run.scores.get(key))},
         "cost": cost,
-        "train_seconds_from": clock,
+        "device": run.device,
+        "train_seconds_from": source,
         "curve": read_curve(run.folder / runs.HISTORY),
         "layers": _layer_weights(run.folder),
     }
 
 
-def _layer_weights(folder: Path) -> Record | None:
-    """What a scalar mix gives each layer, for every stream: `{"start": [...], "end": [...]}`."""
-    found = learned_weights(folder)
-    return found and {stream: [rounded(one) for one in row] for stream, row in found["weights"].items()}
+def _layer_weights(folder: Path) -> ReportValues | None:
+    """Return the learned weight of each layer, by stream: `{"start": [...], "end": [...]}`."""
+    learned = learned_weights(folder)
+    return learned and {
+        stream: [rounded(weight) for weight in weights] for stream, weights in learned["weights"].items()
+    }
 
 
-def _metric(records: Sequence[Record]) -> str:
-    """The score that the runs were chosen by, if it is the same in all, and F1 otherwise."""
-    wanted = {record["metric"] for record in records}
-    metric = wanted.pop() if len(wanted) == 1 else "f1"
-    return metric if any(metric in record["scores"] for record in records) else "f1"
+def _metric(shown: Sequence[ReportValues]) -> str:
+    """Return the metric that the runs' checkpoints were selected by if all share it, otherwise F1."""
+    metrics = {run["metric"] for run in shown}
+    metric = metrics.pop() if len(metrics) == 1 else "f1"
+    return metric if any(metric in run["scores"] for run in shown) else "f1"

@@ -1,4 +1,4 @@
-"""The columns of a page of results: what of a reader each shows, and in which form."""
+"""The columns of a Markdown report: the title of each, and the text in its cells."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lamella.scoring.significance import bootstrap_differences
-from lamella.study.compare import Contender
-from lamella.study.report.option_names import told_option
+from lamella.study.compared_readers import ComparedReader
+from lamella.study.report.option_names import readable_option
 
 NOTHING = "–"
 
-# What a column is called, and how its number is told; those without a form are made of words.
+# The title of each column and its number format; a column without a format has a function in `_CELLS`.
 COLUMNS: dict[str, tuple[str, str]] = {
     "encoder": ("encoder", ""),
     "train": ("train data", ""),
@@ -24,13 +24,13 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "f1_at_0": ("F1 at 0", "{:.2f}"),
     "exact": ("EM", ""),
     "f1": ("F1", ""),
-    "HasAns_f1": ("F1, with answer", ""),
-    "NoAns_f1": ("F1, without", ""),
+    "HasAns_f1": ("F1, answerable", ""),
+    "NoAns_f1": ("F1, unanswerable", ""),
     "best_f1": ("F1, best", "{:.2f}"),
     "threshold": ("own threshold", "{:.2f}"),
     "epoch": ("epoch", "{:g}"),
-    "inference_flops_per_window": ("inference FLOPs a window", ""),
-    "training_flops_per_window": ("training FLOPs a window", ""),
+    "inference_flops_per_window": ("inference FLOPs per window", ""),
+    "training_flops_per_window": ("training FLOPs per window", ""),
     "training_flops": ("training FLOPs", ""),
     "train_seconds": ("train s", "{:,.0f}"),
     "windows_per_second": ("windows/s", "{:,.0f}"),
@@ -49,30 +49,33 @@ _SUFFIXES = re.compile(r"(\.jsonl?|\.csv)?(\.gz)?$")
 
 @dataclass(frozen=True)
 class Labels:
-    """What things are called on a page: `names` gives words for encoders, files, columns and values."""
+    """The wording of a report: `names` maps encoders, files, columns and values to the words shown for them."""
 
     names: Mapping[str, str]
 
     def title(self, key: str) -> str:
-        own = COLUMNS[key][0] if key in COLUMNS else key.rpartition(".")[2].replace("_", " ")
-        return self.names.get(key, own)
+        """Return the title of a column."""
+        default = COLUMNS[key][0] if key in COLUMNS else key.rpartition(".")[2].replace("_", " ")
+        return self.names.get(key, default)
 
     def files(self, files: Sequence[Mapping[str, Any]]) -> str:
-        """`squad2-train.json.gz` is `squad2-train`, unless it was given other words."""
-        told = [str(one["name"]) for one in files]
-        return " + ".join(self.names.get(name, _SUFFIXES.sub("", name)) for name in told) or NOTHING
+        """Return the names of data files; by default without suffixes, `squad2-train.json.gz` as `squad2-train`."""
+        names = [str(file["name"]) for file in files]
+        return " + ".join(self.names.get(name, _SUFFIXES.sub("", name)) for name in names) or NOTHING
 
-    def cell(self, key: str, one: Contender) -> str:
-        if key in _WORDS:
-            return _WORDS[key](self, one)
+    def cell(self, key: str, reader: ComparedReader) -> str:
+        """Return the text of a column for a reader."""
+        if key in _CELLS:
+            return _CELLS[key](self, reader)
         if key not in COLUMNS:
-            return told_value(_option(one, key))
-        value = one.mean_result(key) if one.mean_result(key) is not None else one.mean_cost(key)
+            return readable_value(_option(reader, key))
+        score = reader.mean_score(key)
+        value = score if score is not None else reader.mean_cost(key)
         return NOTHING if value is None else COLUMNS[key][1].format(value)
 
 
-def told_value(value: Any) -> str:
-    """A value of a file or an option: 6,078, 0.0001, adapter(size=64)."""
+def readable_value(value: Any) -> str:
+    """Return a value of a file or an option as text: 6,078, 0.0001, adapter(size=64)."""
     if value is None:
         return NOTHING
     if isinstance(value, bool):
@@ -81,116 +84,118 @@ def told_value(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    if isinstance(value, list) and value and all(isinstance(one, float) for one in value):
-        return ", ".join(map(told_value, value))  # as the two ends of a spread
-    return " ".join(str(told_option(value)).split())
+    if isinstance(value, list) and value and all(isinstance(item, float) for item in value):
+        return ", ".join(map(readable_value, value))  # such as the two ends of an interval
+    return " ".join(str(readable_option(value)).split())
 
 
 def percent(value: float) -> str:
+    """Return a percentage with two significant decimals."""
     return f"{value:.2f} %" if value >= 0.1 else f"{value:.2g} %"
 
 
-def _content(one: Contender) -> Mapping[str, Any]:
-    kept = one.runs[0].kept
-    assert kept is not None
-    return kept.content
+def _content(reader: ComparedReader) -> Mapping[str, Any]:
+    result = reader.runs[0].result
+    assert result is not None
+    return result.content
 
 
-def _encoder(labels: Labels, one: Contender) -> str:
-    encoder = _content(one)["encoder"]
+def _encoder(labels: Labels, reader: ComparedReader) -> str:
+    encoder = _content(reader)["encoder"]
     name = encoder.get("name")
-    told = NOTHING if name is None else labels.names.get(name, name)
-    return told + "".join(f", by way of {labels.names.get(way, way)}" for way in encoder.get("by_way_of", [])[:1])
+    text = NOTHING if name is None else labels.names.get(name, name)
+    return text + "".join(f", by way of {labels.names.get(way, way)}" for way in encoder.get("by_way_of", [])[:1])
 
 
-def _train(labels: Labels, one: Contender) -> str:
-    train, options = _content(one)["train"], _content(one)["options"]
-    told = labels.files(train["files"])
+def _train(labels: Labels, reader: ComparedReader) -> str:
+    train, options = _content(reader)["train"], _content(reader)["options"]
+    text = labels.files(train["files"])
     if first := options.get("data.max_train_samples"):
-        told += f", the first {first:,}"
+        text += f", the first {first:,}"
     fraction = train.get("fraction", 1.0)
-    return told if fraction == 1 else f"{told}, {percent(100 * fraction)} of it"
+    return text if fraction == 1 else f"{text}, {percent(100 * fraction)} of it"
 
 
-def _tuning(labels: Labels, one: Contender) -> str:
-    tuning = _content(one)["tuning"]
-    chosen = {key: value for key, value in tuning.items() if value}  # what is off or empty says nothing
-    told = told_value(chosen) if chosen else NOTHING
-    return labels.names.get(told, told)
+def _tuning(labels: Labels, reader: ComparedReader) -> str:
+    tuning = _content(reader)["tuning"]
+    chosen = {key: value for key, value in tuning.items() if value}  # options that are off or empty add nothing
+    text = readable_value(chosen) if chosen else NOTHING
+    return labels.names.get(text, text)
 
 
-def _delta(labels: Labels, one: Contender) -> str:
-    count, share = one.mean_cost("trainable_parameters"), one.mean_cost("trainable_percent_of_encoder")
+def _delta(labels: Labels, reader: ComparedReader) -> str:
+    count, share = reader.mean_cost("trainable_parameters"), reader.mean_cost("trainable_percent_of_encoder")
     if count is None:
         return NOTHING
     return f"{count:,.0f}" + ("" if share is None else f" ({percent(share)})")
 
 
-def _f1(labels: Labels, one: Contender) -> str:
-    """With its deviation between seeds, and its interval: `80.50 ±0.18 [79.2, 81.8]`."""
-    kept = one.runs[0].kept
-    assert kept is not None
-    (drawn,) = bootstrap_differences(one.f1[:, None], kept.paragraphs)
-    seeds = "" if one.deviation is None else f" ±{one.deviation:.2f}"
-    return f"{one.mean_f1:.2f}{seeds} [{100 * drawn.low:.1f}, {100 * drawn.high:.1f}]"
+def _f1(labels: Labels, reader: ComparedReader) -> str:
+    """Return F1 with its deviation between seeds and its interval: `80.50 ±0.18 [79.2, 81.8]`."""
+    result = reader.runs[0].result
+    assert result is not None
+    (interval,) = bootstrap_differences(reader.f1[:, None], result.paragraphs)
+    seeds = "" if reader.deviation is None else f" ±{reader.deviation:.2f}"
+    return f"{reader.mean_f1:.2f}{seeds} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
 
-def _group(key: str) -> Callable[[Labels, Contender], str]:
-    """A score that only some of the questions have, at the thresholds of the page."""
+def _subset_score(key: str) -> Callable[[Labels, ComparedReader], str]:
+    """Return the cell of a score over part of the questions, at the thresholds of the report."""
 
-    def told(labels: Labels, one: Contender) -> str:
-        kept = [run.kept for run in one.runs if run.kept is not None]
-        values = [each.content["scores"][each.scored_at].get(key) for each in kept]
+    def cell(labels: Labels, reader: ComparedReader) -> str:
+        results = [run.result for run in reader.runs if run.result is not None]
+        values = [result.content["scores"][result.scored_at].get(key) for result in results]
         return NOTHING if None in values else f"{sum(values) / len(values):.2f}"
 
-    return told
+    return cell
 
 
-def _bytes(key: str) -> Callable[[Labels, Contender], str]:
-    """`3.3 kB`, `4.84 MB`, `1.11 GB`."""
+def _bytes(key: str) -> Callable[[Labels, ComparedReader], str]:
+    """Return the cell of a size: `3.3 kB`, `4.84 MB`, `1.11 GB`."""
 
-    def told(labels: Labels, one: Contender) -> str:
-        value = one.mean_cost(key)
+    def cell(labels: Labels, reader: ComparedReader) -> str:
+        value = reader.mean_cost(key)
         if value is None:
             return NOTHING
         if value < 1e6:
             return f"{value / 1e3:.1f} kB"
         return f"{value / 1e6:.2f} MB" if value < 1e9 else f"{value / 1e9:.2f} GB"
 
-    return told
+    return cell
 
 
-def _flops(key: str) -> Callable[[Labels, Contender], str]:
-    """`9.14 GFLOP`, `28.32 PFLOP`."""
+def _flops(key: str) -> Callable[[Labels, ComparedReader], str]:
+    """Return the cell of a number of operations: `9.14 GFLOP`, `28.32 PFLOP`."""
 
-    def told(labels: Labels, one: Contender) -> str:
-        value = one.mean_cost(key)
+    def cell(labels: Labels, reader: ComparedReader) -> str:
+        value = reader.mean_cost(key)
         if value is None:
             return NOTHING
-        size, prefix = next((each for each in ((1e15, "P"), (1e12, "T"), (1e9, "G")) if value >= each[0]), (1e6, "M"))
+        units = ((1e15, "P"), (1e12, "T"), (1e9, "G"))
+        size, prefix = next((unit for unit in units if value >= unit[0]), (1e6, "M"))
         return f"{value / size:.2f} {prefix}FLOP"
 
-    return told
+    return cell
 
 
-def _option(one: Contender, key: str) -> Any:
-    """Of runs that differ in seeds, the option that they share."""
-    values = [run.kept.content["options"].get(key) for run in one.runs if run.kept is not None]
-    return values[0] if all(value == values[0] for value in values) else ", ".join(map(told_value, values))
+def _option(reader: ComparedReader, key: str) -> Any:
+    """Return an option of a reader; if its seeds have different values, all of them."""
+    values = [run.result.content["options"].get(key) for run in reader.runs if run.result is not None]
+    return values[0] if all(value == values[0] for value in values) else ", ".join(map(readable_value, values))
 
 
-_WORDS: dict[str, Callable[[Labels, Contender], str]] = {
+_CELLS: dict[str, Callable[[Labels, ComparedReader], str]] = {
     "encoder": _encoder,
     "train": _train,
     "tuning": _tuning,
     "delta": _delta,
-    "seeds": lambda labels, one: str(len(one.runs)),
-    "exact": lambda labels, one: f"{100 * float(one.exact.mean()):.2f}",
+    "seeds": lambda labels, reader: str(len(reader.runs)),
+    "exact": lambda labels, reader: f"{reader.mean_exact:.2f}",
     "f1": _f1,
-    "HasAns_f1": _group("HasAns_f1"),
-    "NoAns_f1": _group("NoAns_f1"),
+    "HasAns_f1": _subset_score("HasAns_f1"),
+    "NoAns_f1": _subset_score("NoAns_f1"),
     **{key: _flops(key) for key in ("inference_flops_per_window", "training_flops_per_window", "training_flops")},
     "model_bytes": _bytes("model_bytes"),
     "peak_memory_bytes": _bytes("peak_memory_bytes"),
-    "device": lambda labels, one: str(one.runs[0].cost.get("device", NOTHING)),
+    "device": lambda labels, reader: reader.device or NOTHING,
 }

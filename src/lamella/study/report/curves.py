@@ -1,4 +1,4 @@
-"""Learning curves: the history of a run, thinned to what can be drawn."""
+"""Learning curves: the history of a run, thinned to as many points as a plot can show."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ import numpy as np
 from lamella.errors import UnreadableError
 from lamella.files import read_text
 from lamella.study.records import is_number
-from lamella.study.report.values import SHOWN_SCORES, Record, rounded
+from lamella.study.report.values import SHOWN_SCORES, ReportValues, rounded
 
-CURVE_POINTS = 200  # a longer curve is drawn by the means of as many stretches
+CURVE_POINTS = 200  # a longer curve is averaged over as many stretches
 
 
-def read_curve(path: Path) -> Record:
-    """The training loss and the dev scores of a history, by step and by epoch."""
+def read_curve(path: Path) -> ReportValues:
+    """Return the training loss and the dev scores of a history file, by step and by epoch."""
     steps: list[tuple[float, float, float]] = []
-    evaluations: list[Record] = []
+    evaluations: list[ReportValues] = []
     for number, line in enumerate(read_text(path).splitlines() if path.is_file() else (), start=1):
         try:
-            record = json.loads(line)
-            if record.get("event") == "step" and is_number(record.get("loss")):
-                steps.append((record["step"], record["epoch"], record["loss"]))
-            elif record.get("event") == "evaluation":
-                evaluations.append(record)
+            event = json.loads(line)
+            if event.get("event") == "step" and is_number(event.get("loss")):
+                steps.append((event["step"], event["epoch"], event["loss"]))
+            elif event.get("event") == "evaluation":
+                evaluations.append(event)
         except (ValueError, AttributeError, KeyError):
-            raise UnreadableError(f"{path}:{number}: expected a JSON object a line; it is damaged.") from None
+            raise UnreadableError(f"{path}:{number}: expected one JSON object per line; the file is damaged.") from None
     columns = np.array(steps, dtype=np.float64).reshape(-1, 3)
-    parts = np.array_split(columns, min(CURVE_POINTS, len(columns))) if len(columns) else []
-    means = [part.mean(0) for part in parts]
-    scores = [key for key in SHOWN_SCORES if any(is_number(record.get(key)) for record in evaluations)]
+    stretches = np.array_split(columns, min(CURVE_POINTS, len(columns))) if len(columns) else []
+    means = [stretch.mean(0) for stretch in stretches]
+    scores = [key for key in SHOWN_SCORES if any(is_number(event.get(key)) for event in evaluations)]
     return {
-        "step": [rounded(one[0]) for one in means],
-        "epoch": [rounded(one[1]) for one in means],
-        "loss": [rounded(one[2]) for one in means],
+        "step": [rounded(mean[0]) for mean in means],
+        "epoch": [rounded(mean[1]) for mean in means],
+        "loss": [rounded(mean[2]) for mean in means],
         "evaluations": {
-            key: [rounded(record[key]) if is_number(record.get(key)) else None for record in _thin(evaluations)]
+            key: [rounded(event[key]) if is_number(event.get(key)) else None for event in _thin(evaluations)]
             for key in ("step", *scores)
         },
     }
 
 
-def _thin(records: Sequence[Record], limit: int = CURVE_POINTS) -> list[Record]:
-    """At most `limit` of the records, evenly, the first and the last among them."""
-    if len(records) <= limit:
-        return list(records)
-    return [records[round(place)] for place in np.linspace(0, len(records) - 1, limit)]
+def _thin(events: Sequence[ReportValues], limit: int = CURVE_POINTS) -> list[ReportValues]:
+    """Return at most `limit` events at even distances, including the first and the last."""
+    if len(events) <= limit:
+        return list(events)
+    return [events[round(index)] for index in np.linspace(0, len(events) - 1, limit)]

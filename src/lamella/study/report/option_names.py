@@ -1,4 +1,4 @@
-"""What the runs of a report differ in, as a person would write it."""
+"""The options in which the runs of a report differ, in readable form."""
 
 from __future__ import annotations
 
@@ -7,55 +7,57 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from lamella.study.report.values import Record, without_folders
+from lamella.study.report.values import ReportValues, without_folders
 
-# Runs that differ in these alone are the same kind of run.
+# Runs that differ only in these form one line of the plot of training set sizes.
 NOT_A_KIND = ("learner.fraction", "learner.seed", "training.order_seed")
 
 
-def name_what_differs(records: Sequence[Record], configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Give every record the options that are not the same in all; gives their names."""
-    flat = [_flat(config) for config in configs]
+def add_varied_options(shown: Sequence[ReportValues], configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Add to every run the options that differ between the runs; return the names of these options."""
+    flat = [_flatten(config) for config in configs]
     keys = list(dict.fromkeys(key for options in flat for key in options))
-    told = [options for options in flat if options]  # a run of `evaluate` has none, which is no difference
+    recorded = [options for options in flat if options]  # a run of `evaluate` has none, which is no difference
     varied = [
-        key for key in keys if key != "training.strata" and len({json.dumps(options.get(key)) for options in told}) > 1
+        key
+        for key in keys
+        if key != "training.strata" and len({json.dumps(options.get(key)) for options in recorded}) > 1
     ]
-    for record, options in zip(records, flat, strict=True):
-        record["options"] = {key: told_option(options[key]) for key in varied if key in options}
-        record["fraction"] = options.get("learner.fraction")
-        others = {key: options.get(key) for key in varied if key not in NOT_A_KIND}
-        record["alike"] = (
-            ", ".join(_kind(key, value) for key, value in others.items() if value is not None) or "all runs"
+    for run, options in zip(shown, flat, strict=True):
+        run["options"] = {key: readable_option(options[key]) for key in varied if key in options}
+        run["fraction"] = options.get("learner.fraction")
+        kind = {key: options.get(key) for key in varied if key not in NOT_A_KIND}
+        run["alike"] = (
+            ", ".join(_describe(key, value) for key, value in kind.items() if value is not None) or "all runs"
         )
     return varied
 
 
-def _flat(config: Mapping[str, Any], front: str = "") -> dict[str, Any]:
-    """`{"learner": {"seed": 0}}` is `{"learner.seed": 0}`; a named choice, as of a mixer, stays whole."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and ("name" not in value or not front):
-            flat |= _flat(value, f"{front}{key}.")
-        else:
-            flat[f"{front}{key}"] = value
-    return flat
-
-
-def _kind(key: str, value: Any) -> str:
-    """`last` speaks for itself, `60` needs its name: `max train samples 60`."""
-    told = told_option(value)
-    return told if isinstance(told, str) else f"{key.rpartition('.')[2].replace('_', ' ')} {told}"
-
-
-def told_option(value: Any) -> str | float | int | None:
-    """An option as a person would write it: `[{"name": "scalar_mix"}]` is `scalar_mix`."""
+def readable_option(value: Any) -> str | float | int | None:
+    """Return an option in short form: `[{"name": "scalar_mix"}]` becomes `scalar_mix`."""
     if isinstance(value, list):
-        return " + ".join(str(told_option(one)) for one in value) or "none"
+        return " + ".join(str(readable_option(item)) for item in value) or "none"
     if isinstance(value, dict):
-        rest = ", ".join(f"{key}={told_option(one)}" for key, one in value.items() if key != "name")
+        rest = ", ".join(f"{key}={readable_option(item)}" for key, item in value.items() if key != "name")
         name = str(value.get("name", ""))
         return f"{name}({rest})" if rest else name
     if isinstance(value, str) and PurePath(value).is_absolute():
         return without_folders(value)
     return value if isinstance(value, int | float | str) or value is None else str(value)
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turn `{"learner": {"seed": 0}}` into `{"learner.seed": 0}`; a part with its options, as a mixer, stays whole."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and ("name" not in value or not prefix):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _describe(key: str, value: Any) -> str:
+    """Return a text as it is, and a number with its name: `last`, `max train samples 60`."""
+    text = readable_option(value)
+    return text if isinstance(text, str) else f"{key.rpartition('.')[2].replace('_', ' ')} {text}"

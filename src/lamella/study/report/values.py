@@ -1,4 +1,4 @@
-"""What the values of a report are: which scores, numbers of few digits, names without folders."""
+"""The values of a report: which scores it shows, rounding, and names without folders."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ SHOWN_SCORES = (
     "answerability_accuracy", "answerability_f1", "ece", "threshold", "epoch",
 )  # fmt: skip
 
-Record = dict[str, Any]
+ReportValues = dict[str, Any]  # a JSON object inside the report
 
 
 def rounded(value: float, digits: int = 4) -> float:
-    """Few enough digits that a hundred runs stay a small file."""
+    """Round to few enough digits that the report of a hundred runs stays a small file."""
     return float(f"{float(value):.{digits + 2}g}")
 
 
 def without_folders(name: str) -> str:
-    """A report is shown to others, whom the folders of a machine do not concern; `demo:dev` stays what it is."""
+    """Return the file name alone: a report must not reveal the folders of a machine. `demo:dev` stays as it is."""
     return PurePath(name).name or name

@@ -1,0 +1,164 @@
+"""The readers among some runs: runs that differ only in their seeds are one reader, with the means of their scores."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lamella.scoring.metrics import QuestionScores
+from lamella.study.keep import add_results, comparable_results
+from lamella.study.records import RunRecord, RunSelection, is_number, score_records
+from lamella.study.result_files import Result
+
+# The costs that readers are ranked by: the key in cost.json, and the title in a table.
+COST_TITLES = {
+    "trainable_parameters": "parameters",
+    "train_seconds": "train s",
+    "inference_seconds_per_1000": "ms/question",
+}
+TIME_COSTS = ("train_seconds", "inference_seconds_per_1000", "windows_per_second")  # depend on the device
+TRAINING_FLOPS = "training_flops"  # of a whole run: not recorded, but computed from what is
+THRESHOLD_PROTOCOLS = {  # the thresholds that EM and F1 are computed at, as a table describes them
+    "own": "at each model's own threshold",
+    "crossfit": "at cross-fitted thresholds (each article at the threshold tuned on the others)",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedReader:
+    """A reader to compare: one run, or several that differ only in their seeds, averaged question by question."""
+
+    name: str
+    runs: tuple[RunRecord, ...]
+    exact: NDArray[np.float64]  # one score per question
+    f1: NDArray[np.float64]
+    f1_of_runs: tuple[float, ...]  # in percent
+
+    @cached_property
+    def mean_exact(self) -> float:
+        """Exact match in percent."""
+        return 100 * float(self.exact.mean())
+
+    @cached_property
+    def mean_f1(self) -> float:
+        """F1 in percent."""
+        return 100 * float(self.f1.mean())
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation of F1 between the seeds, in percent; None for a single run."""
+        return float(np.std(self.f1_of_runs, ddof=1)) if len(self.runs) > 1 else None
+
+    @property
+    def thresholds(self) -> str:
+        """The thresholds of the scores: `own` or `crossfit`."""
+        result = self.runs[0].result
+        return result.scored_at if result else "own"
+
+    @property
+    def device(self) -> str | None:
+        """The device that the times of all its runs were measured on; None if they differ or do not record it."""
+        devices = {run.device for run in self.runs}
+        return devices.pop() if len(devices) == 1 else None
+
+    def mean_score(self, key: str) -> float | None:
+        """Return the mean of a score of eval_results.json; None if a run does not have it."""
+        return _mean([run.scores.get(key) for run in self.runs])
+
+    def mean_cost(self, key: str) -> float | None:
+        """Return the mean of a cost; None if a run does not record it, or if times come from different devices."""
+        if key in TIME_COSTS and len({run.device for run in self.runs}) > 1:
+            return None
+        return _mean([_training_flops(run) if key == TRAINING_FLOPS else run.cost.get(key) for run in self.runs])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return name, scores and costs as plain values."""
+        return {
+            "name": self.name,
+            "runs": [str(run.folder) for run in self.runs],
+            "exact": self.mean_exact,
+            "f1": self.mean_f1,
+            "f1_deviation": self.deviation,
+            "best_f1": self.mean_score("best_f1"),
+            # Cross-fitted scores have a threshold for each fold of the articles, so there is no single one to show.
+            "threshold": self.mean_score("threshold") if self.thresholds == "own" else None,
+            "device": self.device,
+            **{key: self.mean_cost(key) for key in COST_TITLES},
+            **{key: self.mean_cost(key) for key in ("efficiency", "model_bytes", "peak_memory_bytes")},
+        }
+
+
+def group_by_reader(selection: RunSelection, data: str | None = None) -> tuple[NDArray[np.int64], list[ComparedReader]]:
+    """Return the paragraph number of every question, and the readers among some runs.
+
+    If any run is read from a result file, all are scored as in such files: at thresholds cross-fitted by article.
+    """
+    scores: Sequence[QuestionScores | Result]
+    if any(run.result for run in selection.records):
+        selection = add_results(selection, data)
+        scores = comparable_results(selection.records)
+        paragraphs = scores[0].paragraphs
+    else:
+        examples, scores = score_records(selection.records, data)
+        paragraphs = np.unique([example.context.text for example in examples], return_inverse=True)[1]
+    records = selection.records
+    taken_names = {run.name for run in records}
+    readers: list[ComparedReader] = []
+    for indices in _same_options(records):
+        members = tuple(records[index] for index in indices)
+        name, own_names = members[0].name, {run.name for run in members}
+        if len(members) > 1 and (common := _common_name([run.name for run in members])) not in taken_names - own_names:
+            name = common
+            taken_names.add(name)
+        readers.append(
+            ComparedReader(
+                name=name,
+                runs=members,
+                exact=np.mean([scores[index].exact for index in indices], axis=0),
+                f1=np.mean([scores[index].f1 for index in indices], axis=0),
+                f1_of_runs=tuple(100 * float(scores[index].f1.mean()) for index in indices),
+            )
+        )
+    return paragraphs, readers
+
+
+def _same_options(records: Sequence[RunRecord]) -> list[list[int]]:
+    """Group the indices of runs whose options differ only in the seeds."""
+    groups: dict[str, list[int]] = {}
+    taken: set[tuple[str, Any]] = set()
+    for index, run in enumerate(records):
+        # A run that repeats the seeds of another adds nothing to a mean, so it gets a group of its own; and so does a
+        # run without recorded options.
+        key = json.dumps(run.options, sort_keys=True) if run.config else str(run.folder)
+        key = f"{key} {run.folder}" if (key, run.seeds) in taken else key
+        taken.add((key, run.seeds))
+        groups.setdefault(key, []).append(index)
+    return list(groups.values())
+
+
+def _common_name(names: Sequence[str]) -> str:
+    """Return the common start of some names without the word for a seed: `dot-seed0`, `dot-seed1` become `dot`."""
+    columns = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    shared = "".join(letters[0] for letters in columns)
+    return re.sub(r"(order_)?seed[-_=]?\d*$", "", shared).rstrip("-_.+, ") or names[0]
+
+
+def _training_flops(run: RunRecord) -> float | None:
+    """Return the operations per window times the windows trained on."""
+    factors: list[Any] = [
+        run.cost.get(key) for key in ("training_flops_per_window", "windows_per_second", "train_seconds")
+    ]
+    return math.prod(factors) if all(map(is_number, factors)) else None
+
+
+def _mean(values: Sequence[Any]) -> float | None:
+    return float(np.mean(values)) if all(map(is_number, values)) else None
