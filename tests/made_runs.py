@@ -35,7 +35,7 @@ def make_run(
     na_prob: Mapping[str, float] | None = None,
     weights: tuple[Any, Any] | None = None,
     normalise: str = "none",
-    cost: Mapping[str, float] | None = None,
+    cost: Mapping[str, Any] | None = None,
     steps: int = 20,
     evaluations: int = 2,
     data: Path | None = None,

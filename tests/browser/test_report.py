@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from lamella.study.report.html import write_report
+from lamella.study.report.write import write_report
 from made_runs import make_run
 
 if TYPE_CHECKING:

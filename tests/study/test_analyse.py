@@ -1,4 +1,4 @@
-"""Analyses of runs, against numbers that were computed by hand on eight questions about two sentences."""
+"""Analyses of runs, compared with numbers computed by hand on eight questions about two sentences."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from lamella.files import read_json, write_json
 from lamella.inference.prediction import Candidate, Prediction, rank
 from lamella.scoring.metrics import QuestionScores, score_questions
 from lamella.study.analysis.analyse import analyse, evenly_spaced
-from lamella.study.analysis.confident_mistakes import AROUND, confident_mistakes, marked, mistakes_page
+from lamella.study.analysis.confident_mistakes import AROUND, confident_mistakes, marked_context, mistakes_markdown
 from lamella.study.analysis.groups import by_fifths, by_name, by_quantiles, grouped_scores, groupings, question_word
-from lamella.study.analysis.mistake_kinds import boundaries, confusion, near_misses, only_right, second_best
+from lamella.study.analysis.mistake_kinds import boundary_errors, confusion, near_misses, only_right, second_best
 from lamella.study.analysis.tables import WIDTH, print_analysis
 
 #         0123456789012345678901234567890123456789012345
@@ -40,7 +40,7 @@ QUESTIONS = [  # id, question, context, true answers
     ("g", "Name the lake.", RIVER, []),
     ("h", "Whose river is it?", RIVER, []),
 ]
-# For each question the n-best list with scores, of a run that is right in a and g alone.
+# The n-best list with scores for each question, of a run that is right only in a and g.
 FIRST = {
     "a": [("Ada", 5.0), ("", 1.0), ("1901", 0.0)],
     "b": [("built the red", 4.0), ("red house", 3.0), ("", 0.0)],  # a word early and a word short of "the red house"
@@ -89,7 +89,7 @@ def scores(lists: Lists) -> QuestionScores:
 
 
 def write_run(folder: Path, lists: Lists, **config: Any) -> Path:
-    """The files of a finished run."""
+    """Write the files of a finished run."""
     found = predictions(lists)
     write_json(folder / runs.RUN, {"state": "finished", "command": "train"})
     if config:
@@ -123,7 +123,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_question_is_in_one_box_of_the_confusion() -> None:
+def test_every_question_has_exactly_one_outcome() -> None:
     assert confusion(scores(FIRST)) == {
         "right_has_answer": 1,  # a
         "answered_wrongly": 3,  # b d f
@@ -144,7 +144,7 @@ def test_the_second_best_answer_where_the_first_is_wrong() -> None:
     }
 
 
-def test_the_second_best_is_the_best_other_one_whatever_the_threshold_chose() -> None:
+def test_the_second_best_is_the_best_remaining_candidate_at_any_threshold() -> None:
     """A threshold below 0 abstains though the span scores higher: the runner-up is that span."""
     chosen = {**texts(FIRST), "a": ""}
     found = second_best(questions(), score_questions(questions(), chosen), chosen, predictions(FIRST))
@@ -157,7 +157,7 @@ def test_a_list_of_one_has_no_second_best() -> None:
     assert (found["wrong"], found["second_right"], found["second_right_share"]) == (1, 0, 0.0)
 
 
-def test_questions_that_one_run_alone_gets_right() -> None:
+def test_questions_that_only_one_run_gets_right() -> None:
     right = {"first": scores(FIRST).exact == 1, "second": scores(SECOND).exact == 1}
     found = only_right(right, questions())
     assert found["first"] == {
@@ -209,19 +209,17 @@ def test_near_misses_by_side_and_size() -> None:
         ("Ada", None),
     ],
 )
-def test_boundaries_are_compared_with_the_true_answer_that_fits_best(
-    span: str, expected: tuple[int, int] | None
-) -> None:
+def test_boundaries_are_compared_with_the_closest_true_answer(span: str, expected: tuple[int, int] | None) -> None:
     begin = HOUSE.index(span)
-    assert boundaries(questions()[1], Candidate(span, begin, begin + len(span), 0.0)) == expected
+    assert boundary_errors(questions()[1], Candidate(span, begin, begin + len(span), 0.0)) == expected
 
 
-def test_an_answer_that_is_not_where_the_file_says_is_looked_for() -> None:
+def test_an_answer_with_a_wrong_offset_is_searched_in_the_context() -> None:
     moved = Example("x", "?", Context(HOUSE), (Answer("Ada", 0),))
-    assert boundaries(moved, Candidate("Ada built", 8, 17, 0.0)) == (0, 1)
+    assert boundary_errors(moved, Candidate("Ada built", 8, 17, 0.0)) == (0, 1)
 
 
-def test_bins_have_edges_that_are_met() -> None:
+def test_bins_have_edges_that_occur_in_the_data() -> None:
     found = by_quantiles([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, None])
     assert found.names == ["1–2", "3–4", "5–6", "7–8", "9–10"]
     assert found.group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, -1]
@@ -240,7 +238,7 @@ def test_every_value_is_in_the_bin_that_names_it(values: list[int]) -> None:
     assert set(found.group.tolist()) == set(range(len(found.names)))
 
 
-def test_places_in_fifths_and_names_by_frequency() -> None:
+def test_positions_in_fifths_and_names_by_frequency() -> None:
     assert by_fifths([0.0, 0.2, 0.39, 0.999, 1.0, None]).group.tolist() == [0, 1, 1, 4, 4, -1]
     assert by_name(["other", "who", "what", "who", "other", "other"]).names == ["who", "what", "other"]
 
@@ -315,15 +313,15 @@ def test_the_most_confident_mistakes_come_first() -> None:
     assert [one.example.id for one in least] == ["c", "e"]
 
 
-def test_a_page_of_mistakes() -> None:
+def test_mistakes_as_markdown() -> None:
     found = confident_mistakes(questions(), scores(FIRST), texts(FIRST), predictions(FIRST), most=3)
-    page = mistakes_page({"first_run": found, "none": []})
+    page = mistakes_markdown({"first_run": found, "none": []})
     assert "## first\\_run" in page
     assert (
-        "### 1. In what year was it built?\n\n- given: no answer (73.1 %)\n- true: 1901\n"
-        "- next: 1901 (26.9 %); null odds +1.00; id c\n\n> In ⟪1901⟫ Ada built the red house" in page
+        "### 1. In what year was it built?\n\n- predicted: no answer (73.1 %)\n- true: 1901\n"
+        "- second: 1901 (26.9 %); null odds +1.00; id c\n\n> In ⟪1901⟫ Ada built the red house" in page
     )
-    assert "- given: Ada (73.1 %)\n- true: no answer\n- next: no answer (26.9 %); null odds -1.00" in page
+    assert "- predicted: Ada (73.1 %)\n- true: no answer\n- second: no answer (26.9 %); null odds -1.00" in page
     assert "- true: red house / the red house" in page
     assert "> In 1901 Ada ⟦built ⟪the ⟪red⟧ house⟫⟫ on a hill" in page  # they overlap
     assert "## none\n\nNone." in page
@@ -332,14 +330,14 @@ def test_a_page_of_mistakes() -> None:
 def test_marks_in_a_long_context() -> None:
     text = "one " * 300 + "1. *two* " + "three " * 300 + "four." + " five" * 300
     asked = Example("x", "?", Context(text), (Answer("four", text.index("four")),))
-    shown = marked(asked, Candidate("*two*", text.index("*"), text.index("*") + 5, 1.0))
+    shown = marked_context(asked, Candidate("*two*", text.index("*"), text.index("*") + 5, 1.0))
     assert shown.startswith("… one one")
     assert "one 1. ⟦\\*two\\*⟧ three" in shown
     assert "three … three" in shown
     assert "three ⟪four⟫. five" in shown
     assert shown.endswith("five five …")
     assert len(shown) < 4 * AROUND + 50
-    assert marked(Example("x", "?", Context("1. first")), Candidate("", 0, 0, 1.0)) == "1\\. first"
+    assert marked_context(Example("x", "?", Context("1. first")), Candidate("", 0, 0, 1.0)) == "1\\. first"
 
 
 def test_several_runs_from_their_folders(tmp_path: Path, data: Path) -> None:
@@ -363,7 +361,7 @@ def test_only_questions_that_all_runs_answered_are_analysed(tmp_path: Path, data
     assert (numbers["questions"], numbers["questions_left_out"]) == (3, 5)
 
 
-def test_a_training_run_says_what_it_was_scored_on(tmp_path: Path, data: Path) -> None:
+def test_the_data_is_read_from_the_record_of_the_run(tmp_path: Path, data: Path) -> None:
     first = write_run(tmp_path / "first", FIRST, data={"dev": [str(data)]})
     assert analyse([str(first)]).numbers["data"] == [str(data)]
     scored = write_run(tmp_path / "scored", FIRST)
@@ -373,28 +371,28 @@ def test_a_training_run_says_what_it_was_scored_on(tmp_path: Path, data: Path) -
     with pytest.raises(UsageError, match=r"same data.*--data"):
         analyse([str(first), str(other)])
     silent = write_run(tmp_path / "silent", SECOND)
-    with pytest.raises(UsageError, match=r"silent: does not tell which data.*--data"):
+    with pytest.raises(UsageError, match=r"silent: expected a record of the data.*--data"):
         analyse([str(first), str(silent)])
 
 
 def test_runs_that_cannot_be_analysed(tmp_path: Path, data: Path) -> None:
-    with pytest.raises(RunError, match=r"expected a run folder, with run.json, or a folder of them. It is not there"):
+    with pytest.raises(RunError, match=r"expected a run folder with run.json, or a folder of run folders, got neither"):
         analyse([str(tmp_path / "none")], data=str(data))
     first = write_run(tmp_path / "first", FIRST)
-    with pytest.raises(DataError, match=r"none of its .* questions is answered"):
+    with pytest.raises(DataError, match=r"expected questions that all the runs answered, got none among 135 questions"):
         analyse([str(first)], data="demo:dev")
     write_json(first / runs.CONFIG, [1])
     with pytest.raises(LamellaError, match="damaged"):
         analyse([str(first)])
     (first / runs.NBEST).unlink()
-    with pytest.raises(RunError, match=r"has no nbest_predictions.json; it was not scored"):
+    with pytest.raises(RunError, match=r"expected a run with nbest_predictions.json, got none; the run was not scored"):
         analyse([str(first)], data=str(data))
     write_json(first / runs.RUN, {"state": "unfinished", "command": "train"})
     with pytest.raises(RunError, match="unfinished"):
         analyse([str(first)], data=str(data))
 
 
-def test_a_folder_of_several_runs_means_those_that_are_finished(tmp_path: Path, data: Path) -> None:
+def test_a_folder_of_several_runs_means_the_finished_ones(tmp_path: Path, data: Path) -> None:
     names = ["first", "second", "third", "fourth"]
     write_json(tmp_path / runs.RUN, {"state": "failed", "command": "train", "runs": names})
     write_run(tmp_path / "first", FIRST)
@@ -402,11 +400,11 @@ def test_a_folder_of_several_runs_means_those_that_are_finished(tmp_path: Path, 
     write_json(tmp_path / "third" / runs.RUN, {"state": "failed", "command": "train"})
     numbers = analyse([str(tmp_path), str(tmp_path / "first")], data=str(data)).numbers
     assert [run["run"] for run in numbers["runs"]] == ["first", "second"]  # one that is named twice counts once
-    left_out = {str(tmp_path / "third"): "failed", str(tmp_path / "fourth"): "not begun"}
+    left_out = {str(tmp_path / "third"): "failed", str(tmp_path / "fourth"): "not started"}
     assert numbers["runs_left_out"] == left_out
     for name in ("first", "second"):
         write_json(tmp_path / name / runs.RUN, {"state": "interrupted", "command": "train"})
-    with pytest.raises(RunError, match=r"no run is finished and has nbest_predictions\.json there"):
+    with pytest.raises(RunError, match=r"expected at least one finished run with nbest_predictions\.json, got none"):
         analyse([str(tmp_path)], data=str(data))
 
 
@@ -430,18 +428,18 @@ def test_the_command(tmp_path: Path, data: Path) -> None:
     assert "how many" in shown.stdout
 
 
-def test_a_table_that_is_too_wide_is_cut_into_several_and_loses_nothing(tmp_path: Path, data: Path) -> None:
+def test_a_table_that_is_too_wide_is_split_without_losing_numbers(tmp_path: Path, data: Path) -> None:
     name = "a-run-with-a-long-name-" * 5
     first = write_run(tmp_path / name, FIRST)
     numbers = analyse([str(first)], data=str(data)).numbers
     numbers["runs"][0]["confusion"] = {key: 7001 + n for n, key in enumerate(numbers["runs"][0]["confusion"])}
-    with contextlib.redirect_stdout(io.StringIO()) as told:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
         print_analysis(numbers)
     for count in numbers["runs"][0]["confusion"].values():
-        assert str(count) in told.getvalue()
+        assert str(count) in printed.getvalue()
     for word in ("unanswerable", "missing"):
-        assert word in told.getvalue()
-    assert max(map(len, told.getvalue().splitlines())) <= WIDTH
+        assert word in printed.getvalue()
+    assert max(map(len, printed.getvalue().splitlines())) <= WIDTH
 
 
 def test_a_sample_is_taken_evenly_over_the_questions() -> None:

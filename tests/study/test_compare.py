@@ -1,4 +1,4 @@
-"""Comparing runs: verdicts, seeds, fronts, refusals, and a thousand runs at once."""
+"""Comparing runs: verdicts, seeds, devices, thresholds, errors, and a thousand runs at once."""
 
 from __future__ import annotations
 
@@ -26,105 +26,134 @@ def data(tmp_path: Path) -> Path:
     return write_data(tmp_path / "data.json", MANY)
 
 
-def test_a_clear_difference_and_one_that_is_not(tmp_path: Path, data: Path) -> None:
+def test_a_clear_difference_and_an_unclear_one(tmp_path: Path, data: Path) -> None:
     last = write_run(tmp_path / "last", data, [1] * 50 + [0] * 50)
     dot = write_run(tmp_path / "dot", data, [1] * 51 + [0] * 49)
     best = write_run(tmp_path / "best", data, [1] * 90 + [0] * 10)
-    found = compare([last, dot, best])
-    assert found.against["dot"].verdict == "dot beats last by 1.0 F1 [0.0, 3.0]: not distinguishable"
-    assert (found.against["dot"].won, found.against["dot"].lost, found.against["dot"].p) == (1, 0, 1.0)
-    assert found.against["best"].verdict.startswith("best beats last by 40.0 F1 [")
-    assert found.against["best"].verdict.endswith("]: clearly better")
-    assert (found.against["best"].won, found.against["best"].lost) == (40, 0)
-    assert found.against["best"].p == pytest.approx(2 * 0.5**40)
-    assert found.against["best"].resampled == "questions"
-    assert (found.questions, found.paragraphs) == (MANY, 20)
+    comparison = compare([last, dot, best])
+    dot_difference, best_difference = comparison.differences["dot"], comparison.differences["best"]
+    assert dot_difference.verdict == "dot and last are not distinguishable: dot is 1.0 F1 ahead [0.0, 3.0]"
+    assert (dot_difference.wins, dot_difference.losses, dot_difference.p_value) == (1, 0, 1.0)
+    assert best_difference.verdict.startswith("best beats last by 40.0 F1 [")
+    assert best_difference.verdict.endswith("]: clearly better")
+    assert (best_difference.wins, best_difference.losses) == (40, 0)
+    assert best_difference.p_value == pytest.approx(2 * 0.5**40)
+    assert best_difference.resampled == "questions"
+    assert (comparison.questions, comparison.paragraphs) == (MANY, 20)
 
 
-def test_the_better_one_is_named_first(tmp_path: Path, data: Path) -> None:
+def test_the_better_reader_is_named_first(tmp_path: Path, data: Path) -> None:
     best = write_run(tmp_path / "best", data, [1] * 90 + [0] * 10)
     last = write_run(tmp_path / "last", data, [1] * 50 + [0] * 50)
     same = write_run(tmp_path / "same", data, [1] * 90 + [0] * 10)
-    found = compare([best, last, same])
-    assert found.against["last"].verdict.startswith("best beats last by 40.0 F1 [3")
-    assert found.against["last"].f1.value == pytest.approx(-40)
-    assert found.against["same"].verdict == "same equals best: not distinguishable"
+    differences = compare([best, last, same]).differences
+    assert differences["last"].verdict.startswith("best beats last by 40.0 F1 [3")
+    assert differences["last"].f1.value == pytest.approx(-40)
+    assert differences["same"].verdict == "same and best are not distinguishable: same F1"
 
 
-def test_runs_that_differ_in_seeds_are_one_reader(tmp_path: Path, data: Path) -> None:
+def test_equal_scores_on_different_questions_have_an_interval_and_no_winner(tmp_path: Path, data: Path) -> None:
+    first = write_run(tmp_path / "p1", data, [1, 0] * 50)
+    second = write_run(tmp_path / "p2", data, [0, 1] * 50)
+    verdict = compare([first, second]).differences["p2"].verdict
+    assert verdict.startswith("p2 and p1 are not distinguishable: same F1 [−")
+    assert "beats" not in verdict
+    assert "0.0 F1" not in verdict
+
+
+def test_runs_that_differ_only_in_seeds_are_one_reader(tmp_path: Path, data: Path) -> None:
     rights = {"dot-seed0": [1] * 60 + [0] * 40, "dot-seed1": [1] * 70 + [0] * 30, "last-seed0": [0] * 100}
     folder = write_several(tmp_path / "all", list(rights))
     for name, right in rights.items():
         mixer, _, seed = name.partition("-seed")
         write_run(folder / name, data, right, config=config(mixer, int(seed)))
-    found = compare([folder], baseline="last-seed0")
-    dot = next(one for one in found.contenders if one.name == "dot")
+    comparison = compare([folder], baseline="last-seed0")
+    dot = next(reader for reader in comparison.readers if reader.name == "dot")
+    difference = comparison.differences["dot"]
     assert [run.name for run in dot.runs] == ["dot-seed0", "dot-seed1"]
     assert dot.f1.mean() == pytest.approx(0.65)
     assert dot.deviation == pytest.approx(np.std([60, 70], ddof=1))
-    assert found.against["dot"].resampled == "paragraphs"
-    assert found.against["dot"].p is None  # a mean of two against one
-    assert (found.against["dot"].won, found.against["dot"].lost) == (70, 0)
+    assert difference.resampled == "paragraphs"
+    assert difference.p_value is None  # a mean of two against a single run
+    assert (difference.wins, difference.losses) == (70, 0)
 
 
-def test_a_difference_within_the_seeds_is_called_that(tmp_path: Path, data: Path) -> None:
+def test_a_difference_within_the_variation_of_seeds_is_reported_as_such(tmp_path: Path, data: Path) -> None:
     folders = [
         write_run(tmp_path / name, data, [1] * right + [0] * (100 - right), config=config(name[0], seed))
         for name, right, seed in [("a0", 20, 0), ("a1", 80, 1), ("b0", 70, 0), ("b1", 75, 1)]
     ]
-    found = compare(folders)
-    assert found.against["b"].f1.is_clear
-    assert found.against["b"].verdict.endswith("better on these questions, but not by more than the seeds differ")
-    assert found.against["b"].p is not None
+    difference = compare(folders).differences["b"]
+    assert difference.f1.is_clear
+    assert difference.verdict.endswith("better on these questions, but within the variation between seeds")
+    assert difference.p_value is not None
 
 
-def test_a_run_made_twice_is_not_two_seeds(tmp_path: Path, data: Path) -> None:
+def test_a_repeated_run_is_not_a_second_seed(tmp_path: Path, data: Path) -> None:
     folders = [write_run(tmp_path / name, data, [1] * 100, config=config("dot")) for name in ("a", "b")]
-    found = compare(folders)
-    assert [one.name for one in found.contenders] == ["a", "b"]
+    assert [reader.name for reader in compare(folders).readers] == ["a", "b"]
 
 
-def test_a_run_that_is_called_as_the_seeds_of_another_keeps_its_name(tmp_path: Path, data: Path) -> None:
+def test_a_run_named_like_the_seeds_of_another_reader_keeps_its_name(tmp_path: Path, data: Path) -> None:
     rights = {"dot-seed0": (60, 0), "dot-seed1": (70, 1), "dot": (90, 0)}
     folders = [
         write_run(tmp_path / name, data, [1] * right + [0] * (100 - right), config=config("dot", seed))
         for name, (right, seed) in rights.items()
     ]
-    found = compare(folders)
-    assert [(one.name, len(one.runs)) for one in found.contenders] == [("dot-seed0", 2), ("dot", 1)]
-    assert list(found.against) == ["dot"]
-    assert found.against["dot"].verdict.startswith("dot beats dot-seed0 by 25.0 F1 [")
+    comparison = compare(folders)
+    assert [(reader.name, len(reader.runs)) for reader in comparison.readers] == [("dot-seed0", 2), ("dot", 1)]
+    assert list(comparison.differences) == ["dot"]
+    assert comparison.differences["dot"].verdict.startswith("dot beats dot-seed0 by 25.0 F1 [")
 
 
-def test_seeds_of_which_the_first_came_without_a_number_have_its_name(tmp_path: Path, data: Path) -> None:
+def test_seeds_are_named_after_the_run_without_a_number(tmp_path: Path, data: Path) -> None:
     folders = [
         write_run(tmp_path / name, data, [1] * 100, config=config("dot", seed))
         for name, seed in (("dot-seed1", 1), ("dot", 0))
     ]
-    other = write_run(tmp_path / "last", data, [1] * 100, config=config("last"))
-    assert [(one.name, len(one.runs)) for one in compare([*folders, other]).contenders] == [("dot", 2), ("last", 1)]
+    last = write_run(tmp_path / "last", data, [1] * 100, config=config("last"))
+    assert [(reader.name, len(reader.runs)) for reader in compare([*folders, last]).readers] == [
+        ("dot", 2),
+        ("last", 1),
+    ]
 
 
-@pytest.mark.parametrize(("questions", "told"), [(5, "too few questions to tell"), (6, "clearly better")])
-def test_a_handful_of_questions_tells_nothing(tmp_path: Path, questions: int, told: str) -> None:
+@pytest.mark.parametrize(
+    ("questions", "verdict"),
+    [
+        (5, "1 and 0: too few questions to judge; 1 is 100.0 F1 ahead [100.0, 100.0]"),
+        (6, "1 beats 0 by 100.0 F1 [100.0, 100.0]: clearly better"),
+    ],
+)
+def test_a_handful_of_questions_is_too_few_to_judge(tmp_path: Path, questions: int, verdict: str) -> None:
     data = write_data(tmp_path / "few.json", questions)
-    best, worst = (write_run(tmp_path / str(one), data, [one] * questions) for one in (1, 0))
-    found = compare([worst, best]).against["1"]
-    assert found.verdict == f"1 beats 0 by 100.0 F1 [100.0, 100.0]: {told}"
-    assert found.to_json()["clear"] is (questions == 6)
+    best, worst = (write_run(tmp_path / str(right), data, [right] * questions) for right in (1, 0))
+    difference = compare([worst, best]).differences["1"]
+    assert difference.verdict == verdict
+    assert difference.to_dict()["clear"] is (questions == 6)
 
 
-def test_seeds_on_a_few_paragraphs_tell_nothing(tmp_path: Path) -> None:
+def test_the_number_of_questions_is_written_in_the_singular_for_one(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "one.json", 1)
+    folders = [write_run(tmp_path / name, data, [1]) for name in "ab"]
+    assert compare(folders).lines()[0] == "1 question about 1 paragraph; baseline: a"
+
+
+def test_seeds_on_a_few_paragraphs_are_too_few_to_judge(tmp_path: Path) -> None:
     data = write_data(tmp_path / "few.json", 25)  # in 5 paragraphs
     folders = [
         write_run(tmp_path / f"{name}{seed}", data, [right] * 25, config=config(name, seed))
         for name, right in (("a", 0), ("b", 1))
         for seed in (0, 1)
     ]
-    assert compare(folders).against["b"].verdict.endswith("too few paragraphs to tell")
+    assert (
+        compare(folders)
+        .differences["b"]
+        .verdict.startswith("b and a: too few paragraphs to judge; b is 100.0 F1 ahead")
+    )
 
 
-def test_fronts_hold_what_nothing_cheaper_equals(tmp_path: Path, data: Path) -> None:
+def test_fronts_hold_the_readers_that_nothing_cheaper_equals(tmp_path: Path, data: Path) -> None:
     folders = [
         write_run(tmp_path / name, data, [1] * right + [0] * (100 - right), cost=cost)
         for name, right, cost in [
@@ -135,23 +164,117 @@ def test_fronts_hold_what_nothing_cheaper_equals(tmp_path: Path, data: Path) -> 
             ("unknown", 90, {}),
         ]
     ]
-    fronts = compare(folders).fronts
+    comparison = compare(folders)
+    fronts = {front.cost: front.readers for front in comparison.fronts}
     assert fronts["trainable_parameters"] == ("cheap", "good")
     assert fronts["train_seconds"][:2] == ("worse", "cheap")
-    assert fronts["inference_seconds_per_1000"] == ()
+    assert "inference_seconds_per_1000" not in fronts
+    assert "not ranked by parameters: 1 reader (unknown), whose cost is not recorded" in str(comparison)
 
 
-def test_refusals(tmp_path: Path, data: Path) -> None:
-    one = write_run(tmp_path / "one", data, [1] * 100)
-    with pytest.raises(UsageError, match=r"expected two readers or more\. Got one alone"):
-        compare([one])
+GPU, CPU = "NVIDIA H200", "cpu, 2 threads"
+
+
+@pytest.fixture
+def two_devices(tmp_path: Path, data: Path) -> list[Path]:
+    """Two readers timed on a GPU and two on a CPU; by time alone, those of the GPU would always win."""
+    return [
+        write_run(
+            tmp_path / name,
+            data,
+            [1] * right + [0] * (100 - right),
+            cost={"device": device, "trainable_parameters": parameters, "inference_seconds_per_1000": seconds},
+        )
+        for name, right, device, parameters, seconds in [
+            ("gpu-small", 60, GPU, 10, 0.1),
+            ("gpu-large", 80, GPU, 20, 0.2),
+            ("cpu-small", 50, CPU, 10, 10.0),
+            ("cpu-large", 70, CPU, 20, 20.0),
+        ]
+    ]
+
+
+def test_times_of_different_devices_are_never_ranked_together(two_devices: list[Path]) -> None:
+    comparison = compare(two_devices)
+    fronts = {(front.cost, front.device): front.readers for front in comparison.fronts}
+    assert fronts == {
+        ("trainable_parameters", None): ("gpu-small", "gpu-large"),
+        ("inference_seconds_per_1000", GPU): ("gpu-small", "gpu-large"),
+        ("inference_seconds_per_1000", CPU): ("cpu-small", "cpu-large"),
+    }
+    lines = comparison.lines()
+    assert lines[2] == f"times measured on 2 devices ({GPU}; {CPU}): compare within one only"
+    assert "device" in lines[4].split()
+    assert GPU in next(line for line in lines[5:] if line.startswith("gpu-small"))
+    assert CPU in next(line for line in lines[5:] if line.startswith("cpu-small"))
+    assert f"best F1 by ms/question on {CPU}: cpu-small, cpu-large" in lines
+    assert [row["device"] for row in comparison.to_dict()["runs"]] == [GPU, GPU, CPU, CPU]
+
+
+def test_seeds_timed_on_different_devices_have_no_mean_time(tmp_path: Path, data: Path) -> None:
+    folders = [
+        write_run(
+            tmp_path / f"{mixer}-seed{seed}",
+            data,
+            [1] * 100,
+            config=config(mixer, seed),
+            cost={"device": device, "train_seconds": 5.0, "trainable_parameters": 7},
+        )
+        for mixer, seed, device in [("dot", 0, GPU), ("dot", 1, CPU), ("last", 0, CPU)]
+    ]
+    comparison = compare(folders)
+    dot = comparison.readers[0].to_dict()
+    assert (dot["train_seconds"], dot["device"], dot["trainable_parameters"]) == (None, None, 7)
+    assert "not ranked by train s: 1 reader (dot), whose cost is not recorded or comes from several devices" in str(
+        comparison
+    )
+
+
+def test_one_device_is_named_in_the_head(tmp_path: Path, data: Path) -> None:
+    cost = {"device": CPU, "train_seconds": 5.0}
+    folders = [write_run(tmp_path / name, data, [1] * 100, cost=cost) for name in "ab"]
+    assert compare(folders).lines()[2] == f"times measured on {CPU}"
+
+
+def test_the_thresholds_of_the_scores_are_named_in_the_head(tmp_path: Path, data: Path) -> None:
+    lines = compare([write_run(tmp_path / name, data, [1] * 100) for name in "ab"]).lines()
+    assert lines[1] == "EM and F1 at each model's own threshold"
+    assert "threshold" in lines[3].split()
+
+
+def test_a_comparison_converts_to_rows_for_a_data_frame(tmp_path: Path, data: Path) -> None:
+    last = write_run(tmp_path / "last", data, [1] * 50 + [0] * 50)
+    best = write_run(tmp_path / "best", data, [1] * 90 + [0] * 10, cost={"trainable_parameters": 1234})
+    comparison = compare([last, best])
+    first, second = comparison.rows()
+    assert list(first) == list(second)
+    assert (first["name"], first["f1"], first["trainable_parameters"]) == ("best", pytest.approx(90), 1234)
+    assert first["f1_difference"] == pytest.approx(40)
+    assert first["f1_difference_low"] < 40 < first["f1_difference_high"]
+    assert first["clear"] is True
+    assert (second["name"], second["f1_difference"], second["clear"]) == ("last", None, None)
+    assert str(comparison) == "\n".join(comparison.lines())
+    assert json.loads(json.dumps(comparison.to_dict()))["baseline"] == "last"
+
+
+def test_a_single_folder_of_runs_can_be_passed_as_a_path(tmp_path: Path, data: Path) -> None:
+    for name in "ab":
+        write_run(tmp_path / "all" / name, data, [1] * 100)
+    assert [reader.name for reader in compare(tmp_path / "all").readers] == ["a", "b"]
+    assert [reader.name for reader in compare(str(tmp_path / "all")).readers] == ["a", "b"]
+
+
+def test_runs_that_cannot_be_compared(tmp_path: Path, data: Path) -> None:
+    first = write_run(tmp_path / "first", data, [1] * 100)
+    with pytest.raises(UsageError, match=r"expected at least two readers, got only first"):
+        compare([first])
     with pytest.raises(RunError, match="expected the questions of"):
-        compare([one, write_run(tmp_path / "short", data, [1] * 90)])
-    two = write_run(tmp_path / "two", data, [1] * 100)
+        compare([first, write_run(tmp_path / "short", data, [1] * 90)])
+    second = write_run(tmp_path / "second", data, [1] * 100)
     with pytest.raises(
-        UsageError, match=r"--baseline three: expected one of the runs or its folder\. There are one, two"
+        UsageError, match=r"--baseline: expected the name or folder of one of the runs \(first, second\), got 'third'"
     ):
-        compare([one, two], baseline="three")
+        compare([first, second], baseline="third")
 
 
 def test_the_command_prints_a_table_and_a_sentence_or_json(tmp_path: Path, data: Path, lamella: Any) -> None:
@@ -171,8 +294,8 @@ def test_the_command_prints_a_table_and_a_sentence_or_json(tmp_path: Path, data:
 
 
 def test_a_thousand_runs_compare_in_seconds(tmp_path: Path) -> None:
-    """Ten of them are better. The baseline is exactly as good as the others are on average: a lucky one would seem to
-    beat hundreds of its equals, since all comparisons share it.
+    """Ten of them are better. The baseline is exactly as good as the others are on average: a lucky baseline would seem
+    to beat hundreds of its equals, since all comparisons share it.
     """
     data = write_data(tmp_path / "data.json", 500)
     rng = np.random.default_rng(0)
@@ -181,9 +304,9 @@ def test_a_thousand_runs_compare_in_seconds(tmp_path: Path) -> None:
         write_run(tmp_path / name, data, right) for name, right in {"half": [False, True] * 250, **rights}.items()
     ]
     began = time.perf_counter()
-    found = compare(folders)
+    comparison = compare(folders)
     assert time.perf_counter() - began < 10
-    clear = [name for name, one in found.against.items() if one.f1.is_clear]
+    clear = [name for name, difference in comparison.differences.items() if difference.f1.is_clear]
     assert clear[:10] == [f"r{n}" for n in range(10)]
     assert len(clear) < 50
-    assert any(line.startswith("1000 comparisons share one baseline") for line in found.lines())
+    assert any(line.startswith("1000 comparisons share one baseline") for line in comparison.lines())

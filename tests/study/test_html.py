@@ -1,4 +1,4 @@
-"""The report: what it reads from run folders, what it shows, that it stays one small file and asks for nothing."""
+"""The HTML report: what it reads and shows, and that it is one small file that loads nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from lamella.errors import UnreadableError, UsageError
 from lamella.study.report.answers import SAMPLES
 from lamella.study.report.collect import collect
 from lamella.study.report.curves import CURVE_POINTS
-from lamella.study.report.html import render, write_report
+from lamella.study.report.html import render
+from lamella.study.report.write import write_report
 from made_runs import QUESTIONS, make_run
 from run_folders import write_data, write_run
 
@@ -23,14 +24,14 @@ Lamella = Callable[..., tuple[int, str, str]]
 
 
 def embedded(page: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="content">(.*?)</script>', page, re.DOTALL)
-    assert found
-    content = json.loads(found[1])
+    match = re.search(r'<script type="application/json" id="content">(.*?)</script>', page, re.DOTALL)
+    assert match
+    content = json.loads(match[1])
     assert isinstance(content, dict)
     return content
 
 
-def test_a_report_of_one_run_is_one_file_that_may_load_nothing(tmp_path: Path, lamella: Lamella) -> None:
+def test_the_report_of_one_run_is_one_file_that_loads_nothing(tmp_path: Path, lamella: Lamella) -> None:
     make_run(tmp_path / "run")
     code, out, err = lamella("report", tmp_path / "run", "--out", tmp_path / "report.html")
     assert (code, err) == (0, "")
@@ -44,16 +45,16 @@ def test_a_report_of_one_run_is_one_file_that_may_load_nothing(tmp_path: Path, l
     assert [run["name"] for run in content["runs"]] == ["run"]
 
 
-def test_json_says_what_was_written(tmp_path: Path, lamella: Lamella) -> None:
+def test_json_describes_what_was_written(tmp_path: Path, lamella: Lamella) -> None:
     make_run(tmp_path / "run")
     code, out, _ = lamella("report", tmp_path / "run", "--out", tmp_path / "report.html", "--json")
-    told = json.loads(out)
+    written = json.loads(out)
     assert code == 0
-    assert told["runs"] == 1
-    assert told["bytes"] == (tmp_path / "report.html").stat().st_size
+    assert written["runs"] == 1
+    assert written["bytes"] == (tmp_path / "report.html").stat().st_size
 
 
-def test_a_folder_of_runs_stands_for_them_and_they_are_told_by_what_differs(tmp_path: Path) -> None:
+def test_a_folder_of_runs_shows_the_options_that_differ(tmp_path: Path) -> None:
     for seed in range(3):
         make_run(tmp_path / "all" / f"dot-seed{seed}", seed=seed)
     content = collect([tmp_path / "all", tmp_path / "all" / "dot-seed1"])
@@ -62,14 +63,14 @@ def test_a_folder_of_runs_stands_for_them_and_they_are_told_by_what_differs(tmp_
     assert [run["options"] for run in content["runs"]] == [{"learner.seed": seed} for seed in range(3)]
 
 
-def test_runs_of_one_name_keep_their_parents(tmp_path: Path) -> None:
+def test_runs_with_the_same_name_get_their_parent_folders(tmp_path: Path) -> None:
     for parent in ("a", "b"):
         make_run(tmp_path / parent / "dot")
     assert [run["name"] for run in collect([tmp_path / "a", tmp_path / "b"])["runs"]] == ["a/dot", "b/dot"]
 
 
-def test_the_answers_are_counted_as_by_hand(tmp_path: Path) -> None:
-    """Five questions, two of them unanswerable; one of each right, one answer half right, one withheld."""
+def test_answers_are_counted_as_by_hand(tmp_path: Path) -> None:
+    """Five questions, two of them unanswerable: one of each right, one partly right, one abstained."""
     make_run(
         tmp_path / "run",
         predictions={"q0": "Huygens", "q1": "the probe Huygens", "q2": "", "q3": "Saturn", "q4": ""},
@@ -80,24 +81,24 @@ def test_the_answers_are_counted_as_by_hand(tmp_path: Path) -> None:
     assert run["confusion"] == {
         "answered, exactly right": 1,
         "answered, not exactly right": 1,
-        "abstained though there is an answer": 1,
-        "abstained rightly": 1,
-        "answered the unanswerable": 1,
+        "abstained although there is an answer": 1,
+        "abstained correctly": 1,
+        "answered an unanswerable question": 1,
     }
     words = {row["group"]: (row["questions"], row["exact"], row["f1"]) for row in run["groups"]["question word"]}
-    # "the" is dropped, so that "probe huygens" shares one of two words with "huygens": 2·½·1 / (½ + 1).
+    # "the" is dropped, so "probe huygens" shares one of two words with "huygens": 2·½·1 / (½ + 1).
     assert words == {"what": (2, 50.0, 83.3333), "when": (1, 0.0, 0.0), "who": (2, 50.0, 50.0)}
     answered = {row["group"]: (row["questions"], row["answered"]) for row in run["groups"]["answerable"]}
-    assert answered == {"has an answer": (3, 66.6667), "has none": (2, 50.0)}
-    # From the surest up: q0 right, q1 two thirds, then nothing more is found; three answers in all.
+    assert answered == {"has an answer": (3, 66.6667), "has no answer": (2, 50.0)}
+    # Most confident first: q0 right, q1 two thirds, then nothing more; three answers in all.
     assert run["precision_recall"]["recall"] == pytest.approx([100 / 3, *[500 / 9] * 4], abs=1e-3)
     assert run["precision_recall"]["precision"] == pytest.approx([100, 250 / 3, 500 / 9, 125 / 3, 100 / 3], abs=1e-3)
-    assert run["reliability"]["said"] == [10, 20, 40, 80, 90]
-    assert run["reliability"]["so"] == [0, 0, 100, 100, 0]
+    assert run["reliability"]["predicted"] == [10, 20, 40, 80, 90]
+    assert run["reliability"]["observed"] == [0, 0, 100, 100, 0]
     assert run["reliability"]["ece"] == pytest.approx(100 * (0.1 + 0.2 + 0.6 + 0.2 + 0.9) / 5)
 
 
-def test_layer_weights_are_gamma_times_w_as_the_mixer_has_them(tmp_path: Path) -> None:
+def test_layer_weights_are_gamma_times_w_as_the_mixer_applies_them(tmp_path: Path) -> None:
     w, gamma = np.array([[0.1, 0.2, 0.3], [0.0, 1.0, 2.0]]), np.array([2.0, 1.0])
     make_run(tmp_path / "plain", weights=(w, gamma))
     make_run(tmp_path / "soft", weights=(w, gamma), normalise="softmax")
@@ -107,7 +108,7 @@ def test_layer_weights_are_gamma_times_w_as_the_mixer_has_them(tmp_path: Path) -
     assert soft["end"][2] == pytest.approx(np.e**2 / (1 + np.e + np.e**2), abs=1e-4)
 
 
-def test_parameters_come_from_the_record_or_else_from_the_saved_model(tmp_path: Path) -> None:
+def test_parameters_come_from_cost_json_or_from_the_saved_model(tmp_path: Path) -> None:
     weights = (np.ones((2, 3)), np.ones(2))
     make_run(tmp_path / "counted", weights=weights)
     make_run(tmp_path / "recorded", weights=weights, cost={"trainable_parameters": 1000, "train_seconds": 5.0})
@@ -116,7 +117,7 @@ def test_parameters_come_from_the_record_or_else_from_the_saved_model(tmp_path: 
     assert recorded["cost"] == {"parameters": 1000, "train_seconds": 5}
 
 
-def test_a_long_history_is_drawn_by_means_of_its_stretches(tmp_path: Path) -> None:
+def test_a_long_history_is_averaged_over_stretches(tmp_path: Path) -> None:
     make_run(tmp_path / "run", steps=10 * CURVE_POINTS, evaluations=3 * CURVE_POINTS)
     curve = collect([tmp_path / "run"])["runs"][0]["curve"]
     assert len(curve["loss"]) == CURVE_POINTS
@@ -124,7 +125,7 @@ def test_a_long_history_is_drawn_by_means_of_its_stretches(tmp_path: Path) -> No
     assert len(curve["evaluations"]["f1"]) == len(curve["evaluations"]["step"]) == CURVE_POINTS
 
 
-def test_runs_of_several_fractions_share_a_line_for_the_rest_of_their_options(tmp_path: Path) -> None:
+def test_runs_with_different_fractions_share_a_line(tmp_path: Path) -> None:
     for fraction in (0.1, 1.0):
         for seed in (0, 1):
             for mixer in ("last", "dot"):
@@ -135,7 +136,7 @@ def test_runs_of_several_fractions_share_a_line_for_the_rest_of_their_options(tm
     }
 
 
-def test_what_a_text_holds_is_shown_and_never_run(tmp_path: Path) -> None:
+def test_scripts_in_texts_are_shown_and_never_executed(tmp_path: Path) -> None:
     bad = "</script><script>alert(1)</script>"
     make_run(
         tmp_path / "run", predictions={"q0": bad, "q1": "\u2028\ud800", "q2": "", "q3": ""}, questions=QUESTIONS[:4]
@@ -148,14 +149,14 @@ def test_what_a_text_holds_is_shown_and_never_run(tmp_path: Path) -> None:
     assert bad in [answer["text"] for answer in embedded(page)["runs"][0]["answers"]]
 
 
-def test_a_placeholder_in_the_data_is_text_as_well() -> None:
+def test_a_placeholder_in_the_data_stays_text() -> None:
     content: dict[str, Any] = {"runs": [{"name": "@script@ @style@"}], "notes": []}
     page = render(content, title="@content@")
     assert embedded(page)["runs"] == content["runs"]
     assert "<h1>@content@</h1>" in page
 
 
-def test_a_hundred_runs_make_a_file_below_8_mb(tmp_path: Path) -> None:
+def test_the_report_of_a_hundred_runs_is_below_8_mb(tmp_path: Path) -> None:
     long = "A quite long context of a paragraph, with many words. " * 200
     questions = [(f"q{row}", f"What is number {row}?", long, "quite long") for row in range(300)]
     layers = (np.random.default_rng(0).normal(size=(2, 24)), np.ones(2))
@@ -180,7 +181,7 @@ def test_a_hundred_runs_make_a_file_below_8_mb(tmp_path: Path) -> None:
     assert all(len(sample["context"]) <= 1500 for sample in samples)
 
 
-def test_a_gold_answer_keeps_its_place_in_a_cut_context(tmp_path: Path) -> None:
+def test_a_gold_answer_keeps_its_position_in_a_cut_context(tmp_path: Path) -> None:
     text = "x " * 3000 + "Huygens" + " y" * 3000
     make_run(tmp_path / "run", questions=[("q0", "Who?", text, "Huygens")], predictions={"q0": "Huygens"})
     (samples,) = collect([tmp_path / "run"])["samples"]
@@ -189,7 +190,7 @@ def test_a_gold_answer_keeps_its_place_in_a_cut_context(tmp_path: Path) -> None:
     assert samples[0]["cut"] == [True, True]
 
 
-def test_without_the_data_the_rest_is_shown_and_a_note_says_what_is_not(tmp_path: Path) -> None:
+def test_without_the_data_the_rest_is_shown_with_a_note(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     (tmp_path / "dev.json").unlink()
     content = collect([tmp_path / "run"])
@@ -198,8 +199,8 @@ def test_without_the_data_the_rest_is_shown_and_a_note_says_what_is_not(tmp_path
     assert any("dev.json" in note for note in content["notes"])
 
 
-def test_a_run_that_only_answered_is_compared_with_the_data_that_it_names(tmp_path: Path) -> None:
-    """As `evaluate` and `predict` leave it: no configuration, the data in its record."""
+def test_a_run_of_evaluate_is_compared_with_the_data_in_its_record(tmp_path: Path) -> None:
+    """As `evaluate` and `predict` write it: without options, with the data in its record."""
     data = write_data(tmp_path / "held-out.json", 4)
     write_run(tmp_path / "run", data, [1, 1, 1, 0])
     content = collect([tmp_path / "run"])
@@ -210,7 +211,7 @@ def test_a_run_that_only_answered_is_compared_with_the_data_that_it_names(tmp_pa
     assert content["notes"] == []
 
 
-def test_a_report_does_not_say_where_on_the_machine_things_lie(tmp_path: Path) -> None:
+def test_the_report_does_not_reveal_folders(tmp_path: Path) -> None:
     for name in ("a", "b"):
         make_run(tmp_path / name, data=tmp_path / f"{name}.json")
     write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "report.html")
@@ -220,15 +221,15 @@ def test_a_report_does_not_say_where_on_the_machine_things_lie(tmp_path: Path) -
     assert [run["data_set"] for run in embedded(page)["runs"]] == [0, 1]
 
 
-def test_an_unfinished_run_is_said_to_be_so(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_noted(tmp_path: Path) -> None:
     make_run(tmp_path / "run", state="unfinished")
     assert any("Not finished" in note for note in collect([tmp_path / "run"])["notes"])
 
 
-def test_a_wrong_call_gives_one_line_and_writes_nothing(tmp_path: Path, lamella: Lamella) -> None:
+def test_a_usage_error_is_one_line_and_writes_nothing(tmp_path: Path, lamella: Lamella) -> None:
     make_run(tmp_path / "run")
-    other = tmp_path / "other.json"
-    make_run(tmp_path / "elsewhere", data=other, questions=[("z9", "Who?", "Huygens.", "Huygens")])
+    unrelated = tmp_path / "unrelated.json"
+    make_run(tmp_path / "elsewhere", data=unrelated, questions=[("z9", "Who?", "Huygens.", "Huygens")])
     (tmp_path / "empty").mkdir()
     (tmp_path / "there.html").write_text("mine")
     out = tmp_path / "report.html"
@@ -237,12 +238,14 @@ def test_a_wrong_call_gives_one_line_and_writes_nothing(tmp_path: Path, lamella:
         [tmp_path / "empty", "--out", out],
         [tmp_path / "run", "--out", tmp_path / "empty"],
         [tmp_path / "run", "--out", tmp_path / "there.html"],
+        [tmp_path / "run", "--out", tmp_path / "report.pdf"],
+        [tmp_path / "run", "--out", tmp_path / "report"],
         [tmp_path / "run", "--data", tmp_path / "no.json", "--out", out],
-        [tmp_path / "run", "--data", other, "--out", out],
+        [tmp_path / "run", "--data", unrelated, "--out", out],
     ):
-        code, said, err = lamella("report", *arguments)
+        code, printed, err = lamella("report", *arguments)
         assert code in (1, 2), arguments
-        assert said == ""
+        assert printed == ""
         assert err.startswith("lamella: ")
         assert err.count("\n") == 1, err
         assert not out.exists()
@@ -259,7 +262,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str) -> None:
         collect([tmp_path / "run"])
 
 
-def test_a_run_with_odd_times_has_no_training_time(tmp_path: Path) -> None:
+def test_a_run_with_invalid_times_has_no_training_time(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     record = {"state": "finished", "command": "train", "started": None, "ended": "yesterday"}
     (tmp_path / "run" / "run.json").write_text(json.dumps(record))
@@ -273,6 +276,28 @@ def test_a_damaged_model_is_named(tmp_path: Path) -> None:
         collect([tmp_path / "run"])
 
 
-def test_no_folder_is_a_wrong_call() -> None:
+def test_a_report_without_folders_is_a_usage_error() -> None:
     with pytest.raises(UsageError):
         collect([])
+
+
+@pytest.mark.parametrize("name", ["report.pdf", "report.docx", "report"])
+def test_a_file_name_without_a_known_format_is_an_error_before_any_work(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"expected a file name that ends in \.html, \.htm or \.md, got '"):
+        write_report([tmp_path / "no-such-run"], tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+def test_the_suffix_may_be_htm_or_in_capitals(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    for name in ("report.htm", "REPORT.HTML"):
+        write_report([tmp_path / "run"], tmp_path / name)
+        assert (tmp_path / name).read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_the_device_of_times_is_part_of_the_report(tmp_path: Path) -> None:
+    for name, device in {"a": "NVIDIA H200", "b": "cpu, 2 threads"}.items():
+        make_run(tmp_path / name, cost={"train_seconds": 5.0, "device": device})
+    content = collect([tmp_path / "a", tmp_path / "b"])
+    assert [run["device"] for run in content["runs"]] == ["NVIDIA H200", "cpu, 2 threads"]
+    assert any("several devices (NVIDIA H200; cpu, 2 threads)" in note for note in content["notes"])

@@ -1,4 +1,4 @@
-"""The page of results: made of every file there, the same bytes each time, and nothing else."""
+"""The Markdown report: made from every result file, the same bytes each time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from lamella.errors import LamellaError
-from lamella.study.report.markdown import result_page
+from lamella.study.report.markdown import markdown_report
 from lamella.study.result_files import is_result, json_files, read_result
 
 Lamella = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(__file__).with_name("kept")
-PAGES = {"example": (KEPT, KEPT / "page.md"), "results": (ROOT / "results", ROOT / "docs" / "results" / "readers.md")}
+REPORTS = {"example": (KEPT, KEPT / "page.md"), "results": (ROOT / "results", ROOT / "docs" / "results" / "readers.md")}
 
 
 @pytest.fixture
@@ -25,20 +25,21 @@ def kept(tmp_path: Path) -> Path:
     return Path(shutil.copytree(KEPT, tmp_path / "kept"))
 
 
-@pytest.mark.parametrize(("folder", "page"), PAGES.values(), ids=PAGES)
-def test_the_page_is_what_the_results_say(folder: Path, page: Path) -> None:
+@pytest.mark.parametrize(("folder", "report"), REPORTS.values(), ids=REPORTS)
+def test_the_report_in_the_repository_matches_the_result_files(folder: Path, report: Path) -> None:
     files = json_files(folder)
     if not files:
-        pytest.skip("no results are there yet")
+        pytest.skip("there are no results yet")
     results = [file for file in files if is_result(json.loads(file.read_text(encoding="utf-8")))]
     assert all(read_result(file).content["name"] == file.stem for file in results)
-    made, count = result_page([folder])
+    text, count = markdown_report([folder])
     assert count == len(results)
-    assert page.read_bytes() == made.encode(), f"make it anew: lamella report {folder} --out {page} --overwrite"
+    assert report.read_bytes() == text.encode(), f"regenerate it: lamella report {folder} --out {report} --overwrite"
 
 
-def test_what_the_page_says_of_epochs_is_so() -> None:
-    assert "by the best F1: in\nevery run here that was the last one" in PAGES["results"][1].read_text(encoding="utf-8")
+def test_the_statement_about_epochs_is_true() -> None:
+    text = " ".join(REPORTS["results"][1].read_text(encoding="utf-8").split())
+    assert "In every run here that was the last epoch" in text
     for file in json_files(ROOT / "results"):
         content = json.loads(file.read_text(encoding="utf-8"))
         if is_result(content) and content["command"] == "train":
@@ -58,69 +59,71 @@ def test_the_command_writes_the_same_bytes_each_time(kept: Path, tmp_path: Path,
     assert lamella("report", kept, "--out", out)[0] == 2
 
 
-def test_a_result_that_no_section_shows_is_refused(kept: Path) -> None:
+def test_a_result_without_a_section_is_an_error(kept: Path) -> None:
     shutil.copy(kept / "dot-seed0.json", kept / "new.json")
-    with pytest.raises(LamellaError, match=r"page\.toml: expected a section for every result\. None shows new\.json"):
-        result_page([kept])
+    with pytest.raises(LamellaError, match=r"page\.toml: expected a section for every result, got none for new\.json"):
+        markdown_report([kept])
 
 
-def test_another_file_that_no_section_shows_is_refused(kept: Path) -> None:
+def test_another_file_without_a_section_is_an_error(kept: Path) -> None:
     (kept / "more.json").write_text("{}")
-    with pytest.raises(LamellaError, match=r"None shows more\.json"):
-        result_page([kept])
+    with pytest.raises(LamellaError, match=r"got none for more\.json"):
+        markdown_report([kept])
 
 
-def test_a_number_that_changes_changes_the_page(kept: Path) -> None:
-    before, _ = result_page([kept])
+def test_a_changed_number_changes_the_report(kept: Path) -> None:
+    before, _ = markdown_report([kept])
     path = kept / "dot-seed0.json"
     content = json.loads(path.read_text())
     content["cost"]["trainable_parameters"] += 2_000
     path.write_text(json.dumps(content))
-    after, _ = result_page([kept])
+    after, _ = markdown_report([kept])
     assert "1,770 (" in after
     assert "2,770 (" in after
     assert before != after
 
 
-def test_encoder_and_train_data_stand_beside_every_number(kept: Path) -> None:
-    page, _ = result_page([kept])
+def test_every_table_names_encoder_and_train_data(kept: Path) -> None:
+    page, _ = markdown_report([kept])
     tables = [line for line in page.splitlines() if line.startswith("| run |")]
     assert len(tables) == 2
     assert all(line.startswith("| run | encoder | train data |") for line in tables)
 
 
-def test_without_words_all_runs_are_in_one_section(kept: Path) -> None:
+def test_without_a_layout_all_runs_are_in_one_section(kept: Path) -> None:
     (kept / "page.toml").unlink()
-    page, _ = result_page([kept])
-    assert page.count("\n## ") == 2  # the runs, and what they stand on
+    page, _ = markdown_report([kept])
+    assert page.count("\n## ") == 2  # the runs, and their provenance
     assert "| compress-seed0 |" in page
     assert "| dot | all-MiniLM-L6-v2 | demo:train, the first 60 | 2 |" in page
     assert "against" not in page
-    assert "beats" in page
+    assert "are not distinguishable" in page
 
 
-def test_a_page_says_which_columns_and_which_costs_count(kept: Path) -> None:
-    words = kept / "page.toml"
-    before, _ = result_page([kept])
-    assert "by train s" in before
+def test_the_layout_chooses_columns_and_costs(kept: Path) -> None:
+    layout = kept / "page.toml"
+    before, _ = markdown_report([kept])
+    assert "by train s on cpu, 1 thread: last;" in before
     assert before.count("\nTimes and memory were measured on") == 2
     chosen = 'columns = ["delta", "training_flops", "f1"]\ncosts = ["trainable_parameters", "training_flops"]\n'
-    words.write_text(chosen + words.read_text().replace(', "peak_memory_bytes"', ""))
-    after, _ = result_page([kept])
+    layout.write_text(chosen + layout.read_text().replace(', "peak_memory_bytes"', ""))
+    after, _ = markdown_report([kept])
     first, second = (line for line in after.splitlines() if line.startswith("| run |"))
     assert first.endswith("| seeds | delta parameters (% of the encoder) | training FLOPs | F1 |")
-    assert "| mixer | learning rate |" in second  # a section's own come first
-    assert "Unbeaten at their cost: by parameters, last; by training FLOPs, last." in after
+    assert "| mixer | learning rate |" in second  # the columns of a section replace those of the report
+    assert "Best F1 for their cost, by parameters: last; by training FLOPs: last." in after
     for absent in ("train s", "ms/question", "Times and memory"):
         assert absent not in after
-    words.write_text("costs = []\n" + words.read_text().partition("\n")[2].partition("\n")[2])
-    assert "Unbeaten" not in result_page([kept])[0]
-    words.write_text('costs = ["train_second"]\n' + words.read_text().partition("\n")[2])
-    with pytest.raises(LamellaError, match=r"costs: 'train_second' is none to rank runs by\. Did you mean 'train_s"):
-        result_page([kept])
+    layout.write_text("costs = []\n" + layout.read_text().partition("\n")[2].partition("\n")[2])
+    assert "Best F1 for their cost" not in markdown_report([kept])[0]
+    layout.write_text('costs = ["train_second"]\n' + layout.read_text().partition("\n")[2])
+    with pytest.raises(
+        LamellaError, match=r"costs: expected a cost to rank runs by, got 'train_second'\. Did you mean 'train_s"
+    ):
+        markdown_report([kept])
 
 
-def test_the_flops_of_a_run_are_those_of_all_windows_that_it_learnt_from(kept: Path) -> None:
+def test_training_flops_count_all_windows_of_the_training(kept: Path) -> None:
     path = kept / "dot-seed0.json"
     content = json.loads(path.read_text())
     content["cost"] |= {"training_flops_per_window": 2e9, "train_seconds": 50.0, "windows_per_second": 30.0}
@@ -132,69 +135,74 @@ def test_the_flops_of_a_run_are_those_of_all_windows_that_it_learnt_from(kept: P
     )
     for name in ("dot-seed1", "last-seed0"):
         (kept / f"{name}.json").unlink()
-    assert "| dot-seed0 | all-MiniLM-L6-v2 | demo:train, the first 60 | 3.00 TFLOP |" in result_page([kept])[0]
+    assert "| dot-seed0 | all-MiniLM-L6-v2 | demo:train, the first 60 | 3.00 TFLOP |" in markdown_report([kept])[0]
 
 
 def test_every_f1_has_an_interval_over_paragraphs(kept: Path) -> None:
-    page, _ = result_page([kept])
+    page, _ = markdown_report([kept])
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| dot-seed0 |")]
     result = read_result(kept / "dot-seed0.json")
     sums = np.bincount(result.paragraphs, result.f1)
     sizes = np.bincount(result.paragraphs)
-    drawn = np.random.default_rng(7).integers(len(sums), size=(4000, len(sums)))  # plainly, one draw after the other
+    drawn = np.random.default_rng(7).integers(len(sums), size=(4000, len(sums)))  # a plain bootstrap to compare with
     low, high = 100 * np.quantile(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1), [0.025, 0.975])
-    told = next(cell for cell in rows[0] if cell.startswith("31.35 ["))
-    found = [float(one) for one in told.removeprefix("31.35 [").removesuffix("]").split(", ")]
-    assert found == pytest.approx([low, high], abs=0.4)
+    cell = next(cell for cell in rows[0] if cell.startswith("31.35 ["))
+    interval = [float(end) for end in cell.removeprefix("31.35 [").removesuffix("]").split(", ")]
+    assert interval == pytest.approx([low, high], abs=0.4)
     assert low < 31.35 < high
 
 
-def test_the_page_says_what_its_verdicts_are_about(kept: Path) -> None:
-    page, _ = result_page([kept])
-    assert "Where a run has one seed, a verdict is about these questions and says nothing of other seeds" in page
-    assert "Articles are never drawn, and no draw tunes its thresholds anew" in page
-    assert "(dot is ahead at 0 questions, last at 3, p = 0.250)" in page  # means of two seeds
-    assert "(compress-seed0 alone is right 3 times, dot-seed0 0 times, p = 0.250)" in page
+def test_the_report_explains_its_verdicts(kept: Path) -> None:
+    page, _ = markdown_report([kept])
+    assert "With a single seed, a verdict is about these questions only and not about other seeds" in page
+    assert "Articles are not resampled, and thresholds are not tuned again for each resample" in page
+    assert "(dot ahead on 0 questions, last on 3, p = 0.250)" in page  # means of two seeds
+    assert "(compress-seed0 alone right on 3 questions, dot-seed0 on 0, p = 0.250)" in page
 
 
-def test_one_run_is_a_page_too(kept: Path) -> None:
-    page, count = result_page([kept / "dot-seed0.json"])
+def test_a_single_run_makes_a_report(kept: Path) -> None:
+    page, count = markdown_report([kept / "dot-seed0.json"])
     assert count == 1
     assert "| dot-seed0 |" in page
     assert "beats" not in page
+    assert "distinguishable" not in page
 
 
-def test_a_bar_in_a_name_breaks_no_table(kept: Path) -> None:
-    words = kept / "page.toml"
-    words.write_text(words.read_text().replace('"MiniLM-L6"', '"Mini|LM"'))
-    assert r"| Mini\|LM | bundled train" in result_page([kept])[0]
+def test_a_bar_in_a_name_is_escaped(kept: Path) -> None:
+    layout = kept / "page.toml"
+    layout.write_text(layout.read_text().replace('"MiniLM-L6"', '"Mini|LM"'))
+    assert r"| Mini\|LM | bundled train" in markdown_report([kept])[0]
 
 
-def test_an_option_that_only_the_files_know_is_a_column(kept: Path) -> None:
-    words = kept / "page.toml"
-    words.write_text(words.read_text().replace('"learner.mixer"', '"learner.former", "training.patience"', 1))
+def test_an_option_of_another_version_can_be_a_column(kept: Path) -> None:
+    layout = kept / "page.toml"
+    layout.write_text(layout.read_text().replace('"learner.mixer"', '"learner.former", "training.patience"', 1))
     with pytest.raises(LamellaError, match=r"learner\.former"):
-        result_page([kept])
+        markdown_report([kept])
     path = kept / "compress-seed0.json"
     content = json.loads(path.read_text())
     content["options"]["learner.former"] = 7  # of another version
     path.write_text(json.dumps(content))
-    assert "| former | patience |" in result_page([kept])[0]
+    assert "| former | patience |" in markdown_report([kept])[0]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
-        ('"last-*"', '"lost-*"', "'Which layers' shows 'lost-*'. No result has that name"),
-        ('baseline = "last"', 'baseline = "lats"', "compares with 'lats', which it does not show. Did you mean 'last'"),
-        ('"delta"', '"delto"', "has a column 'delto'"),
+        ('"last-*"', '"lost-*"', "section 'Which layers': expected the name of a result, got 'lost-*'."),
+        (
+            'baseline = "last"',
+            'baseline = "lats"',
+            "expected a baseline among its runs, got 'lats'. Did you mean 'last'",
+        ),
+        ('"delta"', '"delto"', "got 'delto'"),
         (
             '"learner.learning_rate"',
             '"learner.learningrate"',
-            "has a column 'learner.learningrate'; expected one of the page's or an option of the run file, as "
-            "learner.seed. Did you mean 'learner.learning_rate'",
+            "expected a column of the report or an option of the run file, such as learner.seed, got "
+            "'learner.learningrate'. Did you mean 'learner.learning_rate'",
         ),
-        ('file = "speed.json"', 'file = "speedy.json"', "no such file|None shows speed.json"),
+        ('file = "speed.json"', 'file = "speedy.json"', "no such file|got none for speed.json"),
         ('file = "speed.json"', 'file = "speed.json"\nruns = ["*"]', "either runs or a file"),
         ('rows = "rows"', 'rows = "lines"', "expected objects to show as rows at lines"),
         ('"ratio"', '"rate"', "expected rate in its rows"),
@@ -202,14 +210,27 @@ def test_an_option_that_only_the_files_know_is_a_column(kept: Path) -> None:
         ("[names]", "[names", "broken TOML"),
     ],
 )
-def test_wrong_words_are_told(kept: Path, tmp_path: Path, lamella: Lamella, old: str, new: str, said: str) -> None:
+def test_a_wrong_layout_is_one_message(
+    kept: Path, tmp_path: Path, lamella: Lamella, old: str, new: str, message: str
+) -> None:
     import re
 
-    words = kept / "page.toml"
-    assert old in words.read_text()
-    words.write_text(words.read_text().replace(old, new, 1))
+    layout = kept / "page.toml"
+    assert old in layout.read_text()
+    layout.write_text(layout.read_text().replace(old, new, 1))
     code, _, err = lamella("report", kept, "--out", tmp_path / "page.md")
     assert code == 2
-    assert re.search(said if "|" in said else re.escape(said), err), err
+    assert re.search(message if "|" in message else re.escape(message), err), err
     assert "Traceback" not in err
     assert not (tmp_path / "page.md").exists()
+
+
+def test_times_of_different_devices_are_ranked_apart(kept: Path) -> None:
+    for name in ("dot-seed0", "dot-seed1"):
+        path = kept / f"{name}.json"
+        content = json.loads(path.read_text())
+        content["cost"] |= {"device": "NVIDIA H200", "train_seconds": 0.1}
+        path.write_text(json.dumps(content))
+    report, _ = markdown_report([kept])
+    assert "by train s on cpu, 1 thread: last; by train s on NVIDIA H200: dot;" in report
+    assert "Times and memory were measured on cpu, 1 thread (bf16) for last; on NVIDIA H200 (bf16) for dot." in report

@@ -1,4 +1,4 @@
-"""Result files: what is kept of a run, that it is enough to compare by, and that nothing wrong in one goes unseen."""
+"""Result files: what is kept of a run, that it suffices to compare runs, and that damage is detected."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from lamella.inference.questions import read_questions
 from lamella.scoring.best_answers import null_odds_of, score_best_answers
 from lamella.scoring.calibrate import threshold_report
 from lamella.scoring.metrics import QuestionScores
-from lamella.study.compare import compare, compare_found, keep_and_compare
-from lamella.study.keep import with_results
+from lamella.study.compare import compare, compare_records, keep_and_compare
+from lamella.study.keep import add_results
 from lamella.study.recommend import recommend
-from lamella.study.records import read_runs
+from lamella.study.records import read_records
 from lamella.study.report.collect import collect
-from lamella.study.result_files import SCALE, per_question, read_result, result_of, result_text
+from lamella.study.result_files import F1_SCALE, parse_result, per_question, read_result, result_text
 from run_folders import write_files
 
 Lamella = Callable[..., tuple[int, str, str]]
@@ -46,7 +46,7 @@ def data(tmp_path: Path) -> Path:
             qas = []
             for place in range(QUESTIONS):
                 answers = [{"text": " ".join(words[place : place + 2]), "answer_start": 5 * place}]
-                id = f"{rng.random():.12f}"  # in no order, as those of SQuAD
+                id = f"{rng.random():.12f}"  # in random order, as in SQuAD
                 no_answer = place % 2 == 1
                 entry = {"id": id, "question": "Which?", "is_impossible": no_answer, "answers": answers}
                 qas.append({**entry, "answers": []} if no_answer else entry)
@@ -58,7 +58,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def write_scored_run(folder: Path, data: Path, seed: int, *, skill: float = 0.8, **files: Any) -> Path:
-    """A run that answers rightly with a chance of `skill`, in part or not at all else, at a threshold of 0."""
+    """Write a run that answers correctly with probability `skill`, otherwise partly or wrongly, at threshold 0."""
     rng = random.Random(seed)
     nbest, odds, texts = {}, {}, {}
     for example in read_questions(str(data), labelled=True):
@@ -68,7 +68,8 @@ def write_scored_run(folder: Path, data: Path, seed: int, *, skill: float = 0.8,
         null = rng.gauss(0.5 if example.answers else 2.0, 1.0)
         candidates = [(text, 0.0), ("", null)]
         nbest[example.id] = [
-            {"text": one, "probability": 0.5, "score": score, "start": 0, "end": len(one)} for one, score in candidates
+            {"text": candidate, "probability": 0.5, "score": score, "start": 0, "end": len(candidate)}
+            for candidate, score in candidates
         ]
         odds[example.id], texts[example.id] = null, "" if null > 0 else text
     config = {
@@ -103,7 +104,7 @@ def content_of(path: Path) -> dict[str, Any]:
     return content
 
 
-def test_the_scores_kept_are_those_that_evaluate_writes(tmp_path: Path, data: Path, lamella: Lamella) -> None:
+def test_the_kept_scores_equal_those_of_evaluate(tmp_path: Path, data: Path, lamella: Lamella) -> None:
     run = write_scored_run(tmp_path / "run", data, 0)
     assert lamella("compare", run, "--keep", tmp_path / "kept")[0] == 0
     kept = read_result(tmp_path / "kept" / "run.json")
@@ -111,61 +112,67 @@ def test_the_scores_kept_are_those_that_evaluate_writes(tmp_path: Path, data: Pa
     best = score_best_answers(examples, answered.predictions)
     from lamella.config import DecodingOptions
 
-    wanted = threshold_report(
+    expected = threshold_report(
         DecodingOptions(), examples, best, null_odds_of(examples, answered.predictions), gives_text=True
     )
-    scores = kept.results()
+    scores = kept.scores()
     for key in ("exact_at_0", "f1_at_0", "crossfit_exact", "crossfit_f1"):
-        assert scores[key] == pytest.approx(wanted[key], abs=1e-4)
+        assert scores[key] == pytest.approx(expected[key], abs=1e-4)
     assert scores["f1"] == scores["f1_at_0"] != scores["crossfit_f1"]
     assert scores["best_f1"] >= scores["crossfit_f1"]
-    assert 100 * kept.f1.mean() == pytest.approx(wanted["crossfit_f1"], abs=0.01)
-    assert 100 * kept.exact.mean() == pytest.approx(wanted["crossfit_exact"])
+    assert 100 * kept.f1.mean() == pytest.approx(expected["crossfit_f1"], abs=0.01)
+    assert 100 * kept.exact.mean() == pytest.approx(expected["crossfit_exact"])
 
 
-def test_the_questions_stand_in_the_order_of_their_ids(tmp_path: Path, data: Path) -> None:
+def test_the_questions_are_in_the_order_of_their_ids(tmp_path: Path, data: Path) -> None:
     _, files = keep_and_compare([write_scored_run(tmp_path / "run", data, 0)], tmp_path / "kept")
     kept = read_result(files[0])
-    examples = sorted(read_questions(str(data), labelled=True), key=lambda one: one.id)
-    assert kept.answerable.tolist() == [one.answerable for one in examples]
-    texts = [one.context.text for one in examples]
+    examples = sorted(read_questions(str(data), labelled=True), key=lambda example: example.id)
+    assert kept.answerable.tolist() == [example.answerable for example in examples]
+    texts = [example.context.text for example in examples]
     numbers = kept.paragraphs.tolist()
     assert [texts.index(text) for text in texts] == [numbers.index(number) for number in numbers]
     assert len(set(numbers)) == ARTICLES * PARAGRAPHS == kept.content["dev"]["paragraphs"]
 
 
-def test_files_compare_as_the_runs_do_that_they_were_kept_of(tmp_path: Path, data: Path) -> None:
+def test_result_files_compare_like_the_runs_they_were_kept_from(tmp_path: Path, data: Path) -> None:
     folders = [write_scored_run(tmp_path / f"r{skill}", data, 1, skill=skill / 10) for skill in (9, 3)]
     folders.append(write_scored_run(tmp_path / "r9-seed2", data, 2, skill=0.9))
-    from_runs = compare_found(with_results(read_runs(folders)), baseline="r3")
+    from_runs = compare_records(add_results(read_records(folders)), baseline="r3")
     first, files = keep_and_compare(folders, tmp_path / "kept", baseline=str(folders[1]))
     data.unlink()
     again = compare(files, baseline="r3")
-    for one in (first, again):
-        assert one is not None
-        assert one.thresholds == "crossfit"
-        assert [row.split()[1:] for row in one.lines()[3:]] == [row.split()[1:] for row in from_runs.lines()[3:]]
+    for comparison in (first, again):
+        assert comparison is not None
+        assert comparison.thresholds == "crossfit"
+        lines = comparison.lines()
+        assert lines[1].startswith("EM and F1 at cross-fitted thresholds")
+        assert "threshold" not in lines[4].split()  # each fold of the articles has its own
+        assert [row.split()[1:] for row in lines[3:]] == [row.split()[1:] for row in from_runs.lines()[3:]]
+        assert comparison.to_dict()["runs"][0]["threshold"] is None
     assert compare([tmp_path / "kept"], baseline=str(files[1])).baseline.name == again.baseline.name
 
 
-def test_a_run_folder_beside_a_file_is_scored_as_the_file_was(tmp_path: Path, data: Path) -> None:
-    one, other = (write_scored_run(tmp_path / name, data, seed, skill=0.9 - seed / 4) for seed, name in enumerate("ab"))
-    _, (kept,) = keep_and_compare([one], tmp_path / "a.json")
-    mixed = compare([kept, other])
-    both, _ = keep_and_compare([one, other], tmp_path / "kept")
+def test_a_run_folder_beside_a_result_file_is_scored_like_the_file(tmp_path: Path, data: Path) -> None:
+    first, second = (
+        write_scored_run(tmp_path / name, data, seed, skill=0.9 - seed / 4) for seed, name in enumerate("ab")
+    )
+    _, (kept,) = keep_and_compare([first], tmp_path / "a.json")
+    mixed = compare([kept, second])
+    both, _ = keep_and_compare([first, second], tmp_path / "kept")
     assert both is not None
-    assert mixed.to_json()["runs"][1]["f1"] == both.to_json()["runs"][1]["f1"]
+    assert mixed.to_dict()["runs"][1]["f1"] == both.to_dict()["runs"][1]["f1"]
     assert mixed.thresholds == "crossfit"
-    assert compare([one, other]).thresholds == "own"
+    assert compare([first, second]).thresholds == "own"
 
 
-def test_recommend_and_report_take_files(tmp_path: Path, data: Path, lamella: Lamella) -> None:
+def test_recommend_and_report_accept_result_files(tmp_path: Path, data: Path, lamella: Lamella) -> None:
     folders = [write_scored_run(tmp_path / f"r{skill}", data, 1, skill=skill / 10) for skill in (9, 3)]
     _, files = keep_and_compare(folders, tmp_path / "kept")
     (tmp_path / "kept" / "speed.json").write_text('{"format": "lamella-speed"}')
     assert recommend([tmp_path / "kept"], max_params=101).best.name == "r9"
     shown = collect([tmp_path / "kept"])
-    assert [one["name"] for one in shown["runs"]] == ["r3", "r9"]
+    assert [run["name"] for run in shown["runs"]] == ["r3", "r9"]
     kept = content_of(files[0])["scores"]["own"]
     assert shown["runs"][1]["scores"]["f1"] == pytest.approx(kept["f1"], abs=1e-3)
     assert shown["runs"][1]["cost"]["train_seconds"] == 7.5
@@ -175,7 +182,7 @@ def test_recommend_and_report_take_files(tmp_path: Path, data: Path, lamella: La
     assert (code, err) == (0, "")
 
 
-def test_no_folder_of_the_machine_is_kept(tmp_path: Path, data: Path) -> None:
+def test_no_folder_name_is_kept(tmp_path: Path, data: Path) -> None:
     _, (file,) = keep_and_compare([write_scored_run(tmp_path / "run", data, 0)], tmp_path / "kept")
     text, content = file.read_text(), content_of(file)
     assert "private" not in text
@@ -188,7 +195,7 @@ def test_no_folder_of_the_machine_is_kept(tmp_path: Path, data: Path) -> None:
     assert (content["seed"], content["tuning"]) == ({"learner": 0, "order": 0}, {"name": "adapter", "size": 8})
 
 
-def test_the_encoder_is_the_one_at_the_end_of_a_chain_of_models(tmp_path: Path, data: Path) -> None:
+def test_the_encoder_is_the_last_of_a_chain_of_models(tmp_path: Path, data: Path) -> None:
     first, second = tmp_path / "first" / "models" / "0.3", tmp_path / "second" / "model"
     last = {"name": "some/encoder", "sha256": "abc"}
     train = {"files": ["a.json"], "questions": 7, "unanswerable": 2}
@@ -203,7 +210,7 @@ def test_the_encoder_is_the_one_at_the_end_of_a_chain_of_models(tmp_path: Path, 
     assert content["train"] == {"files": [{"name": "a.json"}], "questions": 7, "unanswerable": 2, "fraction": 0.5}
 
 
-def test_the_reader_of_the_package_is_a_link_of_such_a_chain(tmp_path: Path, data: Path) -> None:
+def test_the_default_reader_may_be_part_of_such_a_chain(tmp_path: Path, data: Path) -> None:
     config = {"lamella": 1, "base": {"name": "default", "sha256": "x"}, "tuning": {"name": "frozen"}}
     write_files(tmp_path / "run" / "model", {"config.json": config})
     _, (file,) = keep_and_compare([write_scored_run(tmp_path / "run", data, 0)], tmp_path / "kept")
@@ -211,7 +218,7 @@ def test_the_reader_of_the_package_is_a_link_of_such_a_chain(tmp_path: Path, dat
     assert (encoder["name"], encoder["by_way_of"]) == ("all-MiniLM-L6-v2", ["default"])
 
 
-def test_a_run_of_evaluate_tells_of_its_model(tmp_path: Path, data: Path) -> None:
+def test_a_run_of_evaluate_records_its_model(tmp_path: Path, data: Path) -> None:
     facts = {"train": {"files": ["a.json"], "questions": 7, "unanswerable": 2}}
     base, tuning = {"name": "some/encoder", "sha256": "abc"}, {"name": "full"}
     record = {"state": "finished", "command": "evaluate", "data": {"files": [str(data)]},
@@ -222,7 +229,9 @@ def test_a_run_of_evaluate_tells_of_its_model(tmp_path: Path, data: Path) -> Non
     assert (content["encoder"]["name"], content["tuning"], content["train"]["questions"]) == ("some/encoder", tuning, 7)
 
 
-def test_a_training_and_its_evaluation_are_kept_alike(tmp_path: Path, lamella: Lamella, one_thread: None) -> None:
+def test_a_training_and_its_evaluation_give_equal_result_files(
+    tmp_path: Path, lamella: Lamella, one_thread: None
+) -> None:
     encoder = save_tiny_encoder(tmp_path / "tiny")
     (tmp_path / "run.toml").write_text(f"""
         data = {{train = "demo:train", dev = "demo:dev", max_train_samples = 8}}
@@ -246,10 +255,10 @@ def test_a_training_and_its_evaluation_are_kept_alike(tmp_path: Path, lamella: L
     )
 
 
-def test_files_are_kept_as_the_training_read_them(
+def test_file_hashes_are_those_of_the_files_that_training_read(
     tmp_path: Path, data: Path, lamella: Lamella, one_thread: None
 ) -> None:
-    """Whatever lies there by then."""
+    """Even if the files have changed since."""
     train, apart = tmp_path / "train.json.gz", tmp_path / "apart.json"
     train.write_bytes(gzip.compress(data.read_bytes()))
     apart.write_text(data.read_text() + "  ")
@@ -273,47 +282,47 @@ def test_files_are_kept_as_the_training_read_them(
         assert content["train"]["files"] == [{"name": "train.json.gz", "sha256": read[train][1]}]
         assert content["dev"]["files"] == [{"name": "dev.json", "sha256": read[data][1]}]
     now = hashlib.sha256(data.read_bytes()).hexdigest()
-    _, (file,) = keep_and_compare([tmp_path / "runs" / "a"], tmp_path / "told.json", data=str(data))
-    assert content_of(file)["dev"]["files"][0]["sha256"] == now  # what --data names is what is scored
-    before = tmp_path / "runs" / "a" / "run.json"
-    before.write_text(json.dumps({**json.loads(before.read_text()), "files": []}))
+    _, (file,) = keep_and_compare([tmp_path / "runs" / "a"], tmp_path / "given.json", data=str(data))
+    assert content_of(file)["dev"]["files"][0]["sha256"] == now  # the file passed as --data is the one scored
+    record = tmp_path / "runs" / "a" / "run.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "files": []}))
     _, (file,) = keep_and_compare([tmp_path / "runs" / "a"], tmp_path / "before.json")
     assert content_of(file)["dev"]["files"][0]["sha256"] == now
 
 
-def test_where_nothing_can_be_tuned_the_own_threshold_counts(tmp_path: Path, data: Path) -> None:
+def test_without_anything_to_tune_the_own_threshold_is_used(tmp_path: Path, data: Path) -> None:
     content = json.loads(data.read_text())
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
-            paragraph["qas"] = [one for one in paragraph["qas"] if not one["is_impossible"]]
+            paragraph["qas"] = [entry for entry in paragraph["qas"] if not entry["is_impossible"]]
     data.write_text(json.dumps(content))
     _, (file,) = keep_and_compare([write_scored_run(tmp_path / "run", data, 0)], tmp_path / "kept")
     kept = read_result(file)
     assert kept.scored_at == "own"
     assert "crossfit" not in kept.content["scores"]
-    assert 100 * kept.f1.mean() == pytest.approx(kept.results()["f1"], abs=0.01)
+    assert 100 * kept.f1.mean() == pytest.approx(kept.scores()["f1"], abs=0.01)
 
 
-def test_a_file_of_another_run_is_not_replaced(tmp_path: Path, data: Path, lamella: Lamella) -> None:
-    one, other = (write_scored_run(tmp_path / place / "run", data, seed) for seed, place in enumerate("ab"))
+def test_the_file_of_another_run_is_not_replaced(tmp_path: Path, data: Path, lamella: Lamella) -> None:
+    first, second = (write_scored_run(tmp_path / parent / "run", data, seed) for seed, parent in enumerate("ab"))
     kept = tmp_path / "kept"
-    for _ in range(2):  # the same content is as good as written
-        assert lamella("compare", one, "--keep", kept)[0] == 0
+    for _ in range(2):  # writing the same content again is allowed
+        assert lamella("compare", first, "--keep", kept)[0] == 0
     before = (kept / "run.json").read_bytes()
-    code, _, err = lamella("compare", other, "--keep", kept)
+    code, _, err = lamella("compare", second, "--keep", kept)
     assert code == 1
     assert err.count("\n") == 1
     assert "holds another run" in err
     assert (kept / "run.json").read_bytes() == before
-    assert lamella("compare", other, "--keep", kept, "--overwrite")[0] == 0
+    assert lamella("compare", second, "--keep", kept, "--overwrite")[0] == 0
     assert (kept / "run.json").read_bytes() != before
-    code, out, _ = lamella("compare", one, other, "--keep", kept, "--json")  # two seeds of a reader
+    code, out, _ = lamella("compare", first, second, "--keep", kept, "--json")  # two seeds of a reader
     assert code == 0
     assert json.loads(out)["kept"] == [str(kept / "a-run.json"), str(kept / "b-run.json")]
     assert sorted(path.name for path in kept.iterdir()) == ["a-run.json", "b-run.json", "run.json"]
 
 
-def test_nothing_is_written_when_one_of_the_files_cannot_be(tmp_path: Path, data: Path) -> None:
+def test_nothing_is_written_if_one_of_the_files_cannot_be(tmp_path: Path, data: Path) -> None:
     runs = [write_scored_run(tmp_path / name, data, seed) for seed, name in enumerate("ab")]
     write_files(tmp_path / "kept", {"b.json": {"mine": True}})
     with pytest.raises(RunError, match=r"b\.json: holds something else"):
@@ -321,9 +330,9 @@ def test_nothing_is_written_when_one_of_the_files_cannot_be(tmp_path: Path, data
     assert not (tmp_path / "kept" / "a.json").exists()
 
 
-def test_wrong_calls(tmp_path: Path, data: Path, lamella: Lamella) -> None:
+def test_usage_errors(tmp_path: Path, data: Path, lamella: Lamella) -> None:
     runs = [write_scored_run(tmp_path / name, data, seed) for seed, name in enumerate("ab")]
-    with pytest.raises(UsageError, match="expected a folder, for 2 runs"):
+    with pytest.raises(UsageError, match="expected a folder for 2 runs"):
         keep_and_compare(runs, tmp_path / "one.json")
     code, _, err = lamella("compare", runs[0], "--keep", tmp_path / "one.txt")
     assert (code, err.count("\n")) == (2, 1)
@@ -332,16 +341,16 @@ def test_wrong_calls(tmp_path: Path, data: Path, lamella: Lamella) -> None:
     (tmp_path / "of-0.3").mkdir()
     assert lamella("compare", runs[0], "--keep", tmp_path / "of-0.3")[0] == 0
     _, (kept,) = keep_and_compare(runs[:1], tmp_path / "a.json")
-    with pytest.raises(UsageError, match="result files already"):
+    with pytest.raises(UsageError, match="only result files already kept"):
         keep_and_compare([kept], tmp_path / "again")
-    with pytest.raises(UsageError, match="two readers or more"):
+    with pytest.raises(UsageError, match="at least two readers"):
         compare([kept])
     assert lamella("compare", *runs, "--overwrite")[0] == 2
     (runs[0] / "nbest_predictions.json").unlink()
     with pytest.raises(RunError, match=r"expected nbest_predictions\.json"):
         keep_and_compare(runs, tmp_path / "kept")
     write_files(runs[1], {"eval_results.json": {"f1": 99.0}})
-    with pytest.raises(RunError, match=r"recorded F1 99\.00\. Its answers score"):
+    with pytest.raises(RunError, match=r"expected the recorded F1 of 99\.00, got"):
         keep_and_compare(runs[1:], tmp_path / "kept")
     write_files(runs[1], {"eval_results.json": {}, "config.json": {"data": []}})
     with pytest.raises(LamellaError, match=r"damaged|--data"):
@@ -349,13 +358,13 @@ def test_wrong_calls(tmp_path: Path, data: Path, lamella: Lamella) -> None:
     assert not (tmp_path / "kept").exists()
 
 
-def test_other_questions_are_refused(tmp_path: Path, data: Path) -> None:
+def test_different_questions_are_an_error(tmp_path: Path, data: Path) -> None:
     _, (whole,) = keep_and_compare([write_scored_run(tmp_path / "a", data, 0)], tmp_path / "kept")
     content = json.loads(data.read_text())
     content["data"].pop()
     fewer = tmp_path / "fewer.json"
     fewer.write_text(json.dumps(content))
-    with pytest.raises(RunError, match=r"48 questions of dev\.json. Found 36 questions of fewer\.json, with other ids"):
+    with pytest.raises(RunError, match=r"48 questions of dev\.json\), got 36 questions of fewer\.json with other ids"):
         compare([whole, write_scored_run(tmp_path / "b", fewer, 0)])
 
 
@@ -373,40 +382,40 @@ def _edit(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "message"),
     [
         (_edit("version", 2), "expected version 1"),
         (_edit("scores.crossfit.f1", 99.0), "scores.crossfit.f1 is 99.0, and its questions give"),
         (_edit("scores.crossfit.NoAns_exact", 99.0), "NoAns_exact"),
         (_edit("per_question.answerable", "01"), "differ in length"),
-        (_edit("per_question.exact", "0x"), "something is missing"),
-        (_edit("per_question.partial_f1", [[1000, 5]]), "something is missing"),
-        (_edit("per_question.paragraph", [10**6] * 48), "impossible number"),
-        (_edit("per_question", None), "something is missing"),
+        (_edit("per_question.exact", "0x"), "a value is missing or has the wrong type"),
+        (_edit("per_question.partial_f1", [[1000, 5]]), "a value is missing or has the wrong type"),
+        (_edit("per_question.paragraph", [10**6] * 48), "a paragraph number is out of range"),
+        (_edit("per_question", None), "a value is missing or has the wrong type"),
         (_edit("dev.questions", 47), "dev.questions is 47"),
-        (_edit("cost", []), "cost is no object"),
-        (_edit("encoder", None), "something is missing"),
-        (_edit("scores.at_0.f1", 99.0), "its sha256 is that of another content"),
-        (_edit("cost.trainable_parameters", 1), "its sha256 is that of another content"),
-        (_edit("sha256", "0" * 64), "its sha256 is that of another content"),
+        (_edit("cost", []), "cost is not an object"),
+        (_edit("encoder", None), "a value is missing or has the wrong type"),
+        (_edit("scores.at_0.f1", 99.0), "its sha256 does not match its content"),
+        (_edit("cost.trainable_parameters", 1), "its sha256 does not match its content"),
+        (_edit("sha256", "0" * 64), "its sha256 does not match its content"),
     ],
 )
-def test_a_file_that_was_changed_is_found_out(
-    tmp_path: Path, data: Path, edit: Callable[[dict[str, Any]], None], said: str
+def test_a_changed_file_is_detected(
+    tmp_path: Path, data: Path, edit: Callable[[dict[str, Any]], None], message: str
 ) -> None:
     _, (file,) = keep_and_compare([write_scored_run(tmp_path / "run", data, 0)], tmp_path / "kept")
     content = content_of(file)
     edit(content)
     file.write_text(json.dumps(content))
-    with pytest.raises(UnreadableError, match=said) as raised:
-        read_runs([file])
+    with pytest.raises(UnreadableError, match=message) as raised:
+        read_records([file])
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_of_before_has_no_hash_and_the_layout_of_another_does_not_matter(tmp_path: Path, data: Path) -> None:
+def test_a_file_without_hash_and_a_file_with_another_layout_can_be_read(tmp_path: Path, data: Path) -> None:
     _, (file,) = keep_and_compare([write_scored_run(tmp_path / "run", data, 0)], tmp_path / "kept")
     content = content_of(file)
-    assert result_text(content) == file.read_text()  # once kept, it is written the same again
+    assert result_text(content) == file.read_text()  # writing it again gives the same text
     file.write_text(json.dumps(dict(sorted(content.items())), indent=7))
     assert read_result(file).content == content
     del content["sha256"]
@@ -414,7 +423,7 @@ def test_a_file_of_before_has_no_hash_and_the_layout_of_another_does_not_matter(
     assert "sha256" not in read_result(file).content
 
 
-def test_any_other_file_is_refused(tmp_path: Path, lamella: Lamella) -> None:
+def test_any_other_file_is_an_error(tmp_path: Path, lamella: Lamella) -> None:
     write_files(tmp_path, {"other.json": {"format": "lamella-speed"}, "list.json": []})
     for name in ("other.json", "list.json"):
         code, _, err = lamella("compare", tmp_path / name)
@@ -431,19 +440,19 @@ def test_any_other_file_is_refused(tmp_path: Path, lamella: Lamella) -> None:
         max_size=30,
     )
 )
-def test_the_lists_give_back_what_was_put_in(rows: list[tuple[bool, float, float, int]]) -> None:
+def test_the_lists_restore_the_scores(rows: list[tuple[bool, float, float, int]]) -> None:
     ids = tuple(f"q{(7 * place) % 31}" for place in range(len(rows)))
     answerable, exact, partial, paragraphs = (np.array(column) for column in zip(*rows, strict=True))
     f1 = np.maximum(exact, partial)
     scores = QuestionScores(ids, answerable, answerable, exact=exact, f1=f1)
-    told: Mapping[str, Any] = per_question(
-        scores, {id: str(one) for id, one in zip(ids, paragraphs, strict=True)}, "own"
+    lists: Mapping[str, Any] = per_question(
+        scores, {id: str(number) for id, number in zip(ids, paragraphs, strict=True)}, "own"
     )
-    back = result_of({"per_question": json.loads(json.dumps(told))})
+    back = parse_result({"per_question": json.loads(json.dumps(lists))})
     order = np.argsort(np.array(ids))
     np.testing.assert_array_equal(back.exact, exact[order])
     np.testing.assert_array_equal(back.answerable, answerable[order])
-    np.testing.assert_allclose(back.f1, f1[order], atol=0.5 / SCALE + 1e-12)
+    np.testing.assert_allclose(back.f1, f1[order], atol=0.5 / F1_SCALE + 1e-12)
     same = paragraphs[order][:, None] == paragraphs[order][None]
     np.testing.assert_array_equal(back.paragraphs[:, None] == back.paragraphs[None], same)
 

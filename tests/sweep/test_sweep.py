@@ -19,7 +19,7 @@ from lamella.errors import ConfigError, LamellaError, RunError, UsageError
 from lamella.files import read_json, write_json
 from lamella.plan import load_plan
 from lamella.run_file import read_table
-from lamella.study.records import read_runs
+from lamella.study.records import read_records
 from lamella.sweep.engine import PASSES
 from lamella.sweep.sweep import Row, read_sweep, run_sweep
 from lamella.training import bookkeeping
@@ -358,7 +358,7 @@ def test_a_folder_keeps_the_runs_of_earlier_sweeps(tmp_path: Path, encoder: Path
     for name in ("one", "two"):
         file = write(tmp_path / f"{name}.toml", encoder)
         run_sweep(read_sweep([file], out, ["training.max_steps=1"]), out, say=quiet)
-    assert [run.name for run in read_runs([out]).runs] == ["one", "two"]
+    assert [run.name for run in read_records([out]).records] == ["one", "two"]
 
 
 def test_what_is_no_sweep_is_refused_in_one_line(tmp_path: Path, encoder: Path) -> None:

@@ -1,1 +1,1 @@
-"""What to believe of results and what to choose: everything here reads run folders."""
+"""Compare, analyse and report finished runs; everything here reads run folders or result files."""

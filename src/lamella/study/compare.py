@@ -171,7 +171,7 @@ class Comparison:
         if with_device:
             row["device"] = reader.device or "–"
         row["won/lost"] = f"{difference.wins}/{difference.losses}" if difference else ""
-        row["p"] = _cell(difference.p_value, "{:.3f}") if difference else ""
+        row["p"] = _p_value(difference.p_value) if difference else ""
         return row
 
 
@@ -222,6 +222,10 @@ def _path(name: str) -> Path:
 
 def _cell(value: float | None, form: str) -> str:
     return "–" if value is None else form.format(value)
+
+
+def _p_value(p_value: float | None) -> str:
+    return "<0.001" if p_value is not None and p_value < 0.001 else _cell(p_value, "{:.3f}")
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:

@@ -1,1 +1,1 @@
-"""What runs get right and wrong."""
+"""Analyses of what runs get right and wrong."""

@@ -1,30 +1,36 @@
-"""Analysis of runs: what they get right and wrong, and where; from their folders and the data they were scored on."""
+"""Analyse runs: what they get right and wrong, and where, from their folders and the data they were scored on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lamella import runs
 from lamella.data.examples import Example
-from lamella.errors import DataError, UsageError
+from lamella.errors import DataError, UsageError, counted
 from lamella.files import write_json, write_text
 from lamella.inference.prediction_files import AnswerSet, read_answers
 from lamella.scoring.metrics import QuestionScores, language_of, score_readers, summarise
-from lamella.study.analysis.confident_mistakes import confident_mistakes, mistakes_page
-from lamella.study.analysis.groups import grouped_scores, groupings
+from lamella.study.analysis.confident_mistakes import confident_mistakes, mistakes_markdown
+from lamella.study.analysis.groups import Grouping, grouped_scores, groupings
 from lamella.study.analysis.layer_weights import learned_weights, mean_attention
-from lamella.study.analysis.mistake_kinds import confusion, described, near_misses, only_right, second_best
-from lamella.study.records import RunRecord, read_data, read_runs
+from lamella.study.analysis.mistake_kinds import (
+    confusion,
+    describe_questions,
+    near_misses,
+    only_right,
+    second_best,
+)
+from lamella.study.records import RunRecord, read_examples, read_records
 
 SAMPLE = 200
 
 
 @dataclass(frozen=True)
 class AnalysedRun:
-    """A run folder, opened: its answers to the questions analysed, and how each of them scores."""
+    """A run with its answers to the analysed questions, and the score of each answer."""
 
     name: str
     folder: Path
@@ -34,7 +40,7 @@ class AnalysedRun:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The numbers (what `analysis.json` holds), and what they were made of."""
+    """The numbers (the content of `analysis.json`), and the questions and runs that they were computed from."""
 
     numbers: dict[str, Any]
     examples: Sequence[Example]
@@ -44,65 +50,55 @@ class Analysis:
 def analyse(names: Sequence[str], *, data: str | None = None, sample: int = SAMPLE) -> Analysis:
     """Analyse finished runs on the questions that all of them answered; a folder of several runs means all of them.
 
-    Without `data` the questions are those of the files that the runs say they were scored on. Models whose attention
-    over the layers is to be seen are run on a `sample` of them, 0 for none; nothing else is run.
+    Without `data`, the questions are read from the files that the runs record. Models with attention over the layers
+    are run on a `sample` of the questions, 0 for none; no other model is run.
     """
-    found = read_runs(names, needs=runs.NBEST)
-    files = [data] if data is not None else _same_data(found.runs)
-    everything = read_data(found.runs[0], data)
-    answers = [read_answers(record.folder) for record in found.runs]
-    examples = [one for one in everything if all(one.id in answered.texts for answered in answers)]
+    selection = read_records(names, requires=runs.NBEST)
+    files = [data] if data is not None else _common_data_files(selection.records)
+    everything = read_examples(selection.records[0], data)
+    answers = [read_answers(record.folder) for record in selection.records]
+    examples = [example for example in everything if all(example.id in answered.texts for answered in answers)]
     if not examples:
         raise DataError(
-            f"{', '.join(files)}: none of its {len(everything)} questions is answered by all the runs; "
-            "pass the file that they were scored on with --data."
+            f"{', '.join(files)}: expected questions that all the runs answered, got none among "
+            f"{counted(len(everything), 'question')}; pass the file that the runs were scored on with --data."
         )
     language = language_of(examples)
     scores = score_readers(examples, [answered.texts for answered in answers], language=language)
-    opened = [
-        AnalysedRun(record.name, record.folder, answered, scored)
-        for record, answered, scored in zip(found.runs, answers, scores, strict=True)
+    analysed = [
+        AnalysedRun(record.name, record.folder, answered, run_scores)
+        for record, answered, run_scores in zip(selection.records, answers, scores, strict=True)
     ]
-    alone = only_right({run.name: run.scores.exact == 1 for run in opened}, examples) if len(opened) > 1 else {}
+    several = len(analysed) > 1
+    alone = only_right({run.name: run.scores.exact == 1 for run in analysed}, examples) if several else {}
     groups = groupings(examples)
-    of_runs = []
-    for run in opened:
-        texts, predictions = run.answered.texts, run.answered.predictions
-        right = [one for one, exact in zip(examples, run.scores.exact, strict=True) if exact == 1]
-        of_runs.append(
-            {
-                "run": run.name,
-                "folder": str(run.folder),
-                **summarise(run.scores),
-                "confusion": confusion(run.scores),
-                "second_best": second_best(examples, run.scores, texts, predictions, language=language),
-                "groups": {name: grouped_scores(run.scores, grouping) for name, grouping in groups.items()},
-                "right": {key: value for key, value in described(right).items() if key != "ids"},
-                "only_right": alone.get(run.name),
-                "near_misses": near_misses(examples, run.scores, texts, predictions),
-                "layer_weights": learned_weights(run.folder),
-                "layer_attention": mean_attention(run.folder, evenly_spaced(examples, sample)),
-            }
-        )
     numbers = {
         "data": files,
         "questions": len(examples),
         "questions_left_out": len(everything) - len(examples),
         "language": language,
-        "runs_left_out": dict(found.left_out),
-        "runs": of_runs,
+        "runs_left_out": dict(selection.left_out),
+        "runs": [
+            {
+                **_analyse_answers(run, examples, groups, language),
+                "only_right": alone.get(run.name),
+                "layer_weights": learned_weights(run.folder),
+                "layer_attention": mean_attention(run.folder, evenly_spaced(examples, sample)),
+            }
+            for run in analysed
+        ],
     }
-    return Analysis(numbers, examples, opened)
+    return Analysis(numbers, examples, analysed)
 
 
 def write_analysis(folder: Path, analysis: Analysis) -> None:
-    """Write what was found into an open run folder."""
+    """Write `analysis.json` and the most confident mistakes into an open run folder."""
     write_json(folder / runs.ANALYSIS, analysis.numbers)
     mistakes = {
         run.name: confident_mistakes(analysis.examples, run.scores, run.answered.texts, run.answered.predictions)
         for run in analysis.runs
     }
-    write_text(folder / runs.MISTAKES, mistakes_page(mistakes))
+    write_text(folder / runs.MISTAKES, mistakes_markdown(mistakes))
 
 
 def evenly_spaced(examples: Sequence[Example], count: int) -> list[Example]:
@@ -112,13 +108,31 @@ def evenly_spaced(examples: Sequence[Example], count: int) -> list[Example]:
     return [examples[index * len(examples) // count] for index in range(count)]
 
 
-def _same_data(records: Sequence[RunRecord]) -> list[str]:
-    """The files that the runs were scored on, as their folders tell it; they must agree."""
-    first, files = records[0], records[0].scored_on()
-    for other in records:
-        if other.scored_on() != files:
+def _analyse_answers(
+    run: AnalysedRun, examples: Sequence[Example], groups: Mapping[str, Grouping], language: str
+) -> dict[str, Any]:
+    """Return the numbers of a run that follow from its answers alone."""
+    texts, predictions = run.answered.texts, run.answered.predictions
+    right = [example for example, exact in zip(examples, run.scores.exact, strict=True) if exact == 1]
+    return {
+        "run": run.name,
+        "folder": str(run.folder),
+        **summarise(run.scores),
+        "confusion": confusion(run.scores),
+        "second_best": second_best(examples, run.scores, texts, predictions, language=language),
+        "groups": {name: grouped_scores(run.scores, grouping) for name, grouping in groups.items()},
+        "right": {key: value for key, value in describe_questions(right).items() if key != "ids"},
+        "near_misses": near_misses(examples, run.scores, texts, predictions),
+    }
+
+
+def _common_data_files(records: Sequence[RunRecord]) -> list[str]:
+    """Return the files that all the runs were scored on; raise an error if they differ."""
+    first, files = records[0], records[0].require_data_files()
+    for record in records:
+        if record.require_data_files() != files:
             raise UsageError(
-                f"expected runs that were scored on the same data. {first.folder} was on {', '.join(files)}, "
-                f"{other.folder} on {', '.join(other.data)}; say with --data which questions to analyse."
+                f"expected runs that were scored on the same data, got {', '.join(files)} for {first.folder} and "
+                f"{', '.join(record.data_files)} for {record.folder}; choose the questions with --data."
             )
     return list(files)

@@ -1,4 +1,4 @@
-"""Scores by what questions are like: their length, that of context and answer, question word, place of the answer."""
+"""Scores by group of questions: length of context, question and answer, question word, position of the answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lamella.data.examples import Example
 from lamella.scoring.metrics import QuestionScores
-from lamella.study.analysis.mistake_kinds import answer_places, words
+from lamella.study.analysis.mistake_kinds import count_words, gold_spans
 
 BINS = 5
 QUESTION_WORDS = ("who", "whom", "whose", "what", "which", "when", "where", "why", "how")
@@ -22,28 +22,28 @@ _LETTERS = re.compile(r"[^\W\d_]+")
 
 
 class Grouping(NamedTuple):
-    """Names of groups in their order, and the number of each question's group; -1 for one that is in none."""
+    """The names of groups in order, and the group number of each question; -1 for a question in no group."""
 
     names: list[str]
     group: NDArray[np.int64]
 
 
 def groupings(examples: Sequence[Example]) -> dict[str, Grouping]:
-    """All the ways in which questions are grouped. Lengths are in words; answers are the first of each question."""
-    first = [one.answers[0].text if one.answerable else None for one in examples]
+    """Group the questions in every way. Lengths are in words; of several answers, the first counts."""
+    answers = [example.answers[0].text if example.answerable else None for example in examples]
     return {
-        "context_length": by_quantiles([words(one.context.text) for one in examples]),
-        "question_length": by_quantiles([words(one.question) for one in examples]),
-        "answer_length": by_quantiles([None if text is None else words(text) for text in first]),
-        "question_word": by_name([question_word(one.question) for one in examples]),
-        "answer_position": by_fifths([_position(one) for one in examples]),
+        "context_length": by_quantiles([count_words(example.context.text) for example in examples]),
+        "question_length": by_quantiles([count_words(example.question) for example in examples]),
+        "answer_length": by_quantiles([None if text is None else count_words(text) for text in answers]),
+        "question_word": by_name([question_word(example.question) for example in examples]),
+        "answer_position": by_fifths([_answer_position(example) for example in examples]),
     }
 
 
 def grouped_scores(scores: QuestionScores, grouping: Grouping) -> list[dict[str, Any]]:
-    """Exact match and F1 (in percent) of every group that has questions, and the share of them that got an answer.
+    """Return exact match, F1 (in percent) and the share of answered questions, for every group with questions.
 
-    The share of answerable ones stands beside them: a reader that is better at one kind scores by the mixture.
+    The share of answerable questions is included: a reader that abstains often scores well where it is low.
     """
     rows = []
     for number, name in enumerate(grouping.names):
@@ -59,9 +59,9 @@ def grouped_scores(scores: QuestionScores, grouping: Grouping) -> list[dict[str,
 
 
 def by_quantiles(values: Sequence[int | None], bins: int = BINS) -> Grouping:
-    """Whole numbers in bins of about equal size, named by their edges, both inclusive.
+    """Group whole numbers into bins of about equal size, named by their edges, both inclusive.
 
-    Values that are often equal give fewer bins: 1 1 1 1 2 3 has the edges 1 and 2, so "1", "2" and "3".
+    Repeated values give fewer bins: 1 1 1 1 2 3 has the edges 1 and 2, so "1", "2" and "3".
     """
     known = np.array([value for value in values if value is not None], np.int64)
     if not len(known):
@@ -75,23 +75,23 @@ def by_quantiles(values: Sequence[int | None], bins: int = BINS) -> Grouping:
 
 
 def by_fifths(values: Sequence[float | None]) -> Grouping:
-    """Parts of a whole, in five equal bins; 1 itself is in the last."""
+    """Group shares between 0 and 1 into five equal bins; 1 itself is in the last."""
     names = [f"{20 * fifth}–{20 * fifth + 20} %" for fifth in range(5)]
     group = [-1 if value is None else min(4, int(5 * value)) for value in values]
     return Grouping(names, np.array(group, np.int64))
 
 
 def by_name(names: Sequence[str]) -> Grouping:
-    """Groups by a name, the most frequent first, `other` last."""
+    """Group by name, the most frequent first, `other` last."""
     counts = {name: names.count(name) for name in dict.fromkeys(names)}
     order = sorted(counts, key=lambda name: (name == OTHER, -counts[name], name))
     return Grouping(order, np.array([order.index(name) for name in names], np.int64))
 
 
 def question_word(question: str) -> str:
-    """The first question word of an English question, wherever it stands ("In what year …" asks what).
+    """Return the first question word of an English question, at any position ("In what year …" gives what).
 
-    "how many" and "how much" are one of their own, as their answers are numbers.
+    "how many" and "how much" are a group of their own, since their answers are numbers.
     """
     letters = [word.lower() for word in _LETTERS.findall(question)]
     for word, following in pairwise([*letters, ""]):
@@ -100,7 +100,7 @@ def question_word(question: str) -> str:
     return OTHER
 
 
-def _position(example: Example) -> float | None:
-    """Where the first true answer begins, as a part of the context."""
-    places = answer_places(example)
-    return places[0][0] / len(example.context.text) if places else None
+def _answer_position(example: Example) -> float | None:
+    """Return where the first true answer begins, as a share of the context."""
+    spans = gold_spans(example)
+    return spans[0][0] / len(example.context.text) if spans else None

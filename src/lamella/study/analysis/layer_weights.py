@@ -1,7 +1,7 @@
-"""Which layers a head reads: weights that it learned, and those that it gives to each kind of token.
+"""The layers that a head reads: learned weights, and the mean attention over the layers for each kind of token.
 
-Learned weights are read from the model's file. Attention over the layers differs from token to token: there the model
-is run on some questions. The mixer knows which of the two it has.
+Learned weights are read from the model file. Attention over the layers differs between tokens, so the model is run on
+some questions. The mixer declares which of the two it has.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from lamella.heads.head import Stage
 
-KINDS = ("special", "question", "context", "answer")  # context: the rest of it, where there is an answer
+KINDS = ("special", "question", "context", "answer")  # context: without the answer
 PAD = -1
 
 
@@ -63,17 +63,17 @@ def learned_weights(run: Path) -> dict[str, Any] | None:
 
 
 def shares(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The part that each weight has in the sum of all, by size; those of nothing but zeros are zeros."""
+    """Return each weight's share in the sum of absolute weights; 0 for all if the sum is 0."""
     sizes = np.abs(weights)
     total = sizes.sum(axis=1, keepdims=True)
-    found: NDArray[np.float64] = np.divide(sizes, total, out=np.zeros_like(sizes), where=total > 0)
-    return found
+    share: NDArray[np.float64] = np.divide(sizes, total, out=np.zeros_like(sizes), where=total > 0)
+    return share
 
 
 def mean_attention(run: Path, examples: Sequence[Example], *, batch_size: int = 16) -> dict[str, Any] | None:
-    """The mean weight of every layer by output and kind of token, of a head with attention over the layers.
+    """Return the mean weight of every layer by output and kind of token, for a head with attention over the layers.
 
-    Runs the model of the run on the questions given; None where it has no such head.
+    Runs the model on the given questions. Returns None if the head has no such attention.
     """
     mixer, kind = _first_stage(run)
     if mixer is None or kind is None or not kind.weighs_per_token or not examples:
@@ -90,7 +90,7 @@ def mean_attention(run: Path, examples: Sequence[Example], *, batch_size: int = 
 
     model = load_model(run)
     if not isinstance(model, ReaderModel):
-        raise ModelError(f"{run}: expected a reader of Lamella's.")
+        raise ModelError(f"{run}: expected a model trained with Lamella.")
     features = featurise(examples, model.tokenizer, model.windows)
     sums: NDArray[np.float64] | float = 0.0
     counts = np.zeros(len(KINDS), np.int64)
@@ -106,34 +106,34 @@ def mean_attention(run: Path, examples: Sequence[Example], *, batch_size: int = 
             sums = sums + sums_by_kind(weights.float().cpu().numpy(), kinds)
             counts += np.bincount(kinds[kinds != PAD], minlength=len(KINDS))
             advance(len(windows))
-    found = np.asarray(sums) / np.maximum(counts, 1)[:, None]  # [O, K, L]
+    means = np.asarray(sums) / np.maximum(counts, 1)[:, None]  # [O, K, L]
     return {
         "mixer": mixer["name"],
         "layers": list(model.head.main_layers),
         "questions": len(examples),
         "tokens": dict(zip(KINDS, counts.tolist(), strict=True)),
         "weights": {
-            output: {kind: found[number, place].tolist() for place, kind in enumerate(KINDS) if counts[place]}
+            output: {kind: means[number, place].tolist() for place, kind in enumerate(KINDS) if counts[place]}
             for number, output in enumerate(model.head.task.choice_names)
         },
     }
 
 
 def token_kinds(features: Features, padded: Padded) -> NDArray[np.int64]:
-    """What every token is, [B, T]: its number in KINDS, or PAD."""
-    places = np.arange(padded.mask.shape[1])
+    """Return the kind of every token [B, T]: its index in KINDS, or PAD."""
+    positions = np.arange(padded.mask.shape[1])
     begin = features.context_begin[padded.windows, None]
     template = features.template
     kinds = np.where(padded.mask, KINDS.index("special"), PAD)
-    kinds[(places >= len(template.prefix)) & (places < begin - len(template.middle))] = KINDS.index("question")
+    kinds[(positions >= len(template.prefix)) & (positions < begin - len(template.middle))] = KINDS.index("question")
     kinds[padded.is_context] = KINDS.index("context")
-    answer = (places >= padded.start[:, None]) & (places <= padded.end[:, None])
+    answer = (positions >= padded.start[:, None]) & (positions <= padded.end[:, None])
     kinds[padded.is_context & answer] = KINDS.index("answer")
     return kinds
 
 
 def sums_by_kind(weights: NDArray[Any], kinds: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Weights [O, L, B, T] added up over the tokens of each kind: [O, K, L]."""
+    """Sum weights [O, L, B, T] over the tokens of each kind: [O, K, L]."""
     is_kind = np.stack([kinds == kind for kind in range(len(KINDS))]).astype(np.float64)  # [K, B, T]
     sums: NDArray[np.float64] = np.einsum("olbt,kbt->okl", weights.astype(np.float64), is_kind)
     return sums
@@ -142,7 +142,8 @@ def sums_by_kind(weights: NDArray[Any], kinds: NDArray[np.int64]) -> NDArray[np.
 def _first_stage(run: Path) -> tuple[dict[str, Any] | None, type[Stage] | None]:
     """Return the first mixer stage of the run's model and its class.
 
-    Both are None if the run has no model of ours; the class also if the package that holds the mixer is not installed.
+    Both are None if the run holds no model trained with Lamella. The class is None, too, if the package that holds
+    the mixer is not installed.
     """
     folder = model_folder(run)
     if not is_saved_model(folder):
@@ -160,7 +161,7 @@ def _first_stage(run: Path) -> tuple[dict[str, Any] | None, type[Stage] | None]:
 
 
 def _layer_names(run: Path, count: int) -> list[int | str]:
-    """The numbers of the layers that a head sees; 0 is the output of the embeddings."""
+    """Return the numbers of the layers that a head reads; 0 is the output of the embeddings."""
     choice = read_json(model_folder(run) / MODEL_CONFIG)["head"].get("layers", "encoder")
     if isinstance(choice, list):
         return choice

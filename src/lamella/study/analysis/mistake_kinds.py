@@ -1,6 +1,6 @@
-"""What kinds of mistakes a run makes: pure functions of examples, scores and n-best lists.
+"""The kinds of mistakes that a run makes: pure functions of examples, scores and n-best lists.
 
-An answer is *right* when it matches exactly, as everywhere in the metric.
+An answer is *right* if it matches exactly, as in the metric.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WORD = re.compile(r"\S+")
 
 
 def confusion(scores: QuestionScores) -> dict[str, int]:
-    """Every question in one of five: two ways to be right, three to be wrong."""
+    """Count the questions by outcome: two ways to be right, three to be wrong."""
     right = scores.exact == 1
     has, answered = scores.answerable, scores.answered
     return {
@@ -40,54 +40,56 @@ def second_best(
     *,
     language: str = "en",
 ) -> dict[str, Any]:
-    """How often the runner-up is right where the answer is wrong, and whether the right ones have an answer.
+    """Count how often the runner-up is right where the answer is wrong, and how many of these have an answer.
 
-    The runner-up is the most probable candidate with another text than the answer; "no answer" is one of them.
+    The runner-up is the most probable candidate with a different text than the answer; it may be "no answer".
     """
     wrong = scores.exact < 1
-    asked = [example for example, is_wrong in zip(examples, wrong, strict=True) if is_wrong]
+    missed = [example for example, is_wrong in zip(examples, wrong, strict=True) if is_wrong]
     result: dict[str, Any] = {
-        "wrong": len(asked),
+        "wrong": len(missed),
         "second_right": 0,
         "second_right_share": None,
         "second_right_has_answer_share": None,
         "first_right_has_answer_share": _share(scores.answerable[~wrong]),
     }
-    if asked:
-        seconds = {one.id: _runner_up(predictions[one.id], texts[one.id]) for one in asked}
-        given = np.array([seconds[one.id] is not None for one in asked])
-        found = score_questions(asked, {id: text or "" for id, text in seconds.items()}, language=language)
-        right = (found.exact == 1) & given
+    if missed:
+        seconds = {example.id: _runner_up(predictions[example.id], texts[example.id]) for example in missed}
+        has_second = np.array([seconds[example.id] is not None for example in missed])
+        rescored = score_questions(missed, {id: text or "" for id, text in seconds.items()}, language=language)
+        right = (rescored.exact == 1) & has_second
         result["second_right"] = int(right.sum())
         result["second_right_share"] = _share(right)
-        result["second_right_has_answer_share"] = _share(found.answerable[right])
+        result["second_right_has_answer_share"] = _share(rescored.answerable[right])
     return result
 
 
 def only_right(right: Mapping[str, NDArray[np.bool_]], examples: Sequence[Example]) -> dict[str, dict[str, Any]]:
-    """Of every run the questions that it alone gets right, with their mean lengths in words."""
-    times = np.sum(list(right.values()), axis=0)
+    """Describe, for every run, the questions that it alone gets right."""
+    times_right = np.sum(list(right.values()), axis=0)
     return {
-        name: described([one for one, alone in zip(examples, mine & (times == 1), strict=True) if alone])
-        for name, mine in right.items()
+        name: describe_questions(
+            [example for example, alone in zip(examples, of_run & (times_right == 1), strict=True) if alone]
+        )
+        for name, of_run in right.items()
     }
 
 
-def described(examples: Sequence[Example]) -> dict[str, Any]:
-    """Some questions in numbers; lengths in words, that of answers over the questions that have one."""
-    answers = [words(one.answers[0].text) for one in examples if one.answerable]
+def describe_questions(examples: Sequence[Example]) -> dict[str, Any]:
+    """Return the number, mean lengths in words and ids of some questions; answer lengths only where there is one."""
+    answers = [count_words(example.answers[0].text) for example in examples if example.answerable]
     return {
         "count": len(examples),
-        "has_answer_share": _share(np.array([one.answerable for one in examples], np.bool_)),
-        "mean_context_words": _mean([words(one.context.text) for one in examples]),
-        "mean_question_words": _mean([words(one.question) for one in examples]),
+        "has_answer_share": _share(np.array([example.answerable for example in examples], np.bool_)),
+        "mean_context_words": _mean([count_words(example.context.text) for example in examples]),
+        "mean_question_words": _mean([count_words(example.question) for example in examples]),
         "mean_answer_words": _mean(answers),
-        "ids": [one.id for one in examples],
+        "ids": [example.id for example in examples],
     }
 
 
-class Boundaries(NamedTuple):
-    """Words that a span has too many (or, negative, too few) at its start and at its end."""
+class BoundaryErrors(NamedTuple):
+    """Words that a span has too many (or, if negative, too few) at its start and at its end."""
 
     start: int
     end: int
@@ -99,16 +101,18 @@ def near_misses(
     texts: Mapping[str, str],
     predictions: Mapping[str, Prediction],
 ) -> dict[str, Any]:
-    """Wrong answers that overlap a true one: which boundary is off, to which side, by how many words."""
+    """Count wrong answers that overlap a true one: which boundary is off, in which direction, by how many words."""
     wrong = scores.answerable & scores.answered & (scores.exact < 1)
-    asked = [example for example, is_wrong in zip(examples, wrong, strict=True) if is_wrong]
-    found = [boundaries(one, chosen_candidate(predictions[one.id], texts[one.id])) for one in asked]
-    near = [one for one in found if one is not None]
-    starts, ends = np.array([one.start for one in near]), np.array([one.end for one in near])
+    missed = [example for example, is_wrong in zip(examples, wrong, strict=True) if is_wrong]
+    errors = [
+        boundary_errors(example, chosen_candidate(predictions[example.id], texts[example.id])) for example in missed
+    ]
+    near = [error for error in errors if error is not None]
+    starts, ends = np.array([error.start for error in near]), np.array([error.end for error in near])
     fewest, most = np.minimum(starts, ends), np.maximum(starts, ends)
-    extra, lacking = np.maximum(starts, 0) + np.maximum(ends, 0), np.maximum(-starts, 0) + np.maximum(-ends, 0)
+    extra, missing = np.maximum(starts, 0) + np.maximum(ends, 0), np.maximum(-starts, 0) + np.maximum(-ends, 0)
     return {
-        "answered_wrongly": len(asked),
+        "answered_wrongly": len(missed),
         "near_misses": len(near),
         "too_long": int(((fewest >= 0) & (most > 0)).sum()),
         "too_short": int(((most <= 0) & (fewest < 0)).sum()),
@@ -120,63 +124,63 @@ def near_misses(
         "end_too_late": int((ends > 0).sum()),
         "both_ends_off": int(((starts != 0) & (ends != 0)).sum()),
         "mean_extra_words": _mean(extra),
-        "mean_missing_words": _mean(lacking),
+        "mean_missing_words": _mean(missing),
     }
 
 
-def boundaries(example: Example, span: Candidate | None) -> Boundaries | None:
-    """How a span compares with the true answer that it overlaps most; None where it overlaps none.
+def boundary_errors(example: Example, span: Candidate | None) -> BoundaryErrors | None:
+    """Compare a span with the true answer that it overlaps most; None if it overlaps none.
 
     Counted in words of the context: "in the red" for "the red house" starts one word early and ends one early, (1, -1).
     """
     if span is None or not span.text:
         return None
     text = example.context.text
-    places = [(one.start(), one.end()) for one in _WORD.finditer(text)]
-    mine = _word_range(places, span.begin_char, span.end_char)
-    best: tuple[int, int, Boundaries] | None = None
-    for begin, end in answer_places(example):
+    words = [(match.start(), match.end()) for match in _WORD.finditer(text)]
+    predicted = _word_range(words, span.begin_char, span.end_char)
+    best: tuple[int, int, BoundaryErrors] | None = None
+    for begin, end in gold_spans(example):
         if min(end, span.end_char) <= max(begin, span.begin_char):
             continue
-        gold = _word_range(places, begin, end)
-        off = Boundaries(gold[0] - mine[0], mine[1] - gold[1])
-        shared = min(gold[1], mine[1]) - max(gold[0], mine[0])
-        rank = (shared, -abs(off.start) - abs(off.end), off)
+        gold = _word_range(words, begin, end)
+        errors = BoundaryErrors(gold[0] - predicted[0], predicted[1] - gold[1])
+        shared = min(gold[1], predicted[1]) - max(gold[0], predicted[0])
+        rank = (shared, -abs(errors.start) - abs(errors.end), errors)
         if best is None or rank[:2] > best[:2]:
             best = rank
     return best and best[2]
 
 
-def answer_places(example: Example) -> list[tuple[int, int]]:
-    """Where the true answers lie; one that is not where the file says is looked for."""
-    text, places = example.context.text, []
+def gold_spans(example: Example) -> list[tuple[int, int]]:
+    """Return the character spans of the true answers; an answer with a wrong offset is searched in the context."""
+    text, spans = example.context.text, []
     for answer in example.answers:
         begin = answer.begin_char
         if text[begin : answer.end_char] != answer.text:
             begin = text.find(answer.text)
         if begin >= 0 and answer.text:
-            places.append((begin, begin + len(answer.text)))
-    return list(dict.fromkeys(places))
+            spans.append((begin, begin + len(answer.text)))
+    return list(dict.fromkeys(spans))
 
 
 def chosen_candidate(prediction: Prediction, text: str) -> Candidate | None:
-    """The candidate that became the answer."""
-    return next((one for one in prediction.candidates if one.text == text), None)
+    """Return the candidate that became the answer."""
+    return next((candidate for candidate in prediction.candidates if candidate.text == text), None)
 
 
-def words(text: str) -> int:
-    """How many words a text has: pieces between blanks."""
+def count_words(text: str) -> int:
+    """Count the words of a text, separated by white space."""
     return len(text.split())
 
 
 def _runner_up(prediction: Prediction, text: str) -> str | None:
-    others = sorted((one for one in prediction.candidates if one.text != text), key=lambda one: -one.score)
-    return others[0].text if others else None
+    rest = [candidate for candidate in prediction.candidates if candidate.text != text]
+    return max(rest, key=lambda candidate: candidate.score).text if rest else None
 
 
-def _word_range(places: Sequence[tuple[int, int]], begin: int, end: int) -> tuple[int, int]:
-    """The words, from the first to one past the last, that a piece of the text touches."""
-    touched = [number for number, (first, last) in enumerate(places) if first < end and begin < last]
+def _word_range(words: Sequence[tuple[int, int]], begin: int, end: int) -> tuple[int, int]:
+    """Return the words, from the first to one past the last, that a span of characters touches."""
+    touched = [number for number, (first, last) in enumerate(words) if first < end and begin < last]
     return (touched[0], touched[-1] + 1) if touched else (0, 0)
 
 

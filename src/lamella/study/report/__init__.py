@@ -1,1 +1,1 @@
-"""Reports of runs, in HTML and Markdown."""
+"""Reports about runs, in HTML and Markdown."""
