@@ -7,7 +7,7 @@ from types import TracebackType
 
 
 class Stopwatch:
-    """Adds up the seconds of the blocks that it is entered for."""
+    """Adds up the seconds of the `with` blocks it is used for."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -99,11 +99,11 @@ def readers(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def predict_run(folder: Path, model: Path, questions: Sequence[Example], *, keep: bool = False) -> Path:
     """What `lamella predict` writes."""
     reader = ReaderModel.load(model)
-    keeper = LogitsWriter(reader) if keep else None
+    writer = LogitsWriter(reader) if keep else None
     with runs.new_run(folder, "predict"):
-        write_predictions(folder, reader, predict(reader, questions, batch_size=4, keeper=keeper))
-        if keeper is not None:
-            keeper.write(folder)
+        write_predictions(folder, reader, predict(reader, questions, batch_size=4, sink=writer))
+        if writer is not None:
+            writer.write(folder)
     return folder
 
 
@@ -339,16 +339,16 @@ def test_slices_are_kept_as_if_they_were_cut_at_once(questions: list[Example], t
     class Model:
         gives_text, decoding = True, DecodingOptions()
 
-    keeper = LogitsWriter(Model())
+    writer = LogitsWriter(Model())
     written = []
     for features in featurise_in_slices(questions, tokenizer, windows, size=3):
         for indices in longest_first(features.lengths, 2):
             padded = pad(features, indices)
             logits = padded.input_ids + np.array([0, 0.5])[:, None, None]
-            keeper.add(features, padded, logits)
+            writer.add(features, padded, logits)
         written.append(features)
     assert sum(len(features.examples) for features in written) > len(questions)  # one lies in two slices
-    keeper.write(tmp_path)
+    writer.write(tmp_path)
     kept, whole = StoredLogits(tmp_path), featurise(questions, tokenizer, windows)
     assert same_windows(kept.features, whole)
     padded = pad(whole, np.arange(len(whole)))
@@ -361,11 +361,11 @@ def test_what_fp16_cannot_hold_is_clipped(padded: Padded, questions: list[Exampl
         gives_text, decoding = True, DecodingOptions()
 
     features = featurise(questions, tiny_tokenizer("bert"), tiny_run_config().windows)
-    keeper = LogitsWriter(Model())
+    writer = LogitsWriter(Model())
     logits = np.zeros((2, *padded.mask.shape), np.float32)
     logits[0, :, padded.cls], logits[1, :, 1] = 1e6, -np.inf
-    keeper.add(features, padded, logits)
-    keeper.write(tmp_path)
+    writer.add(features, padded, logits)
+    writer.write(tmp_path)
     found = StoredLogits(tmp_path).logits(padded)
     assert (found[0, :, padded.cls] == 1e6).all()
     assert (found[0, :, 1] == 1e6 - 65504).all()
@@ -784,9 +784,9 @@ def test_a_member_is_what_its_folder_holds(readers: list[Path], questions: list[
     names = [str(folder), str(readers[1])]
     member: Member = open_members(names, run=True, precision="fp32")[0]
     assert member.model is not None
-    assert member.answered is None
+    assert member.answers is None
     stored = open_members([str(folder)] * 2, run=False)[0]
     assert stored.model is None
-    assert stored.answered is not None
+    assert stored.answers is not None
     alone = predict(ReaderModel.load(readers[0]), questions, batch_size=4)
-    assert all(close(stored.answered.predictions[id], one, 1e-12) for id, one in alone.items())
+    assert all(close(stored.answers.predictions[id], one, 1e-12) for id, one in alone.items())

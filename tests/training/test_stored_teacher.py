@@ -53,23 +53,23 @@ class Said:
 
 def keep(folder: Path, features: Features, logits: np.ndarray[Any, Any]) -> Path:
     """A run folder with these logits [2, tokens] for all windows."""
-    keeper = LogitsWriter(Said())
+    writer = LogitsWriter(Said())
     for window in range(len(features)):
         padded = pad(features, np.array([window]))
         row = np.zeros((2, *padded.mask.shape))
         row[:, padded.mask] = logits[:, features.rows[window] : features.rows[window + 1]]
-        keeper.add(features, padded, row)
+        writer.add(features, padded, row)
     folder.mkdir(parents=True, exist_ok=True)
-    keeper.write(folder)
+    writer.write(folder)
     return folder
 
 
 def kept_by(model: ReaderModel, examples: Sequence[Example], folder: Path) -> str:
     """What `lamella predict --keep-logits` leaves."""
-    keeper = LogitsWriter(model)
+    writer = LogitsWriter(model)
     with runs.new_run(folder, "predict"):
-        predict(model, examples, keeper=keeper)
-        keeper.write(folder)
+        predict(model, examples, sink=writer)
+        writer.write(folder)
     return str(folder)
 
 
@@ -676,9 +676,9 @@ def test_a_folder_without_logits_is_not_to_be_written_over(tmp_path: Path) -> No
 def test_runs_made_before_do_not_tell_who_taught(tmp_path: Path) -> None:
     examples, model = some_examples(), tiny_model(seed=1)
     before = kept_by(model, examples, tmp_path / "before")
-    keeper = LogitsWriter(model, {"name": "/far/away/model", "sha256": "abc"})
-    predict(model, examples, keeper=keeper)
-    keeper.write(tmp_path / "after")
+    writer = LogitsWriter(model, {"name": "/far/away/model", "sha256": "abc"})
+    predict(model, examples, sink=writer)
+    writer.write(tmp_path / "after")
     student = tiny_model(seed=2)
     train = windows_of(student, examples)
     assert list(taught_by(student, train, before).taught_by) == []

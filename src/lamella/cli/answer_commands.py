@@ -63,7 +63,7 @@ def predict(
     if submission is not None:
         check_submission(submission, data, out)
     answered, answers = data_record([data], (one.id for one in examples)), model_record(model, reader)
-    keeper = LogitsWriter(reader, answers) if keep_logits else None
+    logits_writer = LogitsWriter(reader, answers) if keep_logits else None
     with ExitStack() as stack:
         if engine == "ray":
             from lamella.sweep.ray_cluster import cluster
@@ -76,10 +76,10 @@ def predict(
         if engine == "ray":
             predictions = predict_on_ray(model, examples, batch_size=batch_size, precision=precision)
         else:
-            predictions = answer(reader, examples, batch_size=batch_size, keeper=keeper)
+            predictions = answer(reader, examples, batch_size=batch_size, sink=logits_writer)
         write_predictions(folder, reader, predictions, examples)
-        if keeper is not None:
-            keeper.write(folder)
+        if logits_writer is not None:
+            logits_writer.write(folder)
         if submission is not None:
             threshold = reader.decoding.null_score_diff_threshold
             by_question = answers_by_question(reader, examples, predictions)

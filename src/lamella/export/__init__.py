@@ -1,1 +1,1 @@
-"""A saved model written in other forms."""
+"""Write a model in another form: flattened, in half precision, as a transformers checkpoint, as an ONNX graph."""

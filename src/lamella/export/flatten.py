@@ -1,4 +1,4 @@
-"""A model in other forms: its chain of bases flattened, its tensors in half, a checkpoint as transformers has it."""
+"""Flatten a chain of models into one model on the pretrained encoder."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lamella.models.saved import read_chain
 
 
 def flatten(name: str | os.PathLike[str], folder: Path) -> ReaderModel:
-    """Write a model that stands on others as one on the pretrained encoder below them all, with equal logits.
+    """Write a model whose base is another model as one on the pretrained encoder, with equal logits.
 
-    It lists the tunings of the whole chain, and holds all tensors that any of them changed.
+    The written model lists the tunings of the whole chain, and holds every tensor that any of them changed.
     """
     check_output_folder(folder)
     model = ReaderModel.from_pretrained(name)

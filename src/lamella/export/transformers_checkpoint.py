@@ -18,13 +18,13 @@ from lamella.models.model import ReaderModel
 
 
 def save_as_transformers(name: str | os.PathLike[str], folder: Path) -> None:
-    """Write a model as a checkpoint for `AutoModelForQuestionAnswering`; one that has no such form is refused."""
+    """Write a model as a checkpoint for `AutoModelForQuestionAnswering`; raise an error if it cannot be one."""
     from transformers import AutoModelForQuestionAnswering
 
     check_output_folder(folder)
     model = ReaderModel.from_pretrained(name)
-    if reason := _why_not(model):
-        raise ModelError(f"{name}: cannot be a checkpoint of transformers: {reason}")
+    if reason := _obstacle(model):
+        raise ModelError(f"{name}: cannot be written as a transformers checkpoint: {reason}")
     merge(model.encoder)
     config = copy.deepcopy(model.encoder.model.config)
     config.num_labels = 2  # start and end
@@ -35,24 +35,24 @@ def save_as_transformers(name: str | os.PathLike[str], folder: Path) -> None:
         with torch.no_grad():
             stock.qa_outputs.weight.copy_(model.head.task.q)
             stock.qa_outputs.bias.copy_(model.head.task.b)
-        tokenizer = model.tokenizer  # by its length whoever loads the checkpoint knows how long a window may be
+        tokenizer = model.tokenizer  # its maximum length tells loaders how long a window may be
         tokenizer.model_max_length = min(tokenizer.model_max_length, model.encoder.longest_window)
         with new_folder(folder) as fresh:
             stock.save_pretrained(fresh)
             tokenizer.save_pretrained(fresh)
 
 
-def _why_not(model: ReaderModel) -> str | None:
-    """What of a model such a checkpoint cannot express."""
+def _obstacle(model: ReaderModel) -> str | None:
+    """Return what such a checkpoint cannot express about a model, if anything."""
     spec = model.head_spec
     mixers = [stage["name"] for stage in spec["mixer"]]
     if not model.gives_text:
-        return f"its task is {spec['task']['name']}, and theirs is to find a span."
+        return f"expected the task span, got {spec['task']['name']}."
     if mixers != ["last"] or model.head.main_layers != (model.encoder.depth,):
-        told = "layer " + str(model.head.main_layers[-1]) if mixers == ["last"] else ", ".join(mixers)
-        return f"its head reads {told}, and theirs the encoder's last layer alone (mixer last)."
+        reads = f"layer {model.head.main_layers[-1]}" if mixers == ["last"] else ", ".join(mixers)
+        return f"expected a head that reads only the encoder's last layer (mixer last), got {reads}."
     if spec["skip"] or spec["beside"]:
-        return "its head reads something beside the last layer (learner.skip, learner.beside)."
+        return "expected a head without a second branch, got one with learner.skip or learner.beside."
     if any(isinstance(module, Adapter) for module in model.encoder.modules()):
-        return "its encoder carries adapters, which no weights of the encoder itself can stand for."
+        return "expected an encoder without adapters: they cannot be merged into its weights."
     return None

@@ -1,1 +1,1 @@
-"""From logits to answers and scores."""
+"""Answer questions: from a model's logits to n-best lists, and the `Reader` that users call."""

@@ -1,12 +1,12 @@
-"""Several readers answer together: their probabilities are combined token by token, or span by span.
+"""Ensembles: several readers answer together, their probabilities combined by token or by span.
 
-At the *token* level the members see the same windows. Each one's start and end logits become probabilities over the
-tokens that may be chosen, these are combined element by element, and the result is decoded as that of one model would
-be. At the *span* level only the answers need to be comparable: the candidates of the members' n-best lists, "no answer"
-among them, are matched by their places in the text. So readers with different tokenizers can answer together.
+At the *token* level the members must see the same windows. Their start and end logits become probabilities over the
+tokens that may be chosen, are combined token by token, and are decoded as the logits of one model are. At the *span*
+level only the answers must be comparable: the candidates of the members' n-best lists, "no answer" included, are
+matched by their places in the text. So readers with different tokenizers can answer together.
 
-Members that are run share the pass of an encoder that they have in common; runs that have what is needed in their
-folders are combined without any model, and without torch.
+Members that run a model share one pass of a common encoder. Members whose run folders hold predictions, or logits for
+the token level, are combined without a model, and without torch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Level = Literal["auto", "token", "span"]
 
 @dataclass(frozen=True)
 class EnsembleAnswers:
-    """What members answered together, beside what each of them answered."""
+    """The combined predictions of an ensemble, and the answers of each member."""
 
     how: Combination
     level: Literal["token", "span"]
@@ -53,10 +53,10 @@ class EnsembleAnswers:
 
 
 class Ensemble:
-    """Members that answer together. All that can be wrong with them is found before any of them is run.
+    """Members that answer together; every problem with them is reported before any of them runs.
 
-    `examples` are the questions, and needed where a member is a model; without, they are those of the members' runs.
-    Decoding is the first member's, but for threshold and calibration: those of a member were chosen for its own odds.
+    `examples` are the questions, required if a member runs a model; otherwise the questions of the members' runs are
+    used. The first member's decoding options apply, except its threshold and calibration: they fit its own odds only.
     """
 
     def __init__(
@@ -71,149 +71,146 @@ class Ensemble:
         if examples is not None:
             check_unique_ids(examples)
         if not math.isfinite(threshold):
-            raise UsageError(f"--threshold: expected a finite number. Got {threshold}.")
+            raise UsageError(f"--threshold: expected a finite number, got {threshold}.")
         self.members, self.how = members, how
-        own = {"null_score_diff_threshold": threshold, "calibration": None, "tuned_on": None}
-        self.decoding = members[0].decoding.model_copy(update=own)
-        self.windows = _Windows(examples)
-        self.questions = _questions_of_all(members, examples)
+        changes = {"null_score_diff_threshold": threshold, "calibration": None, "tuned_on": None}
+        self.decoding = members[0].decoding.model_copy(update=changes)
+        self.windows = _MemberWindows(examples)
+        self.questions = _common_questions(members, examples)
         self.why_not_by_token = _why_not_by_token(members, how, self.windows, self.questions)
         if level == "token" and self.why_not_by_token:
             raise UsageError(f"--level token: {self.why_not_by_token}.")
         self.level: Literal["token", "span"] = "span" if self.why_not_by_token or level == "span" else "token"
 
     def answer(self, *, batch_size: int = 32) -> EnsembleAnswers:
-        """Run what is to be run, and combine."""
+        """Run the members that have a model, and combine the answers of all."""
         answer = self._by_token if self.level == "token" else self._by_span
-        predictions, answered = answer(batch_size)
+        predictions, answers = answer(batch_size)
         names = [member.name for member in self.members]
         return EnsembleAnswers(
             self.how,
             self.level,
             self.decoding,
             {id: predictions[id] for id in self.questions},
-            dict(zip(names, answered, strict=True)),
+            dict(zip(names, answers, strict=True)),
         )
 
     def _by_token(self, batch_size: int) -> tuple[dict[str, Prediction], list[AnswerSet]]:
         features = self.windows.of(self.members[0])
         sources = [cast("QAModel | StoredLogits", member.logits) for member in self.members]
-        scaled = self.decoding.method == "joint"  # BERTVision's windows compete by their probabilities
-        together, own = WindowMerger(self.decoding), [WindowMerger(member.decoding) for member in self.members]
-        for padded, logits in _each_batch(sources, features, batch_size):
+        scaled = self.decoding.method == "joint"  # with BERTVision's method windows compete by probability
+        combined_merger = WindowMerger(self.decoding)
+        mergers = [WindowMerger(member.decoding) for member in self.members]
+        for padded, logits in _iterate_batches(sources, features, batch_size):
             combined = combine_logits(logits, padded, self.how, scaled=scaled)
-            together.add(features, decode(combined, padded, self.decoding, normalised=False))
-            for merger, one, member in zip(own, logits, self.members, strict=True):
-                if member.answered is None:
-                    merger.add(features, decode(one, padded, member.decoding))
-        answered = [
-            member.answered or AnswerSet.by(member.decoding, merger.predictions(features.examples))
-            for member, merger in zip(self.members, own, strict=True)
+            combined_merger.add(features, decode(combined, padded, self.decoding, normalised=False))
+            for merger, member_logits, member in zip(mergers, logits, self.members, strict=True):
+                if member.answers is None:
+                    merger.add(features, decode(member_logits, padded, member.decoding))
+        answers = [
+            member.answers or AnswerSet.from_predictions(merger.predictions(features.examples), member.decoding)
+            for member, merger in zip(self.members, mergers, strict=True)
         ]
-        return together.predictions(features.examples), answered
+        return combined_merger.predictions(features.examples), answers
 
     def _by_span(self, batch_size: int) -> tuple[dict[str, Prediction], list[AnswerSet]]:
-        answered = _answers_of_each(self.members, self.windows, batch_size)
+        answers = _answer_separately(self.members, self.windows, batch_size)
         predictions = {
             id: combine_spans(
-                [one.predictions[id] for one in answered],
+                [member.predictions[id] for member in answers],
                 self.how,
-                texts=[one.texts[id] for one in answered],
+                texts=[member.texts[id] for member in answers],
                 n_best=self.decoding.n_best_size,
                 question=id,
             )
             for id in self.questions
         }
-        return predictions, answered
+        return predictions, answers
 
 
-# --- what each member says
-
-
-class _Windows:
-    """The windows of each member: those that were kept, or cut with its tokenizer, once for all that are equal."""
+class _MemberWindows:
+    """The windows of each member: stored ones, or made with its tokenizer, once for all members that make the same."""
 
     def __init__(self, examples: Sequence[Example] | None) -> None:
         self.examples = examples
-        self._cut: dict[str, Features] = {}
+        self._features: dict[str, Features] = {}
 
     def of(self, member: Member) -> Features:
-        if member.kept is not None:
-            return member.kept.features
+        if member.stored_logits is not None:
+            return member.stored_logits.features
         assert member.model is not None
-        assert self.examples is not None  # members that are models were opened for them
+        assert self.examples is not None  # a model is opened only if there are examples
         key = self.key(member.model)
-        if key not in self._cut:
-            self._cut[key] = featurise(self.examples, member.model.tokenizer, member.model.windows)
-        return self._cut[key]
+        if key not in self._features:
+            self._features[key] = featurise(self.examples, member.model.tokenizer, member.model.windows)
+        return self._features[key]
 
     @staticmethod
     def key(model: QAModel) -> str:
-        """Equal for models that are sure to cut alike."""
+        """Return a key that is equal for models that certainly make the same windows."""
         tokenizer = json.loads(model.tokenizer.backend_tokenizer.to_str())
-        for setting in ("truncation", "padding"):  # windows are cut without either
+        for setting in ("truncation", "padding"):  # windows are made without either
             tokenizer.pop(setting, None)
         ids = [model.tokenizer.cls_token_id, model.tokenizer.pad_token_id]
         return json.dumps([tokenizer, ids, model.windows.model_dump()], sort_keys=True)
 
 
 def _why_not_by_token(
-    members: Sequence[Member], how: Combination, windows: _Windows, questions: Sequence[str]
+    members: Sequence[Member], how: Combination, windows: _MemberWindows, questions: Sequence[str]
 ) -> str | None:
-    """What keeps the members' logits from being combined, if anything does."""
+    """Return the reason why the members' logits cannot be combined, if there is one."""
     if how == "vote":
-        return "a vote counts texts, so it is taken at the span level"
+        return "a vote counts texts, so it needs the span level"
     for member in members:
         if member.logits is None:
-            return f"{member.name} has no logits: predict again with --keep-logits, or name its model and --data"
+            return f"{member.name} has no logits; predict again with --keep-logits, or name its model and --data"
     first = windows.of(members[0])
     for member in members[1:]:
-        own = windows.of(member)
-        if own is not first and not same_windows(first, own):
-            asked = [[example.id for example in one.examples] for one in (first, own)]
-            what = (
-                "were asked other questions" if asked[0] != asked[1] else "cut the texts into other tokens or windows"
-            )
-            return f"{members[0].name} and {member.name} {what}"
-    if {one.id for one in first.examples} != set(questions):
-        return f"{members[0].name} kept the logits of more questions than the data has"
+        features = windows.of(member)
+        if features is not first and not same_windows(first, features):
+            names = f"{members[0].name} and {member.name}"
+            if [example.id for example in first.examples] != [example.id for example in features.examples]:
+                return f"{names} answer different questions"
+            return f"{names} split the texts into different tokens or windows"
+    if {example.id for example in first.examples} != set(questions):
+        return f"{members[0].name} has stored the logits of more questions than the data has"
     return None
 
 
-def _answers_of_each(members: Sequence[Member], windows: _Windows, batch_size: int) -> list[AnswerSet]:
-    """What every member answers; models that cut alike are run on the same batches, and can share an encoder."""
-    found = {at: member.answered for at, member in enumerate(members) if member.answered is not None}
-    alike: dict[str, list[int]] = {}
-    for at, member in enumerate(members):
+def _answer_separately(members: Sequence[Member], windows: _MemberWindows, batch_size: int) -> list[AnswerSet]:
+    """Return the answers of every member; models with the same windows run on the same batches."""
+    answers = {index: member.answers for index, member in enumerate(members) if member.answers is not None}
+    groups: dict[str, list[int]] = {}
+    for index, member in enumerate(members):
         if member.model is not None:
-            alike.setdefault(windows.key(member.model), []).append(at)
-    for group in alike.values():
+            groups.setdefault(windows.key(member.model), []).append(index)
+    for group in groups.values():
         features = windows.of(members[group[0]])
-        models = [cast(QAModel, members[at].model) for at in group]
+        models = [cast(QAModel, members[index].model) for index in group]
         mergers = [WindowMerger(model.decoding) for model in models]
-        for padded, logits in _each_batch(models, features, batch_size):
-            for merger, model, one in zip(mergers, models, logits, strict=True):
-                merger.add(features, decode(one, padded, model.decoding))
-        for at, merger, model in zip(group, mergers, models, strict=True):
-            found[at] = AnswerSet.by(model.decoding, merger.predictions(features.examples))
-    return [found[at] for at in range(len(members))]
+        for padded, logits in _iterate_batches(models, features, batch_size):
+            for merger, model, model_logits in zip(mergers, models, logits, strict=True):
+                merger.add(features, decode(model_logits, padded, model.decoding))
+        for index, merger, model in zip(group, mergers, models, strict=True):
+            answers[index] = AnswerSet.from_predictions(merger.predictions(features.examples), model.decoding)
+    return [answers[index] for index in range(len(members))]
 
 
-def _each_batch(
+def _iterate_batches(
     sources: Sequence[QAModel | StoredLogits], features: Features, batch_size: int
 ) -> Iterator[tuple[Padded, list[NDArray[np.float32]]]]:
-    """Every window, in batches of like length, with the logits of all; an encoder in common runs once."""
+    """Yield batches of windows of similar length, with the logits of all sources; a shared encoder runs once."""
     passes: dict[int, list[int]] = {}
-    for at, source in enumerate(sources):
-        passes.setdefault(id(getattr(source, "encoder", source)), []).append(at)
+    for index, source in enumerate(sources):
+        passes.setdefault(id(getattr(source, "encoder", source)), []).append(index)
     with progress("answering", len(features)) as advance:
         for indices in longest_first(features.lengths, batch_size):
             padded = pad(features, indices)
-            found: dict[int, NDArray[np.float32]] = {}
+            logits: dict[int, NDArray[np.float32]] = {}
             with explain_out_of_memory(padded):
                 for group in passes.values():
-                    found |= dict(zip(group, _logits([sources[at] for at in group], padded), strict=True))
-            yield padded, [found[at] for at in range(len(sources))]
+                    logits |= dict(zip(group, _logits([sources[index] for index in group], padded), strict=True))
+            yield padded, [logits[index] for index in range(len(sources))]
             advance(len(indices))
 
 
@@ -225,16 +222,16 @@ def _logits(sources: Sequence[Any], padded: Padded) -> list[NDArray[np.float32]]
     return logits_of_heads(sources, padded)
 
 
-def _questions_of_all(members: Sequence[Member], examples: Sequence[Example] | None) -> list[str]:
-    """The questions to answer. Runs must have been asked all of them; without a data file, the same ones each."""
-    asked = {member.name: member.answered.predictions for member in members if member.answered is not None}
-    questions = list(next(iter(asked.values()))) if examples is None else [one.id for one in examples]
-    for name, answered in asked.items():
-        missing = [id for id in questions if id not in answered]
-        if missing or (examples is None and len(answered) > len(questions)):
-            what = f"lacks {len(missing)} of them, {missing[0]} the first" if missing else f"answers {len(answered)}"
+def _common_questions(members: Sequence[Member], examples: Sequence[Example] | None) -> list[str]:
+    """Return the ids of the questions to answer; check that every run answers them, and without examples no others."""
+    runs = {member.name: member.answers.predictions for member in members if member.answers is not None}
+    questions = list(next(iter(runs.values()))) if examples is None else [example.id for example in examples]
+    for name, predictions in runs.items():
+        missing = [id for id in questions if id not in predictions]
+        if missing or (examples is None and len(predictions) > len(questions)):
+            found = f"{len(missing)} are missing, first {missing[0]}" if missing else f"got {len(predictions)}"
             raise DataError(
-                f"{name}: expected answers to the same {len(questions)} questions as the others'; it {what}. Predict "
-                "with all members on one file."
+                f"{name}: expected answers to the same {len(questions)} questions as the other members, {found}; "
+                "predict with all members on one file."
             )
     return questions

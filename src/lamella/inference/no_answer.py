@@ -1,4 +1,4 @@
-"""The probability of "no answer", from null odds and a calibration."""
+"""The probability of "no answer", from null odds and a fitted calibration."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ Floats = NDArray[np.float64]
 
 
 def na_probability(odds: Floats, calibration: Calibration | None) -> Floats:
-    """The probability of "no answer"; without a calibration the logistic function of the odds, which is but a guess."""
+    """Return the probability of "no answer"; without a calibration, an uncalibrated logistic function of the odds."""
     if calibration is not None and calibration.method == "isotonic":
         return np.interp(odds, calibration.odds, calibration.probability)
-    logits = odds if calibration is None else odds / calibration.temperature + calibration.bias
-    return _logistic(logits)
+    return logistic(odds if calibration is None else odds / calibration.temperature + calibration.bias)
 
 
-def _logistic(logits: Floats) -> Floats:
-    """Without overflow, however large the logits."""
+def logistic(logits: Floats) -> Floats:
+    """Return 1 / (1 + exp(-logits)) without overflow, however large the logits."""
     return np.exp(-np.logaddexp(0.0, -logits))

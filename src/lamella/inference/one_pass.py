@@ -1,4 +1,4 @@
-"""What several heads on one encoder answer, from one pass of it."""
+"""Answer with several heads on one encoder, in a single pass of the encoder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lamella.models.model import ReaderModel
 from lamella.progress import progress
 from lamella.stopwatch import Stopwatch
 
-Encode = Callable[[Batch, Sequence[int]], HiddenStates]  # the encoder, or a cache of what it gave
+Encode = Callable[[Batch, Sequence[int]], HiddenStates]  # an encoder, or a cache of its hidden states
 
 
 def predict_many(
@@ -35,36 +35,36 @@ def predict_many(
     gather: Callable[[list[Any]], list[Any]] = list,
     clocks: Sequence[Stopwatch] = (),
 ) -> list[dict[str, Prediction]]:
-    """What several heads on one encoder answer, from one pass of it (or from what `encode` gives in its place).
+    """Return the predictions of several heads on one encoder, from one pass of it (or of `encode` instead).
 
-    Several processes share the windows; `gather` joins what each of them found, so that all know everything.
-    `clocks`, one for each model, are given the seconds from windows to logits, as if it had the encoder to itself.
+    Several processes divide the windows among them; `gather` joins their spans, so that each has all of them. `clocks`
+    (one per model) measure the seconds from windows to logits, as if each model had the encoder to itself.
     """
     if not models:
         return []
     was_training = [model.training for model in models]
     for model in models:
         model.eval()
-    found: list[list[WindowSpans]] = [[] for _ in models]
-    mine = list(longest_first(features.lengths, batch_size))[rank::processes]
+    spans: list[list[WindowSpans]] = [[] for _ in models]
+    batches = list(longest_first(features.lengths, batch_size))[rank::processes]
     try:
-        with progress("answering", sum(map(len, mine))) as advance, torch.inference_mode():
-            for indices in mine:
+        with progress("answering", sum(map(len, batches))) as advance, torch.inference_mode():
+            for indices in batches:
                 padded = pad(features, indices)
                 with explain_out_of_memory(padded):
-                    for of_model, model, logits in zip(
-                        found, models, logits_of_heads(models, padded, encode, clocks), strict=True
+                    for model_spans, model, logits in zip(
+                        spans, models, logits_of_heads(models, padded, encode, clocks), strict=True
                     ):
-                        of_model.append(decode_batch(model, padded, logits))
+                        model_spans.append(decode_batch(model, padded, logits))
                 advance(len(indices))
     finally:
         for model, mode in zip(models, was_training, strict=True):
             model.train(mode)
     predictions = []
-    for model, of_model in zip(models, found, strict=True):
+    for model, model_spans in zip(models, spans, strict=True):
         merger = WindowMerger(model.decoding, gives_text=model.gives_text)
-        for spans in gather(of_model):
-            merger.add(features, spans)
+        for window_spans in gather(model_spans):
+            merger.add(features, window_spans)
         predictions.append(merger.predictions(features.examples))
     return predictions
 
@@ -76,27 +76,27 @@ def logits_of_heads(
     encode: Encode | None = None,
     clocks: Sequence[Stopwatch] = (),
 ) -> list[NDArray[np.float32]]:
-    """What each of several heads on one encoder gives for some windows; the encoder runs once."""
+    """Return the logits of several heads on one encoder for some windows; the encoder runs once."""
     layers = sorted({layer for model in models for layer in model.head.layers})
     batch = Batch.of(padded).to(models[0].device)
     clocks = clocks or [Stopwatch() for _ in models]
     with Stopwatch() as encoding:
         hidden = (encode or models[0].encode)(batch, layers)
         if models[0].device.type == "cuda":
-            torch.cuda.synchronize(models[0].device)  # else the first head would be charged with the encoder
-    found = []
+            torch.cuda.synchronize(models[0].device)  # otherwise the first head's clock would count the encoder
+    logits = []
     for model, clock in zip(models, clocks, strict=True):
         clock.seconds += encoding.seconds
         with clock:
-            found.append(model(batch, hidden).float().cpu().numpy())
-    return found
+            logits.append(model(batch, hidden).float().cpu().numpy())
+    return logits
 
 
 def share_encoders(models: Sequence[ReaderModel]) -> None:
-    """Give models whose encoders hold the same weights one of them in common, and free the others."""
-    kept: dict[tuple[Any, ...], Encoder] = {}
+    """Let models with the same encoder weights share one encoder, and free the others."""
+    shared: dict[tuple[Any, ...], Encoder] = {}
     for model in models:
         if not model.keeps_encoder:
-            continue  # tuned: it is this model's own
+            continue  # a tuned encoder belongs to its model alone
         has_pooler = getattr(model.encoder.model, "pooler", None) is not None
-        model.encoder = kept.setdefault((model.base_sha256, model.precision, model.device, has_pooler), model.encoder)
+        model.encoder = shared.setdefault((model.base_sha256, model.precision, model.device, has_pooler), model.encoder)

@@ -1,8 +1,8 @@
-"""Answers as the question answering pipeline of transformers 4 gave them, for those who called it.
+"""Answer as the question answering pipeline of transformers 4 did, for code that called it.
 
-Its rules differ from the official ones that `Reader.ask` keeps to, and are kept here to the letter: scores are
-probabilities of a window, the start's times the end's, and windows are compared by them; spans are widened to whole
-words; what then reads the same, but for upper and lower case, is one answer, its scores added up.
+Its rules differ from the official ones that `Reader.ask` follows, and are reproduced exactly: a score is a probability
+within a window, start times end, and windows are compared by it; spans are widened to whole words; answers that then
+differ only in case are one answer, with the sum of their scores.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from lamella.inference.decode import WindowSpans, decode
 from lamella.inference.predict import iterate_batches
 from lamella.inference.protocols import QAModel
 
-SHORTEST = 16  # tokens of a window, as for every other
-WITHOUT_EFFECT = ("padding", "max_question_len", "num_workers")  # on answers: with a fast tokenizer, there neither
+SHORTEST = 16  # tokens of the shortest window allowed anywhere
+WITHOUT_EFFECT = ("padding", "max_question_len", "num_workers")  # accepted; with a fast tokenizer they change no answer
 
 
 def answer_as_pipeline(
@@ -41,53 +41,53 @@ def answer_as_pipeline(
     align_to_words: bool = True,
     batch_size: int = 32,
 ) -> list[list[dict[str, Any]]]:
-    """The best answers of every question in its context, under the pipeline's options and with its defaults."""
+    """Return the best answers to every question in its context, with the pipeline's options and defaults."""
     longest = max_seq_len or model.windows.max_seq_length
     stride = min(longest // 2, 128) if doc_stride is None else doc_stride
     if max_answer_len < 1:
-        raise UsageError(f"max_answer_len: expected at least 1. Got {max_answer_len}.")
+        raise UsageError(f"max_answer_len: expected at least 1, got {max_answer_len}.")
     if longest < SHORTEST or not 0 <= stride < longest:
         raise UsageError(
-            f"max_seq_len: expected at least {SHORTEST}, and a doc_stride below it. Got {longest} and {stride}."
+            f"max_seq_len: expected at least {SHORTEST}, and doc_stride less than that, got {longest} and {stride}."
         )
     windows = WindowOptions(max_seq_length=longest, doc_stride=stride, max_query_length=longest)
     options = model.decoding.model_copy(
         update={
-            "n_best_size": top_k * 2 + 10 if align_to_words else top_k,  # widened spans may fall together
+            "n_best_size": top_k * 2 + 10 if align_to_words else top_k,  # widening may make spans equal
             "max_answer_length": max_answer_len,
             "method": "joint",
             "max_context_only": False,
         }
     )
     examples = [Example(str(number), question, Context(text)) for number, (question, text) in enumerate(pairs)]
-    plain = without_truncation(model.tokenizer) if align_to_words else None
-    answers = [_Found(context, plain) for _, context in pairs]
+    tokenizer = without_truncation(model.tokenizer) if align_to_words else None
+    collected = [_ContextAnswers(context, tokenizer) for _, context in pairs]
     for features in featurise_in_slices(examples, model.tokenizer, windows):
-        found: dict[int, tuple[WindowSpans, int]] = {}
+        rows: dict[int, tuple[WindowSpans, int]] = {}
         for padded, logits in iterate_batches(model, features, batch_size):
             spans = decode(logits, padded, options, normalised=True)
-            found.update({int(window): (spans, row) for row, window in enumerate(spans.windows)})
-        for window in sorted(found):  # in the order of the text: the first of equal answers lends its place
-            spans, row = found[window]
-            answers[int(features.examples[features.example[window]].id)].add(features, window, spans, row)
-    return [one.best(top_k, handle_impossible_answer) for one in answers]
+            rows.update({int(window): (spans, row) for row, window in enumerate(spans.windows)})
+        for window in sorted(rows):  # in text order: among equal answers the first one sets the place
+            spans, row = rows[window]
+            collected[int(features.examples[features.example[window]].id)].add(features, window, spans, row)
+    return [answers.best(top_k, handle_impossible_answer) for answers in collected]
 
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that a caller gives, without the ones that change no answer; one that the pipeline never had is refused."""
+    """Return the options that change answers; raise an error for one that the pipeline did not have."""
     parameters = inspect.signature(answer_as_pipeline).parameters.values()
-    known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     for name in options:
         if name not in (*known, *WITHOUT_EFFECT):
             raise UnknownNameError("option", name, known)
     return {name: value for name, value in options.items() if name in known}
 
 
-class _Found:
-    """What has been found in one context."""
+class _ContextAnswers:
+    """The answers in one context; a tokenizer widens them to whole words."""
 
-    def __init__(self, context: str, words_of: Tokenizer | None) -> None:
-        self.context, self.words_of = context, words_of
+    def __init__(self, context: str, tokenizer: Tokenizer | None) -> None:
+        self.context, self.tokenizer = context, tokenizer
         self.answers: dict[str, dict[str, Any]] = {}
         self.null = math.inf
 
@@ -97,8 +97,8 @@ class _Found:
             if score == -math.inf:
                 break
             begin_char, end_char = features.characters(window, int(start), int(end))
-            if self.words_of is not None:
-                begin_char, end_char = widen_to_words(self.words_of, self.context, begin_char, end_char)
+            if self.tokenizer is not None:
+                begin_char, end_char = widen_to_words(self.tokenizer, self.context, begin_char, end_char)
             text = self.context[begin_char:end_char]
             same = self.answers.get(text.lower())
             if same is None:
@@ -109,24 +109,24 @@ class _Found:
                 same["score"] += math.exp(score)
 
     def best(self, top_k: int, handle_impossible_answer: bool) -> list[dict[str, Any]]:
-        everything = list(self.answers.values())
+        answers = list(self.answers.values())
         if handle_impossible_answer:
-            everything.append({"score": self.null, "start": 0, "end": 0, "answer": ""})
-        return sorted(everything, key=lambda one: -one["score"])[:top_k]
+            answers.append({"score": self.null, "start": 0, "end": 0, "answer": ""})
+        return sorted(answers, key=lambda answer: -answer["score"])[:top_k]
 
 
-def widen_to_words(plain: Tokenizer, context: str, begin: int, end: int) -> tuple[int, int]:
-    """The whole words (as the tokenizer splits them) that a span touches; no word reaches across a blank.
+def widen_to_words(tokenizer: Tokenizer, context: str, begin: int, end: int) -> tuple[int, int]:
+    """Return the begin and end of the whole words that a span touches, as the tokenizer splits words.
 
-    "(1895) was", "89" becomes "1895".
+    In "(1895) was", "89" becomes "1895". No word extends across white space.
     """
     first, last = begin, end
     while first > 0 and not context[first - 1].isspace():
         first -= 1
     while last < len(context) and not context[last].isspace():
         last += 1
-    encoding = plain.encode(context[first:last], add_special_tokens=False)
-    words: NDArray[np.int64] = np.array([one if one is not None else -1 for one in encoding.word_ids], np.int64)
+    encoding = tokenizer.encode(context[first:last], add_special_tokens=False)
+    words: NDArray[np.int64] = np.array([-1 if word is None else word for word in encoding.word_ids], np.int64)
     offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2) + first
     touched = words[(offsets[:, 0] < end) & (offsets[:, 1] > begin)]
     if not len(touched) or (touched < 0).any():

@@ -1,4 +1,4 @@
-"""A prediction: the n-best answers of one question, "no answer" among them."""
+"""A prediction: the n-best answers of one question, with "no answer" among them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-NO_SPAN = -1e4  # the score of the best span where a context has no token to make one of
+NO_SPAN = -1e4  # score of the best span in a context without a single token
 
 
 class Candidate(NamedTuple):
-    """One span of the context, or "no answer" (an empty text at 0)."""
+    """A span of the context, or "no answer" (an empty text at 0)."""
 
     text: str
     begin_char: int
     end_char: int
     score: float
     probability: float = 0.0
-    context: int = 0  # which one, where a question is asked of several
+    context: int = 0  # number of its context, where a question has several
 
     def to_json(self) -> dict[str, Any]:
-        """The words of the official n-best file, with our exact offsets."""
+        """Return the entry of the official n-best file, with exact offsets added."""
         return {
             "text": self.text,
             "probability": self.probability,
@@ -35,44 +35,44 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is known about one question: its n-best list, "no answer" among it, and how the two sides compare."""
+    """The n-best list of one question, "no answer" included, and its null odds."""
 
-    rows: tuple[tuple[Any, ...], ...]  # the candidates as plain tuples, which cost far less to keep; best first
-    null_odds: float  # score of "no answer" minus that of the best span
+    rows: tuple[tuple[Any, ...], ...]  # the candidates, best first, as plain tuples: they take far less memory
+    null_odds: float  # score of "no answer" minus the score of the best span
 
     @functools.cached_property
     def candidates(self) -> tuple[Candidate, ...]:
-        """Best first."""
+        """The candidates, best first."""
         return tuple(map(Candidate._make, self.rows))
 
     @property
     def best_span(self) -> Candidate:
         """The best candidate that is an answer."""
-        return next((one for one in self.candidates if one.text), EMPTY)
+        return next((candidate for candidate in self.candidates if candidate.text), EMPTY)
 
     @property
     def null(self) -> Candidate:
-        """ "No answer" among the candidates."""
-        return next((one for one in self.candidates if not one.text), EMPTY)
+        """The candidate "no answer"."""
+        return next((candidate for candidate in self.candidates if not candidate.text), EMPTY)
 
     def chosen(self, threshold: float) -> Candidate:
-        """The best answer, or "no answer" where the null odds exceed the threshold."""
+        """Return the best answer, or "no answer" if the null odds exceed the threshold."""
         return self.null if self.null_odds > threshold else self.best_span
 
     def text(self, threshold: float) -> str:
-        """The answer, or the empty string where the null odds exceed the threshold."""
+        """Return the text of the best answer, or "" if the null odds exceed the threshold."""
         return self.chosen(threshold).text
 
 
 EMPTY = Candidate("", 0, 0, NO_SPAN)
-ScoredSpan = tuple[str, int, int, float, int]  # a candidate to be: text, begin and end, score, number of the context
+ScoredSpan = tuple[str, int, int, float, int]  # text, begin and end character, score, number of the context
 
 
-def rank(answers: Sequence[ScoredSpan], null: float) -> Prediction:
-    """The n-best list of answers, given best first, and "no answer", with the probability of each among them."""
-    best = answers[0][3] if answers else NO_SPAN
-    place = bisect.bisect_left(answers, -null, key=lambda one: -one[3])
-    texts, begins, ends, scores, contexts = zip(*answers[:place], ("", 0, 0, null, 0), *answers[place:], strict=True)
+def rank(spans: Sequence[ScoredSpan], null: float) -> Prediction:
+    """Return the n-best list of `spans` (best first) and "no answer", with the probability of each among them."""
+    best = spans[0][3] if spans else NO_SPAN
+    place = bisect.bisect_left(spans, -null, key=lambda span: -span[3])
+    texts, begins, ends, scores, contexts = zip(*spans[:place], ("", 0, 0, null, 0), *spans[place:], strict=True)
     weights = [math.exp(score - scores[0]) for score in scores]
     total = sum(weights)
     probabilities = [weight / total for weight in weights]
@@ -81,14 +81,14 @@ def rank(answers: Sequence[ScoredSpan], null: float) -> Prediction:
 
 
 def rank_together(predictions: Sequence[Prediction], n_best: int) -> Prediction:
-    """One prediction for a question that was asked of several contexts, each of which knows nothing of the others."""
+    """Return one prediction for a question, from the predictions made separately on each of its contexts."""
     if len(predictions) == 1:
         return predictions[0]
-    answers = [
-        (one.text, one.begin_char, one.end_char, one.score, context)
+    spans = [
+        (candidate.text, candidate.begin_char, candidate.end_char, candidate.score, context)
         for context, prediction in enumerate(predictions)
-        for one in prediction.candidates
-        if one.text
+        for candidate in prediction.candidates
+        if candidate.text
     ]
-    answers.sort(key=lambda one: -one[3])  # stable: of equals, the earlier context leads
-    return rank(answers[:n_best], min(prediction.null.score for prediction in predictions))
+    spans.sort(key=lambda span: -span[3])  # stable: among equal scores the earlier context leads
+    return rank(spans[:n_best], min(prediction.null.score for prediction in predictions))

@@ -1,4 +1,4 @@
-"""The prediction files of a run folder."""
+"""Write and read the prediction files of a run folder."""
 
 from __future__ import annotations
 
@@ -22,61 +22,68 @@ from lamella.inference.several_contexts import answers_by_question, has_several_
 
 @dataclass(frozen=True)
 class AnswerSet:
-    """What a member answered: its n-best lists, and the texts that it settled on at its own threshold."""
+    """The answers of one model by question id: n-best lists, and the texts chosen at its own threshold."""
 
     predictions: Mapping[str, Prediction]
     texts: Mapping[str, str]
 
     @classmethod
-    def by(cls, decoding: DecodingOptions, predictions: Mapping[str, Prediction]) -> AnswerSet:
-        """Predictions, and what a model says to them."""
-        threshold = decoding.null_score_diff_threshold
-        return cls(predictions, {id: one.text(threshold) for id, one in predictions.items()})
+    def from_predictions(cls, predictions: Mapping[str, Prediction], decoding: DecodingOptions) -> AnswerSet:
+        """Choose the texts at the threshold of `decoding`."""
+        return cls(predictions, _texts(predictions, decoding.null_score_diff_threshold))
 
 
 def write_predictions(
     folder: Path, model: AnswerSource, predictions: Mapping[str, Prediction], examples: Sequence[Example] = ()
 ) -> None:
-    """The files that every other stage reads, under their official names; without texts, where the model gives none.
+    """Write the prediction files under their official names; the ones with texts only if the model gives texts.
 
-    Where `examples` ask a question of several contexts, these have an id each; the answers by question lie beside.
+    Where questions have several contexts, every context has its own id in these files. Two more files then hold the
+    answers by question.
     """
     threshold = model.decoding.null_score_diff_threshold
-    odds = {id: one.null_odds for id, one in predictions.items()}
+    odds = _null_odds(predictions)
     na_prob = na_probability(np.array(list(odds.values()), np.float64), model.decoding.calibration).tolist()
     write_entries(folder / runs.NULL_ODDS, odds)
     write_entries(folder / runs.NA_PROB, dict(zip(odds, na_prob, strict=True)))
     if model.gives_text:
-        write_entries(folder / runs.PREDICTIONS, {id: one.text(threshold) for id, one in predictions.items()})
+        write_entries(folder / runs.PREDICTIONS, _texts(predictions, threshold))
         write_entries(
             folder / runs.NBEST,
-            {id: [candidate.to_json() for candidate in one.candidates] for id, one in predictions.items()},
+            {id: [candidate.to_json() for candidate in p.candidates] for id, p in predictions.items()},
         )
     if has_several_contexts(examples):
         answers = answers_by_question(model, examples, predictions)
-        write_entries(folder / runs.QUESTION_NULL_ODDS, {id: one.null_odds for id, one in answers.items()})
+        write_entries(folder / runs.QUESTION_NULL_ODDS, _null_odds(answers))
         if model.gives_text:
-            texts = {id: one.text(threshold) for id, one in answers.items()}
-            write_entries(folder / runs.QUESTION_PREDICTIONS, texts)
+            write_entries(folder / runs.QUESTION_PREDICTIONS, _texts(answers, threshold))
 
 
 def read_answers(folder: Path) -> AnswerSet:
-    """The predictions of a run folder."""
+    """Read the n-best lists and the chosen texts of a run folder."""
     best, texts = read_json(folder / runs.NBEST), read_json(folder / runs.PREDICTIONS)
     try:
         predictions = {id: _prediction(candidates) for id, candidates in best.items()}
         return AnswerSet(predictions, {id: str(texts[id]) for id in predictions})
     except (AttributeError, KeyError, TypeError, ValueError):
         raise UnreadableError(
-            f"{folder}: expected {runs.NBEST} with text, probability, score, start and end of every candidate, and a "
-            f"text for each question in {runs.PREDICTIONS}."
+            f"{folder}: expected text, probability, score, start and end of every candidate in {runs.NBEST}, and a "
+            f"text for every question in {runs.PREDICTIONS}; predict again."
         ) from None
 
 
-def _prediction(found: Sequence[Mapping[str, Any]]) -> Prediction:
+def _prediction(n_best: Sequence[Mapping[str, Any]]) -> Prediction:
     candidates = tuple(
-        Candidate(str(one["text"]), int(one["start"]), int(one["end"]), float(one["score"]), float(one["probability"]))
-        for one in found
+        Candidate(str(row["text"]), int(row["start"]), int(row["end"]), float(row["score"]), float(row["probability"]))
+        for row in n_best
     )
-    bare = Prediction(candidates, null_odds=0.0)
-    return Prediction(candidates, null_odds=bare.null.score - bare.best_span.score)
+    without_odds = Prediction(candidates, null_odds=0.0)
+    return Prediction(candidates, null_odds=without_odds.null.score - without_odds.best_span.score)
+
+
+def _texts(predictions: Mapping[str, Prediction], threshold: float) -> dict[str, str]:
+    return {id: prediction.text(threshold) for id, prediction in predictions.items()}
+
+
+def _null_odds(predictions: Mapping[str, Prediction]) -> dict[str, float]:
+    return {id: prediction.null_odds for id, prediction in predictions.items()}

@@ -1,4 +1,4 @@
-"""Protocols that a model offers so that its questions can be answered."""
+"""Protocols of inference: what a model must offer so that it can be asked."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from lamella.data.tokens import Tokenizing
 
 
 class AnswerSource(Protocol):
-    """Whatever answers are decided by: a model, or several of them together."""
+    """A model or an ensemble: how its scores are decoded, and whether it finds answers."""
 
     @property
     def decoding(self) -> DecodingOptions: ...
 
     @property
     def gives_text(self) -> bool:
-        """Whether it finds answers, or only tells whether there is one."""
+        """Whether it finds answers; False if it only decides whether there is one."""
 
 
 class QAModel(AnswerSource, Protocol):
-    """A model that answers: what of it decoding needs to know, and its logits."""
+    """A model that answers questions: our own, a transformers checkpoint, or an exported one."""
 
     @property
     def tokenizer(self) -> Tokenizing: ...
@@ -36,10 +36,10 @@ class QAModel(AnswerSource, Protocol):
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """What it was loaded from."""
+        """The folders it was loaded from."""
 
     def logits(self, padded: Padded) -> NDArray[np.float32]:
-        """Those of its task, [2, B, T]: of starts and ends; or [2, B, 1]: of "here" and "not here"."""
+        """Return the logits of some windows: start and end [2, B, T], or "here" and "not here" [2, B, 1]."""
 
 
 class LogitsSink(Protocol):

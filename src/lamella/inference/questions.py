@@ -1,4 +1,4 @@
-"""Questions to answer or to score, read from a file and checked."""
+"""Read the questions of a file, to answer or to score them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from lamella.errors import DataError
 
 
 def read_questions(data: str, *, labelled: bool = False) -> Sequence[Example]:
-    """The questions of a file, to be answered or, if `labelled`, scored.
+    """Read the questions of a file; `labelled` requires true answers, to score against.
 
-    The metric compares texts, so it is all the same where an answer is said to lie.
+    The metric compares texts, so wrong answer offsets in the file do not matter.
     """
     return _load(data, labelled).examples
 
 
 def read_any_questions(data: str) -> tuple[Sequence[Example], bool]:
-    """The questions of a file, and whether they can be scored."""
-    loaded = _load(data, labelled=False)
-    return loaded.examples, all(problem.kind != "unlabelled" for file in loaded.files for problem in file.problems)
+    """Read the questions of a file; return them, and whether all have the true answers that scoring needs."""
+    dataset = _load(data, labelled=False)
+    return dataset.examples, all(problem.kind != "unlabelled" for file in dataset.files for problem in file.problems)
 
 
 def check_unique_ids(examples: Sequence[Example]) -> None:
@@ -41,12 +41,10 @@ def check_unique_ids(examples: Sequence[Example]) -> None:
 
 
 def _load(data: str, labelled: bool) -> Dataset:
-    from lamella.inference.questions import check_unique_ids
-
-    loaded = load_examples([data], on_bad_answer="ignore", labelled=labelled)
-    if loaded.skipped:
-        raise DataError(f"{data}: {loaded.skipped} questions cannot be read; see them with: lamella check {data}")
-    if not loaded.examples:
-        raise DataError(f"{data}: expected questions. Found none.")
-    check_unique_ids(loaded.examples)
-    return loaded
+    dataset = load_examples([data], on_bad_answer="ignore", labelled=labelled)
+    if dataset.skipped:
+        raise DataError(f"{data}: {dataset.skipped} questions cannot be read; list them with: lamella check {data}")
+    if not dataset.examples:
+        raise DataError(f"{data}: expected questions, found none.")
+    check_unique_ids(dataset.examples)
+    return dataset

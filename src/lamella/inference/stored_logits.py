@@ -1,12 +1,12 @@
-"""The logits of a run, kept for later: fp16, real tokens only, with the windows that they belong to.
+"""The logits of a run, stored in its folder: fp16, real tokens only, with their windows.
 
-    logits.safetensors   the logits [tokens, 2] of all windows one after the other, less the largest of each window
+    logits.safetensors   the logits [tokens, 2] of all windows in sequence, minus the largest logit of each window
                          (`tops`, fp32); the arrays of the windows
-    logits.json          questions and contexts, which model it was and how it decodes, the sha256 of the other file
+    logits.json          questions and contexts, the model and its decoding options, the sha256 of the other file
 
-Numbers near 0 are those that fp16 tells apart best, so that hardly anything is lost where answers are decided: a logit
-100 below the best is off by 0.03 at most, one that is 1 below by 0.0005. With both files, answers can be decoded anew
-without the model, its tokenizer or the data. Nothing here needs torch.
+fp16 is most precise near 0, so little is lost where answers are decided: a logit 100 below the best is off by at most
+0.03, a logit 1 below by 0.0005. With both files, answers can be decoded again without the model, its tokenizer or the
+data. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ HALF_RANGE = float(np.finfo(np.float16).max)
 
 
 class LogitsWriter:
-    """Takes in logits while a model answers. It holds them all: with their windows, about 11 bytes a token."""
+    """Collects logits while a model answers, and writes them. It holds all of them: about 11 bytes per token, with the
+    windows."""
 
     def __init__(self, model: AnswerSource, record: Mapping[str, Any] | None = None) -> None:
-        """`record` says which model it is, as `model_record` tells it."""
+        """`record` identifies the model; see `model_record`."""
         if not model.gives_text:
             raise UsageError(
-                "--keep-logits: expected a model that finds answers. Got one that only tells whether there is one; its "
-                "null_odds.json holds all there is to keep."
+                "--keep-logits: expected a model that finds answers, got one that only decides whether there is one; "
+                "null_odds.json already holds its scores."
             )
         self._decoding, self._record = model.decoding, record or {}
         self._parts: list[_Part] = []
 
     def add(self, features: Features, padded: Padded, logits: NDArray[Any]) -> None:
-        """Keep what a model gave [2, B, T] for some windows of `features`; all of these come before any others."""
+        """Add the logits [2, B, T] of some windows. Add all windows of one `features` before those of another."""
         if not self._parts or self._parts[-1].features is not features:
-            self._parts.append(_Part.of(features))
+            self._parts.append(_Part.for_features(features))
         part = self._parts[-1]
         tops = mask_logits(logits, padded).max(axis=2).astype(np.float32)  # [2, B]
         part.tops[padded.windows] = tops.T
@@ -76,21 +77,21 @@ class LogitsWriter:
         index = {
             "format": FORMAT,
             "sha256": hashlib.sha256(data).hexdigest(),
-            **({"model": _named(self._record)} if self._record else {}),
+            **({"model": _identity(self._record)} if self._record else {}),
             "decoding": self._decoding.model_dump(),
             "max_seq_length": features.max_seq_length,
             "template": asdict(features.template),
             "contexts": [{"text": text, "title": title} for text, title in texts.items()],
             "questions": [
-                {"id": one.id, "question": one.question, "context": place}
-                for one, place in zip(features.examples, text_places(features.examples), strict=True)
+                {"id": example.id, "question": example.question, "context": place}
+                for example, place in zip(features.examples, text_places(features.examples), strict=True)
             ],
         }
         write_entries(folder / LOGITS_INDEX, index)
 
 
 class StoredLogits:
-    """What was kept of a run: its windows, and the logits of any of them, read from the disk as they are asked for."""
+    """The stored windows of a run, and their logits, which are read from disk on demand."""
 
     gives_text = True
 
@@ -100,48 +101,53 @@ class StoredLogits:
         try:
             if index["format"] != FORMAT:
                 raise UnreadableError(
-                    f"{folder / LOGITS_INDEX}: expected format {FORMAT}. Got {index['format']!r}, of another lamella."
+                    f"{folder / LOGITS_INDEX}: expected format {FORMAT}, got {index['format']!r}, written by another "
+                    "version of lamella; predict again with --keep-logits."
                 )
             self._file = cast(Any, safe_open(path, framework="numpy"))
-            if "sha256" in index and index["sha256"] != file_sha256(path):  # it was not written before
+            if "sha256" in index and index["sha256"] != file_sha256(path):  # older files have no hash
                 raise ValueError("the files do not belong together")
             self._logits, self.tops = self._file.get_slice("logits"), self._file.get_tensor("tops")
             self.decoding = DecodingOptions(**index["decoding"])
-            self.model: dict[str, str] = dict(index.get("model", {}))  # name, base, sha256; empty: it was not recorded
+            self.model: dict[str, str] = dict(index.get("model", {}))  # name, base, sha256; empty if not recorded
             self.features = self._windows(index)
             shapes = (self._logits.get_shape(), list(self.tops.shape))
-            if shapes != ([len(self.features.input_ids), 2], [len(self.features), 2]) or not _sound(self.features):
-                raise ValueError("the logits are not those of the windows")
+            if shapes != ([len(self.features.input_ids), 2], [len(self.features), 2]) or not _is_consistent(
+                self.features
+            ):
+                raise ValueError("the logits do not match the windows")
         except FileNotFoundError:
-            raise UnreadableError(f"{path}: no such file, though {LOGITS_INDEX} is there.") from None
+            raise UnreadableError(
+                f"{path}: no such file, although {LOGITS_INDEX} exists; predict again with --keep-logits."
+            ) from None
         except (KeyError, IndexError, TypeError, ValueError, SafetensorError, ValidationError):
             raise UnreadableError(
-                f"{folder}: its kept logits are damaged, or {LOGITS} and {LOGITS_INDEX} are of two runs; predict again "
-                "with --keep-logits."
+                f"{folder}: its stored logits are damaged, or {LOGITS} and {LOGITS_INDEX} belong to different runs; "
+                "predict again with --keep-logits."
             ) from None
 
     def logits(self, padded: Padded) -> NDArray[np.float32]:
-        """Those of some windows of `features`, [2, B, T]; pads have 0."""
-        found = np.zeros((2, *padded.mask.shape), np.float32)
+        """Return the logits [2, B, T] of some windows of `features`; 0 at padding."""
+        logits = np.zeros((2, *padded.mask.shape), np.float32)
         for row, window in enumerate(padded.windows):
             begin, end = int(self.features.rows[window]), int(self.features.rows[window + 1])
-            found[:, row, : end - begin] = self._logits[begin:end].T + self.tops[window][:, None]
-        return found
+            logits[:, row, : end - begin] = self._logits[begin:end].T + self.tops[window][:, None]
+        return logits
 
     def of_tokens(self, begin: int, end: int) -> NDArray[np.float16]:
-        """Those of some tokens of all windows, [tokens, 2], as they are kept: less the `tops` of their windows."""
-        found: NDArray[np.float16] = self._logits[begin:end]
-        return found
+        """Return the logits [tokens, 2] of a range of tokens as they are stored: minus the `tops` of their windows."""
+        logits: NDArray[np.float16] = self._logits[begin:end]
+        return logits
 
     def _windows(self, index: dict[str, Any]) -> Features:
-        contexts = [Context(one["text"], one["title"]) for one in index["contexts"]]
+        contexts = [Context(context["text"], context["title"]) for context in index["contexts"]]
         template: dict[str, Any] = {
             field.name: tuple(value) if isinstance(value := index["template"][field.name], list) else value
             for field in fields(PairTemplate)
         }
         return from_arrays(
             {name: self._file.get_tensor(name) for name in NAMES},
-            [Example(one["id"], one["question"], contexts[one["context"]]) for one in index["questions"]],
+            [Example(row["id"], row["question"], contexts[row["context"]]) for row in index["questions"]],
             template=PairTemplate(**template),
             max_seq_length=index["max_seq_length"],
             lost_answers=0,
@@ -149,35 +155,38 @@ class StoredLogits:
 
 
 def has_logits(folder: Path) -> bool:
-    """Whether a run folder keeps logits."""
+    """Return whether a run folder holds logits."""
     return (folder / LOGITS_INDEX).is_file()
 
 
-def same_windows(ours: Features, theirs: Features) -> bool:
-    """Whether two sets of windows are the same, token by token and character by character.
+def same_windows(first: Features, second: Features) -> bool:
+    """Return whether two sets of windows are equal, token by token and character by character.
 
-    This is what combining logits needs, and all it needs: of two tokenizers that cut these texts alike, it is no matter
-    how else they differ.
+    Combining logits needs this and nothing more: two tokenizers that split these texts alike may differ otherwise.
     """
     return (
-        [(one.id, one.context.text) for one in ours.examples] == [(one.id, one.context.text) for one in theirs.examples]
-        and ours.template.cls == theirs.template.cls
+        _texts_of(first) == _texts_of(second)
+        and first.template.cls == second.template.cls
         and all(
-            np.array_equal(getattr(ours, name), getattr(theirs, name))
+            np.array_equal(getattr(first, name), getattr(second, name))
             for name in ("rows", "example", "context_begin", "context_end", "first_token", "input_ids")
         )
-        and all(np.array_equal(one, two) for one, two in zip(ours.offsets, theirs.offsets, strict=True))
+        and all(np.array_equal(*offsets) for offsets in zip(first.offsets, second.offsets, strict=True))
     )
 
 
-def _named(record: Mapping[str, Any]) -> dict[str, str]:
-    """What of the record of a model tells it from others."""
+def _texts_of(features: Features) -> list[tuple[str, str]]:
+    return [(example.id, example.context.text) for example in features.examples]
+
+
+def _identity(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the part of a model's record that identifies it."""
     base = {"base": record["base"]["name"]} if "base" in record else {}
     return {"name": record["name"], **base, **({"sha256": record["sha256"]} if "sha256" in record else {})}
 
 
-def _sound(features: Features) -> bool:
-    """Whether windows can be those of their questions: every place in them is within what it is a place of."""
+def _is_consistent(features: Features) -> bool:
+    """Return whether every index in the windows lies within the array that it points into."""
     begin, end, first = features.context_begin, features.context_end, features.first_token
     if {len(begin), len(end), len(first), len(features.rows) - 1} != {len(features)}:
         return False
@@ -192,29 +201,29 @@ def _sound(features: Features) -> bool:
 
 @dataclass(frozen=True)
 class _Part:
-    """Windows that were cut together."""
+    """The windows of one `Features`, with their logits."""
 
     features: Features
     logits: NDArray[np.float16]  # [tokens, 2]
     tops: NDArray[np.float32]  # [windows, 2]
 
     @classmethod
-    def of(cls, features: Features) -> _Part:
+    def for_features(cls, features: Features) -> _Part:
         logits, tops = np.zeros((len(features.input_ids), 2), np.float16), np.zeros((len(features), 2), np.float32)
         return cls(features, logits, tops)
 
 
 def _join(parts: Sequence[Features]) -> Features:
-    """The windows as if they had been cut at once: an example that reaches into a second part is listed once."""
+    """Join windows as if they had been made in one go: an example split over two parts is listed once."""
     joined = join_features(parts)
     first: dict[str, int] = {}
     for example in joined.examples:
         first.setdefault(example.id, len(first))
-    kept = {example.id: (example, offsets) for example, offsets in zip(joined.examples, joined.offsets, strict=True)}
+    unique = {example.id: (example, offsets) for example, offsets in zip(joined.examples, joined.offsets, strict=True)}
     number = np.array([first[example.id] for example in joined.examples], np.int32)
     return replace(
         joined,
-        examples=[kept[id][0] for id in first],
-        offsets=[kept[id][1] for id in first],
+        examples=[unique[id][0] for id in first],
+        offsets=[unique[id][1] for id in first],
         example=number[joined.example],
     )

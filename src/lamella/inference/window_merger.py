@@ -1,4 +1,8 @@
-"""Merge the spans of windows into one prediction per question."""
+"""Merge the spans of windows into one prediction per question.
+
+A question takes the smallest "no answer" score of its windows, as the official SQuAD 2.0 code does: every window that
+misses the answer is right to report "not here".
+"""
 
 from __future__ import annotations
 
@@ -14,57 +18,57 @@ from lamella.data.features import Features
 from lamella.inference.decode import WindowSpans
 from lamella.inference.prediction import Candidate, Prediction, ScoredSpan, rank
 
-WINDOWS_KEPT = 64  # of one question, before the best of them are taken together
+WINDOWS_KEPT = 64  # windows per question before they are reduced to the n best spans
 
 
 class WindowMerger:
-    """Gathers the spans of windows, however they come, into the prediction of every question.
+    """Collects the spans of windows, in any order, and merges them into a prediction per question.
 
-    Of a question it keeps a few times as many spans as are wanted, so that memory does not grow with the context.
+    It holds only a few times `n_best_size` spans per question, so memory does not grow with the length of a context.
     """
 
     def __init__(self, options: DecodingOptions, *, gives_text: bool = True) -> None:
         self.options, self.gives_text = options, gives_text
-        # Of windows that each choose between one span and nothing, the surest decides; else see the top of this file.
-        self._null_of_two = max if options.method == "independent" else min
-        self._spans: dict[str, list[_Spans]] = {}  # for every window, best first
+        # With the independent method a window chooses between one span and nothing, and the surest window decides.
+        self._merge_nulls = max if options.method == "independent" else min
+        self._spans: dict[str, list[_Spans]] = {}  # per question: the spans of each window, best first
         self._nulls: dict[str, float] = {}
 
-    def add(self, features: Features, found: WindowSpans) -> None:
-        """Take in what was found in some windows."""
-        counts = (found.score > -math.inf).sum(axis=1).tolist()
-        shifts = features.first_token[found.windows] - features.context_begin[found.windows]
-        first, last = found.start + shifts[:, None], found.end + shifts[:, None]
-        numbers = features.example[found.windows].tolist()
-        for row, (number, count, null) in enumerate(zip(numbers, counts, found.null.tolist(), strict=True)):
+    def add(self, features: Features, spans: WindowSpans) -> None:
+        """Add the spans of some windows of `features`."""
+        counts = (spans.score > -math.inf).sum(axis=1).tolist()
+        shifts = features.first_token[spans.windows] - features.context_begin[spans.windows]
+        first, last = spans.start + shifts[:, None], spans.end + shifts[:, None]
+        numbers = features.example[spans.windows].tolist()
+        for row, (number, count, null) in enumerate(zip(numbers, counts, spans.null.tolist(), strict=True)):
             example, offsets = features.examples[number], features.offsets[number]
-            self._nulls[example.id] = self._null_of_two(self._nulls.get(example.id, null), null)
+            self._nulls[example.id] = self._merge_nulls(self._nulls.get(example.id, null), null)
             places = offsets[first[row, :count], 0], offsets[last[row, :count], 1]
             windows = self._spans.setdefault(example.id, [])
-            windows.append((found.score[row, :count], *places))
+            windows.append((spans.score[row, :count], *places))
             if len(windows) == WINDOWS_KEPT:
-                best = _best_of(windows, example.context.text, self.options.n_best_size)
+                best = _best_texts(windows, example.context.text, self.options.n_best_size)
                 self._spans[example.id] = [_as_arrays(best)]
 
     def predictions(self, examples: Iterable[Example]) -> dict[str, Prediction]:
-        """The prediction of every question that has been seen, in the order given."""
-        make = self._of_spans if self.gives_text else self._of_odds
-        return {example.id: make(example) for example in examples if example.id in self._nulls}
+        """Return the predictions of the questions seen so far, in the order of `examples`."""
+        predict = self._predict_spans if self.gives_text else self._predict_answerability
+        return {example.id: predict(example) for example in examples if example.id in self._nulls}
 
-    def _of_spans(self, example: Example) -> Prediction:
-        best = _best_of(self._spans[example.id], example.context.text, self.options.n_best_size)
+    def _predict_spans(self, example: Example) -> Prediction:
+        best = _best_texts(self._spans[example.id], example.context.text, self.options.n_best_size)
         return rank(best, self._nulls[example.id])
 
-    def _of_odds(self, example: Example) -> Prediction:
+    def _predict_answerability(self, example: Example) -> Prediction:
         odds = self._nulls[example.id]
         return Prediction((Candidate("", 0, 0, odds, _logistic(odds)),), null_odds=odds)
 
 
-_Spans = tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]]  # scores, begins and ends in characters
+_Spans = tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]]  # scores, begin and end characters
 
 
-def _best_of(windows: Sequence[_Spans], context: str, n_best: int) -> list[ScoredSpan]:
-    """The n best texts of some windows, best first, each where it scores best; an empty one is no answer."""
+def _best_texts(windows: Sequence[_Spans], context: str, n_best: int) -> list[ScoredSpan]:
+    """Return the n best texts, best first, each at the place where it scores best; empty texts are left out."""
     scores, begins, ends = windows[0]
     if len(windows) > 1:
         scores, begins, ends = (np.concatenate(columns) for columns in zip(*windows, strict=True))
@@ -80,9 +84,9 @@ def _best_of(windows: Sequence[_Spans], context: str, n_best: int) -> list[Score
     return list(best.values())
 
 
-def _as_arrays(answers: Sequence[ScoredSpan]) -> _Spans:
-    """The same in the form that many of them are kept in."""
-    _, begins, ends, scores, _ = zip(*answers, strict=True) if answers else ((),) * 5
+def _as_arrays(spans: Sequence[ScoredSpan]) -> _Spans:
+    """Pack spans into arrays, which take less memory."""
+    _, begins, ends, scores, _ = zip(*spans, strict=True) if spans else ((),) * 5
     return np.array(scores, np.float64), np.array(begins, np.int32), np.array(ends, np.int32)
 
 

@@ -1,1 +1,1 @@
-"""Scores of answers: metrics, thresholds, significance, cost."""
+"""Score answers: metrics, thresholds, significance, cost."""

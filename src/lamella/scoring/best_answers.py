@@ -20,8 +20,11 @@ def score_best_answers(
     gives_text: bool = True,
     language: str = "en",
 ) -> QuestionScores:
-    """How good the best answer of every question is; one without a text is as good as can be where there is one."""
-    answers = {id: one.best_span.text for id, one in predictions.items()}
+    """Score the best answer of every question, as if no answer were withheld.
+
+    A model without texts counts as right wherever there is an answer.
+    """
+    answers = {id: prediction.best_span.text for id, prediction in predictions.items()}
     scores = score_questions(examples, answers, language=language)
     if gives_text:
         return scores
@@ -30,5 +33,5 @@ def score_best_answers(
 
 
 def null_odds_of(examples: Sequence[Example], predictions: Mapping[str, Prediction]) -> NDArray[np.float64]:
-    """The null odds, in the order of the examples."""
+    """Return the null odds in the order of the examples."""
     return np.array([predictions[example.id].null_odds for example in examples], np.float64)

@@ -1,4 +1,4 @@
-"""What a reader costs: parameters, size, time, memory and floating-point operations; `cost.json` of a run folder."""
+"""The cost of a reader, `cost.json` of a run folder: parameters, size, time, memory, floating-point operations."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from lamella.inference.protocols import QAModel
     from lamella.models.model import ReaderModel
 
-SAMPLE = 200  # questions whose mean length stands for that of all
-WEIGHTS = (".safetensors", ".onnx", ".data", ".bin")  # how files end that hold a model's numbers
+SAMPLE = 200  # questions whose windows estimate the mean length of all
+WEIGHTS = (".safetensors", ".onnx", ".data", ".bin")  # suffixes of files with a model's weights
 
 
 def write_cost(folder: Path, cost: dict[str, Any], *, f1: float | None) -> None:
-    """Write what is known of a run's cost, with the efficiency of its F1."""
+    """Write the cost of a run, with the efficiency of its F1."""
     write_json(folder / runs.COST, {**cost, "efficiency": efficiency(f1, cost.get("trainable_parameters"))})
 
 
 def efficiency(f1: float | None, trained: int | None) -> float | None:
-    """(F1 - 50) / log10(N): what N trained parameters buy, over what a coin would give; after Hulburd's measure."""
+    """Return (F1 - 50) / log10(N) for N trained parameters, after Hulburd: the F1 above chance that they buy."""
     if f1 is None or trained is None or trained < 2:
         return None
     return (f1 - 50) / math.log10(trained)
@@ -44,7 +44,7 @@ def efficiency(f1: float | None, trained: int | None) -> float | None:
 
 @dataclass(frozen=True)
 class SampleWindow:
-    """A window to count operations with, and what the encoder made of it."""
+    """A window to count operations with, and its hidden states."""
 
     batch: Batch
     tokens: int
@@ -53,14 +53,14 @@ class SampleWindow:
 
 
 def model_cost(model: ReaderModel, window: SampleWindow | None, *, training: bool = True) -> dict[str, Any]:
-    """What can be told of a torch model itself, and its operations for a window.
+    """Return the parameters, device and precision of a torch model, and with a `window` its operations.
 
-    The model is left as it was: nothing is drawn at random, and no gradient stays.
+    The model is left unchanged: no random number is drawn, and no gradient remains.
     """
     from lamella.encoder.tuning import count_parameters
 
     trained, total = count_parameters(model)
-    encoder = model.base_parameters  # without what the tuning put into it
+    encoder = model.base_parameters  # without the parameters that the tuning added
     cost: dict[str, Any] = {
         "trainable_parameters": trained,
         "total_parameters": total,
@@ -75,16 +75,16 @@ def model_cost(model: ReaderModel, window: SampleWindow | None, *, training: boo
 
 
 def cost_of_answers(model: QAModel, examples: Sequence[Example], seconds: float, batch_size: int) -> dict[str, Any]:
-    """What answering with a model of any kind cost, and what can be told of the model."""
-    device: Any = getattr(model, "device", None)  # onnxruntime's model has none
+    """Return the cost of answering with any kind of model, and of the model itself as far as it is known."""
+    device: Any = getattr(model, "device", None)  # an exported model has none
     cost: dict[str, Any] = {"device": "cpu"}
     if device is not None:
         from lamella.models.model import ReaderModel
 
         cost = {"device": device_name(device)}
         if isinstance(model, ReaderModel):
-            some = featurise(examples[:SAMPLE], model.tokenizer, model.windows)
-            cost = model_cost(model, sample_window(model, some) if len(some) else None, training=False)
+            features = featurise(examples[:SAMPLE], model.tokenizer, model.windows)
+            cost = model_cost(model, sample_window(model, features) if len(features) else None, training=False)
     return {
         **cost,
         "model_bytes": model_bytes(model.folders),
@@ -94,12 +94,12 @@ def cost_of_answers(model: QAModel, examples: Sequence[Example], seconds: float,
 
 
 def answering_time(seconds: float, questions: int, batch_size: int) -> dict[str, Any]:
-    """From windows to logits: without cutting texts into windows, and without decoding."""
+    """Return the time from windows to logits: without making windows, and without decoding."""
     return {"inference_seconds_per_1000": 1000 * seconds / max(1, questions), "inference_batch_size": batch_size}
 
 
 def model_bytes(folders: Sequence[Path]) -> int | None:
-    """The size of the files with the numbers of a saved model: what was trained, without its base encoder."""
+    """Return the size of a saved model's weight files: the trained weights, without the base encoder."""
     sizes = [
         path.stat().st_size for folder in folders[:1] if folder.is_dir() for path in folder.iterdir()
         if path.name.endswith(WEIGHTS)
@@ -108,7 +108,7 @@ def model_bytes(folders: Sequence[Path]) -> int | None:
 
 
 def peak_memory(device: Any = None) -> int | None:
-    """The most bytes that this process has held until now: on its GPU, where `device` is one, else in memory."""
+    """Return the peak memory of this process in bytes: on its GPU if `device` is one, otherwise in main memory."""
     if device is not None and device.type == "cuda":
         import torch
 
@@ -122,7 +122,7 @@ def peak_memory(device: Any = None) -> int | None:
 
 
 def device_name(device: Any) -> str:
-    """The GPU by its name, or `cpu` with the number of threads that torch uses there."""
+    """Return the name of the GPU, or `cpu` with the number of threads that torch uses."""
     import torch
 
     if device.type == "cuda":
@@ -132,15 +132,16 @@ def device_name(device: Any) -> str:
 
 
 def sample_window(model: ReaderModel, features: Features, layers: Sequence[int] | None = None) -> SampleWindow:
-    """A window of about the mean length, run through the encoder. `layers` are those that all heads read which it is
-    for: heads on one frozen encoder can share it.
+    """Run a window of about the mean length through the encoder.
+
+    Heads on one frozen encoder can share it; `layers` are then the layers that any of them reads.
     """
     import torch
 
     from lamella.data.batches import Batch
 
-    place = int(np.argmin(np.abs(features.lengths - features.lengths.mean())))
-    padded, length = Batch.of(pad(features, np.array([place]))), int(features.lengths[place])
+    index = int(np.argmin(np.abs(features.lengths - features.lengths.mean())))
+    padded, length = Batch.of(pad(features, np.array([index]))), int(features.lengths[index])
     unpadded = {name: getattr(padded, name)[:, :length] for name in ("input_ids", "mask", "token_types", "is_context")}
     batch = replace(padded, **unpadded).to(model.device)
     with torch.no_grad(), _counting(model) as counter:
@@ -149,32 +150,34 @@ def sample_window(model: ReaderModel, features: Features, layers: Sequence[int] 
 
 
 def _operations(model: ReaderModel, window: SampleWindow, *, training: bool) -> dict[str, Any]:
-    """Floating-point operations of one window, a multiplication and an addition being two.
+    """Return the floating-point operations of one window; a multiply-add counts as two.
 
-    Training is forward and backward, without the optimiser, whose work is the same for any number of windows.
+    Training counts forward and backward, not the optimiser, whose work does not depend on the number of windows.
     """
     import torch
 
     with torch.no_grad(), _counting(model) as counter:
         model(window.batch, window.hidden)
-    counted = {
+    operations = {
         "flops_tokens": window.tokens,
         "inference_flops_per_window": window.encoder_flops + counter.get_total_flops(),
     }
     if training and any(parameter.requires_grad for parameter in model.parameters()):
-        learns = model.encoder.trainable
+        encoder_trains = model.encoder.trainable
         with _counting(model) as counter:
-            torch.autograd.backward(model(window.batch, None if learns else window.hidden).float().sum())
+            torch.autograd.backward(model(window.batch, None if encoder_trains else window.hidden).float().sum())
         model.zero_grad(set_to_none=True)
-        forward_alone = 0 if learns else window.encoder_flops
-        counted["training_flops_per_window"] = forward_alone + counter.get_total_flops()
-    return counted
+        forward_only = 0 if encoder_trains else window.encoder_flops
+        operations["training_flops_per_window"] = forward_only + counter.get_total_flops()
+    return operations
 
 
 @contextmanager
 def _counting(model: ReaderModel) -> Iterator[FlopCounterMode]:
-    """Torch's counter, of matrix products and convolutions. It does not see into fused attention on a CPU, so attention
-    is computed in plain products meanwhile. Without dropout: nothing is drawn, and running means stay as they are.
+    """Count matrix products and convolutions with torch's counter, in eval mode.
+
+    The counter cannot see into fused attention on a CPU, so attention is computed as plain matrix products meanwhile.
+    Eval mode draws no random numbers and leaves running means unchanged.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode

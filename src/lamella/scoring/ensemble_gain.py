@@ -1,4 +1,4 @@
-"""What an ensemble gains over each of its members."""
+"""Score an ensemble, and its gain over each member."""
 
 from __future__ import annotations
 
@@ -17,45 +17,46 @@ from lamella.scoring.significance import paired_difference
 
 
 def write_ensemble(
-    folder: Path, together: EnsembleAnswers, examples: Sequence[Example] | None, language: str | None = None
+    folder: Path, ensemble: EnsembleAnswers, examples: Sequence[Example] | None, language: str | None = None
 ) -> dict[str, Any]:
-    """Write an open run folder as every other stage reads it; with `examples` that have labels, scored."""
-    write_predictions(folder, together, together.predictions, examples or ())
+    """Write the answers of an ensemble to an open run folder; with labelled `examples`, write its scores too."""
+    write_predictions(folder, ensemble, ensemble.predictions, examples or ())
     options = {
-        "members": list(together.members),
-        "how": together.how,
-        "level": together.level,
-        "decoding": together.decoding.model_dump(),
+        "members": list(ensemble.members),
+        "how": ensemble.how,
+        "level": ensemble.level,
+        "decoding": ensemble.decoding.model_dump(),
     }
     write_json(folder / runs.CONFIG, {"ensemble": options})
-    results: dict[str, Any] = {"how": together.how, "level": together.level, "total": len(together.predictions)}
+    results: dict[str, Any] = {"how": ensemble.how, "level": ensemble.level, "total": len(ensemble.predictions)}
     if examples is not None:
         language = language or language_of(examples)
-        results |= score_predictions(together, examples, together.predictions, language=language)
-        results["gains"] = gains(together, examples, language)
+        results |= score_predictions(ensemble, examples, ensemble.predictions, language=language)
+        results["gains"] = gains(ensemble, examples, language)
         write_json(folder / runs.RESULTS, results)
     return results
 
 
-def gains(together: EnsembleAnswers, examples: Sequence[Example], language: str) -> dict[str, Any]:
-    """What answering together adds to each member's F1 and exact match, in points, with 95 % intervals.
+def gains(ensemble: EnsembleAnswers, examples: Sequence[Example], language: str) -> dict[str, Any]:
+    """Return the gain over each member in F1 and exact match, in points, with 95 % intervals.
 
-    A member answers at its own threshold; `best_f1` is at the best threshold of both, and has no interval.
+    Each side answers at its own threshold. `best_f1` compares both at their best thresholds, and has no interval.
     """
-    texts = {id: one.text(together.decoding.null_score_diff_threshold) for id, one in together.predictions.items()}
-    ours = score_questions(examples, texts, language=language)
-    ours_best = score_predictions(together, examples, together.predictions, language=language)["best_f1"]
-    found = {}
-    for name, member in together.members.items():
-        theirs = score_questions(examples, member.texts, language=language)
-        theirs_best = score_predictions(together, examples, member.predictions, language=language)["best_f1"]
-        f1 = paired_difference(ours.f1, theirs.f1).in_percent()
-        exact = paired_difference(ours.exact, theirs.exact).in_percent()
-        found[name] = {
+    threshold = ensemble.decoding.null_score_diff_threshold
+    texts = {id: prediction.text(threshold) for id, prediction in ensemble.predictions.items()}
+    ensemble_scores = score_questions(examples, texts, language=language)
+    ensemble_best = score_predictions(ensemble, examples, ensemble.predictions, language=language)["best_f1"]
+    gains_by_member = {}
+    for name, member in ensemble.members.items():
+        member_scores = score_questions(examples, member.texts, language=language)
+        member_best = score_predictions(ensemble, examples, member.predictions, language=language)["best_f1"]
+        f1 = paired_difference(ensemble_scores.f1, member_scores.f1).in_percent()
+        exact = paired_difference(ensemble_scores.exact, member_scores.exact).in_percent()
+        gains_by_member[name] = {
             "f1": f1.value,
             "f1_interval": [f1.low, f1.high],
             "exact": exact.value,
             "exact_interval": [exact.low, exact.high],
-            "best_f1": ours_best - theirs_best,
+            "best_f1": ensemble_best - member_best,
         }
-    return found
+    return gains_by_member

@@ -60,11 +60,13 @@ def evaluate(
         predictions = predict(answering, examples, batch_size=batch_size)
         return score_predictions(answering, examples, predictions, language=language or language_of(examples))
     asked, record = runs.data_record(files, (example.id for example in examples)), model_record(name, answering)
-    logits = LogitsWriter(answering, record) if keep_logits else None
+    writer = LogitsWriter(answering, record) if keep_logits else None
     with runs.new_run(
         Path(out), "evaluate", overwrite=overwrite, needs=answering.folders, data=asked, model=record
     ) as folder:
-        return evaluate_model(answering, examples, folder, batch_size=batch_size, language=language, keeper=logits)
+        return evaluate_model(
+            answering, examples, folder, batch_size=batch_size, language=language, logits_writer=writer
+        )
 
 
 def evaluate_model(
@@ -74,15 +76,15 @@ def evaluate_model(
     *,
     batch_size: int = 32,
     language: str | None = None,
-    keeper: LogitsWriter | None = None,
+    logits_writer: LogitsWriter | None = None,
 ) -> dict[str, Any]:
     """Predict and score, and write predictions, scores and cost into an open run folder."""
     clock = Stopwatch()
-    predictions = predict(model, examples, batch_size=batch_size, keeper=keeper, clock=clock)
+    predictions = predict(model, examples, batch_size=batch_size, sink=logits_writer, clock=clock)
     results = score_predictions(model, examples, predictions, language=language or language_of(examples))
     write_predictions(folder, model, predictions, examples)
-    if keeper is not None:
-        keeper.write(folder)
+    if logits_writer is not None:
+        logits_writer.write(folder)
     write_json(folder / runs.RESULTS, results)
     write_cost(folder, cost_of_answers(model, examples, clock.seconds, batch_size), f1=results.get("f1"))
     return results

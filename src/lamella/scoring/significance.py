@@ -1,4 +1,4 @@
-"""Whether readers differ on the same questions: bootstrap intervals and the exact McNemar test."""
+"""Significance of differences between readers on the same questions: bootstrap intervals, exact McNemar test."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from lamella.errors import UsageError
 
 DRAWS = 10_000
-HELD = 6_000_000  # counts that are held in memory at a time: as many draws as that makes
-FEW = 200  # readers, times scores
-ROUNDING = 1e-6  # in the half as long numbers of the products, what cancels out may leave this much
+DRAWS_IN_MEMORY = 6_000_000  # counts held in memory at once
+FEW_COLUMNS = 200  # readers times scores; up to here everything is computed in double precision
+ROUNDING = 1e-6  # in single precision, terms that cancel may leave this much
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of one reader's scores less that of another's, and where it would lie for other such questions."""
+    """The mean difference between the scores of two readers, with its confidence interval."""
 
     value: float
     low: float
@@ -27,36 +27,36 @@ class Difference:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
     def in_percent(self) -> Difference:
-        """The same for scores that are told as percentages."""
+        """Return the difference in percentage points."""
         return Difference(100 * self.value, 100 * self.low, 100 * self.high)
 
 
 def paired_difference(
-    ours: Sequence[float] | NDArray[np.float64],
-    theirs: Sequence[float] | NDArray[np.float64],
+    first: Sequence[float] | NDArray[np.float64],
+    second: Sequence[float] | NDArray[np.float64],
     *,
     level: float = 0.95,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Difference:
-    """The difference of two readers' scores, a question at the same place in both, with a bootstrap interval.
+    """Return the mean difference of two readers' scores, paired by question, with a bootstrap interval.
 
-    Questions are drawn with replacement, as many as there are, `draws` times; the interval leaves out the same share of
-    the mean differences at both ends. Drawing *questions* keeps the pairs together: where both readers fail at the
-    hard ones, the interval is far narrower than those of the two scores.
+    All questions are resampled with replacement, `draws` times; the interval leaves out the same share of the mean
+    differences at both ends. Resampling *questions* keeps the pairs together: where both readers fail on the hard
+    questions, the interval is far narrower than the intervals of the two scores.
 
-    Most differences are equal (0, 1 or -1), so it is counted how often each *value* is drawn: the same distribution
-    as drawing the questions themselves, for a fraction of the work.
+    Most differences are equal (0, 1 or -1), so only the number of times each *value* is drawn is sampled: the same
+    distribution as resampling questions, for a fraction of the work.
     """
     if not 0 < level < 1:
-        raise UsageError(f"level: expected a share between 0 and 1. Got {level}.")
-    if len(ours) != len(theirs) or not len(ours):
-        raise UsageError(f"expected the scores of the same questions. Got {len(ours)} and {len(theirs)} of them.")
-    differences = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
+        raise UsageError(f"level: expected a number between 0 and 1, got {level}.")
+    if len(first) != len(second) or not len(first):
+        raise UsageError(f"expected scores of the same questions, got {len(first)} and {len(second)} scores.")
+    differences = np.asarray(first, np.float64) - np.asarray(second, np.float64)
     values, counts = np.unique(differences, return_counts=True)
     total = len(differences)
     rng = np.random.default_rng(seed)
@@ -78,11 +78,11 @@ def bootstrap_differences(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> list[Difference]:
-    """The mean of every column of `differences` [questions, readers] with its interval.
+    """Return the mean of every column of `differences` [questions, readers] with its bootstrap interval.
 
-    Rows are drawn with replacement, the same for all readers; with `units`, a number for each row, all rows of a unit
-    are drawn together (the questions of a paragraph stand and fall together). Only how often a unit is drawn matters,
-    so a draw is a row of counts, and all means of many draws are one product of matrices.
+    Rows are resampled with replacement, the same rows for all readers. With `units`, a number per row, all rows of a
+    unit are drawn together (the questions of a paragraph are not independent). Only how often a unit is drawn matters,
+    so a draw is a row of counts, and the means of many draws are one matrix product.
     """
     sums, sizes = differences, np.ones(len(differences))
     if units is not None:
@@ -91,11 +91,11 @@ def bootstrap_differences(
         sizes = np.bincount(units).astype(np.float64)
     count = len(sizes)
     rng = np.random.default_rng(seed)
-    # In long numbers, where there are few readers, so that the ends of an interval are the same on every machine.
-    kind: Any = np.float64 if differences.shape[1] <= FEW else np.float32
+    # Double precision for few readers, so that intervals are identical on every machine.
+    kind: Any = np.float64 if differences.shape[1] <= FEW_COLUMNS else np.float32
     table = np.column_stack([sums, sizes]).astype(kind)
-    means = np.empty((differences.shape[1], draws), kind)  # quantiles are taken along what lies together
-    chunk = max(1, HELD // count)
+    means = np.empty((differences.shape[1], draws), kind)  # quantiles run along contiguous memory
+    chunk = max(1, DRAWS_IN_MEMORY // count)
     for begin in range(0, draws, chunk):
         end = min(begin + chunk, draws)
         drawn = rng.integers(count, size=(end - begin, count)) + count * np.arange(end - begin)[:, None]
@@ -111,17 +111,17 @@ def bootstrap_differences(
 
 
 def mcnemar(won: NDArray[np.integer], lost: NDArray[np.integer]) -> NDArray[np.float64]:
-    """How likely so lopsided a division of questions into won and lost is, if each went either way like a coin.
+    """Return the p-values of the exact two-sided McNemar test, from the questions won and lost against another reader.
 
-    The exact test, on two sides: twice the chance of min(won, lost) heads or fewer in won + lost throws, at most 1.
-    With 1 won and 7 lost that is 2 * (1 + 8) / 256 = 0.0703.
+    The p-value is twice the probability of min(won, lost) or fewer heads in won + lost throws of a coin, at most 1.
+    With 1 won and 7 lost it is 2 * (1 + 8) / 256 = 0.0703.
     """
     won, lost = np.asarray(won), np.asarray(lost)
     throws, fewer = won + lost, np.minimum(won, lost)
     log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, throws.max(initial=0) + 1)))])
-    chances = []
+    p_values = []
     for n, k in zip(throws.tolist(), fewer.tolist(), strict=True):
         heads = np.arange(k + 1)
         terms = log_factorial[n] - log_factorial[heads] - log_factorial[n - heads] - n * np.log(2.0)
-        chances.append(min(1.0, 2.0 * float(np.exp(terms).sum())))
-    return np.array(chances)
+        p_values.append(min(1.0, 2.0 * float(np.exp(terms).sum())))
+    return np.array(p_values)
