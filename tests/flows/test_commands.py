@@ -388,7 +388,7 @@ def test_a_mistake_costs_no_earlier_run(mistake: str, run_folder: Path, lamella:
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
 @pytest.mark.parametrize(
-    ("rows", "said"), [(2, "predictions can hold only one answer per id"), (0, "expected questions. Found none.")]
+    ("rows", "said"), [(2, "predictions can hold only one answer per id"), (0, "expected questions, found none.")]
 )
 def test_nor_does_a_faulty_data_file(
     command: str, rows: int, said: str, run_folder: Path, lamella: Any, tmp_path: Path

@@ -300,7 +300,7 @@ def test_a_probability_that_became_nothing_still_counts() -> None:
 
 
 def test_members_must_read_the_same_text() -> None:
-    with pytest.raises(DataError, match="question q7: the members read different contexts; at 3-7 one has 'Rome'"):
+    with pytest.raises(DataError, match="question q7: expected the same context for all members, got 'Rome'"):
         combine_spans([ONE, listed(0.5, Oslo=(3, 0.5))], "mean", question="q7")
 
 
@@ -408,8 +408,8 @@ def test_damaged_logits_are_said_to_be(kept: list[Path], tmp_path: Path, harm: C
     with pytest.raises(UnreadableError) as caught:
         StoredLogits(tmp_path / "p")
     assert str(caught.value) == (
-        f"{tmp_path / 'p'}: its kept logits are damaged, or logits.safetensors and logits.json are of two runs; "
-        "predict again with --keep-logits."
+        f"{tmp_path / 'p'}: its stored logits are damaged, or logits.safetensors and logits.json belong to different "
+        "runs; predict again with --keep-logits."
     )
 
 
@@ -439,7 +439,9 @@ def test_logits_of_another_version_or_gone(kept: list[Path], tmp_path: Path) -> 
     with pytest.raises(UnreadableError, match=r"logits\.safetensors: no such file"):
         StoredLogits(folder)
     (folder / runs.LOGITS_INDEX).write_text('{"format": 2}')
-    with pytest.raises(UnreadableError, match=r"logits\.json: expected format 1\. Got 2, of another lamella\."):
+    with pytest.raises(
+        UnreadableError, match=r"logits\.json: expected format 1, got 2, written by another version of lamella;"
+    ):
         StoredLogits(folder)
 
 
@@ -557,14 +559,16 @@ def test_other_tokenizers_meet_at_the_span_level(
     members = open_members([str(readers[0]), str(other)], run=True, precision="fp32")
     ensemble = Ensemble(members, questions)
     assert ensemble.level == "span"
-    assert ensemble.why_not_by_token == "r0 and other cut the texts into other tokens or windows"
+    assert ensemble.why_not_by_token == "r0 and other split the texts into different tokens or windows"
     found = ensemble.answer(batch_size=4)
     contexts = {one.id: one.context.text for one in questions}
     for id, prediction in found.predictions.items():
         lists = [one.predictions[id] for one in found.members.values()]
         assert close(prediction, combine_spans(lists, "mean"), 1e-12)
         assert all(contexts[id][one.begin_char : one.end_char] == one.text for one in prediction.candidates)
-    with pytest.raises(UsageError, match="--level token: r0 and other cut the texts into other tokens or windows"):
+    with pytest.raises(
+        UsageError, match="--level token: r0 and other split the texts into different tokens or windows"
+    ):
         Ensemble(members, questions, level="token")
 
 
@@ -604,7 +608,7 @@ def test_a_calibration_was_fitted_to_the_odds_of_its_member(
 @pytest.mark.parametrize("threshold", [math.nan, math.inf])
 def test_a_threshold_that_is_no_number(readers: list[Path], questions: list[Example], threshold: float) -> None:
     said = refused(lambda: together(readers, questions, threshold=threshold), UsageError)
-    assert said == f"--threshold: expected a finite number. Got {threshold}."
+    assert said == f"--threshold: expected a finite number, got {threshold}."
 
 
 # --- what is refused
@@ -624,32 +628,32 @@ def test_members_that_cannot_be_combined(
     one = predict_run(tmp_path / "one", readers[0], questions)
     fewer = predict_run(tmp_path / "fewer", readers[1], questions[1:])
     opened = lambda *names, run=False: open_members([str(name) for name in names], run=run)  # noqa: E731
-    assert refused(lambda: opened(one), UsageError).endswith("expected at least two runs or models. Got 1.")
-    assert "or --data, the questions to ask this model" in refused(lambda: opened(one, readers[0]), UsageError)
+    assert refused(lambda: opened(one), UsageError).endswith("expected at least two runs or models, got 1.")
+    assert "pass the questions with --data" in refused(lambda: opened(one, readers[0]), UsageError)
     assert "neither a model folder nor a run folder" in refused(
         lambda: opened(one, tmp_path / "absent", run=True), UsageError
     )
     said = refused(lambda: together([one, fewer]), DataError)
     assert said.startswith(
-        f"fewer: expected answers to the same 10 questions as the others'; it lacks 1 of them, {questions[0].id}"
+        f"fewer: expected answers to the same 10 questions as the other members, 1 missing (first {questions[0].id})"
     )
-    assert "it answers 10" in refused(lambda: together([fewer, one]), DataError)
+    assert "as the other members, got 10" in refused(lambda: together([fewer, one]), DataError)
     assert refused(lambda: together([one, one], level="token"), UsageError) == (
-        "--level token: one has no logits: predict again with --keep-logits, or name its model and --data."
+        "--level token: one has no logits; predict again with --keep-logits, or name its model and --data."
     )
     full = kept[1]
     assert together([full, full], questions[:3]).level == "span"
-    assert "kept the logits of more questions" in refused(
+    assert "stored the logits of more questions" in refused(
         lambda: together([full, full], questions[:3], level="token"), UsageError
     )
     assert "a vote counts texts" in refused(lambda: together([full, full], how="vote", level="token"), UsageError)
     answerable = save_reader(tmp_path / "a", bert, seed=0, learner={"task": "answerability"})
-    assert "has no texts to combine" in refused(lambda: opened(one, answerable, run=True), UsageError)
-    assert "only tells whether" in refused(lambda: LogitsWriter(ReaderModel.load(answerable)), UsageError)
+    assert "only decides whether" in refused(lambda: opened(one, answerable, run=True), UsageError)
+    assert "only decides whether" in refused(lambda: LogitsWriter(ReaderModel.load(answerable)), UsageError)
     write_json(one / runs.RUN, {"state": "failed"})
-    assert "expected a run that is finished. Found one that is failed" in refused(lambda: opened(one, one), RunError)
+    assert "expected a finished run, got one that is failed" in refused(lambda: opened(one, one), RunError)
     (fewer / runs.NBEST).write_text('{"q": [{"text": "a"}]}')
-    assert "with text, probability, score, start and end" in refused(lambda: opened(fewer, full), UnreadableError)
+    assert "expected text, probability, score, start and end" in refused(lambda: opened(fewer, full), UnreadableError)
 
 
 # --- runs and commands
@@ -720,7 +724,7 @@ def test_the_command_from_models_from_runs_and_from_its_own_runs(
 def test_a_mistake_touches_no_folder(readers: list[Path], lamella: Any, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for arguments, code, said in (
-        ((readers[0], readers[1]), 2, "or --data, the questions to ask this model"),
+        ((readers[0], readers[1]), 2, "pass the questions with --data"),
         ((readers[0],), 2, "at least two runs or models"),
         ((readers[0], readers[1], "--data", "demo:dev", "--how", "vote", "--level", "token"), 2, "a vote counts texts"),
         ((readers[0], readers[1], "--data", tmp_path / "absent.json"), 2, "absent.json"),

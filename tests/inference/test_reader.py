@@ -75,6 +75,22 @@ class TestAsk:
         }
         json.dumps(answers)
 
+    def test_a_notebook_shows_the_answers_in_their_texts(self, reader: Reader) -> None:
+        first, second = corpus()[:2]
+        answers = reader.ask(QUESTIONS[0], [f"<script>{first}", second], top_k=3)
+        shown = answers._repr_html_()
+        assert QUESTIONS[0] in shown
+        assert "<script" not in shown
+        assert shown.count("<mark>") + shown.count("<em>no answer</em>") == 3
+        assert [answer.text for answer in answers] == [
+            [f"<script>{first}", second][answer["context"]] for answer in answers
+        ]
+
+    def test_a_reader_prints_what_it_is(self, reader: Reader, tmp_path: Path) -> None:
+        assert repr(reader).startswith("Reader(")
+        assert "device='cpu'" in repr(reader)
+        assert "threshold=0" in repr(reader)
+
     @pytest.mark.parametrize(("threshold", "silent"), [(-1e9, True), (1e9, False)])
     def test_the_threshold_decides_what_leads(self, threshold: float, silent: bool) -> None:
         model = tiny_model(seed=1, decoding={"null_score_diff_threshold": threshold})
@@ -135,20 +151,20 @@ class TestAsk:
             (("q", "text", 0), "top_k"),
             ((["q", "r"], ["text"], 1), "2 questions and 1 contexts"),
             (("q", [], 1), "at least one context"),
-            (("q", "text", 2.5), r"top_k: expected a whole number of at least 1. Got 2\.5"),
+            (("q", "text", 2.5), r"top_k: expected a whole number of at least 1, got 2\.5"),
             (("q", "text", None), "top_k: expected a whole number"),
-            (("", "text", 1), "question: expected a text. Got an empty one"),
-            ((["q", " \n"], "text", 1), "question 2: expected a text. Got an empty one"),
-            (("q", "", 1), "context: expected a text. Got an empty one"),
-            (("q", ["", "\t"], 1), "context: expected a text. Got an empty one"),
-            ((["q", "r"], ["text", " "], 1), "context of question 2: expected a text. Got an empty one"),
-            ((None, "text", 1), "question: expected a text or a list of them. Got nothing"),
-            ((["q", None], "text", 1), "question: expected a text. Got nothing"),
-            ((b"q", "text", 1), "question: .* Got bytes"),
-            (("q", None, 1), "context: expected a text or a list of them. Got nothing"),
-            (("q", ["text", 5], 1), "context: expected a text. Got int"),
-            (("q", b"text", 1), "context: .* Got bytes"),
-            (("q", {"a": "text"}, 1), "context: .* Got a mapping with a"),
+            (("", "text", 1), "question: expected a text, got an empty one"),
+            ((["q", " \n"], "text", 1), "question 2: expected a text, got an empty one"),
+            (("q", "", 1), "context: expected a text, got an empty one"),
+            (("q", ["", "\t"], 1), "context: expected a text, got an empty one"),
+            ((["q", "r"], ["text", " "], 1), "context of question 2: expected a text, got an empty one"),
+            ((None, "text", 1), "question: expected a text or a list of texts, got nothing"),
+            ((["q", None], "text", 1), "question: expected a text, got nothing"),
+            ((b"q", "text", 1), "question: .* got bytes"),
+            (("q", None, 1), "context: expected a text or a list of texts, got nothing"),
+            (("q", ["text", 5], 1), "context: expected a text, got int"),
+            (("q", b"text", 1), "context: .* got bytes"),
+            (("q", {"a": "text"}, 1), "context: .* got a mapping with a"),
         ],
     )
     def test_what_cannot_be_asked(self, reader: Reader, arguments: tuple[Any, Any, int], message: str) -> None:
@@ -175,7 +191,7 @@ class TestAsk:
             Reader(reader.model, batch_size=size)
 
     def test_a_model_without_texts_cannot_be_asked(self) -> None:
-        with pytest.raises(UsageError, match="not where"):
+        with pytest.raises(UsageError, match="only decides whether there is one"):
             Reader(tiny_model(learner={"task": "answerability"}))
 
     def test_threads_share_a_reader(self, reader: Reader) -> None:
@@ -272,8 +288,11 @@ class TestLoad:
             ({"precision": "int4"}, "precision 'int4' does not exist"),
             ({"torch_dtype": torch.int8}, "precision 'int8' does not exist"),
             ({"dtype": "float64"}, "precision 'float64' does not exist"),
-            ({"dtype": "float16", "precision": "bf16"}, "dtype: is another name of precision; give one of them"),
-            ({"dtype": "float16", "torch_dtype": torch.float32}, "dtype: is another name of precision; give one"),
+            ({"dtype": "float16", "precision": "bf16"}, "dtype: expected the same as precision, or only one of them"),
+            (
+                {"dtype": "float16", "torch_dtype": torch.float32},
+                "dtype: expected the same as precision, or only one of them",
+            ),
             ({"threads": 0}, "threads: expected at least 1, got 0"),
             ({"device": "nowhere"}, "device: 'nowhere' cannot be used here"),
             ({"device": "xpu"}, "device: 'xpu' cannot be used here"),
@@ -404,7 +423,7 @@ class TestPipelineFace:
             each["answer"] for each in several
         ]
         assert len(reader(question=QUESTIONS[0], context=text, top_k=3)) == 3
-        with pytest.raises(UsageError, match="Got 3 and 2"):
+        with pytest.raises(UsageError, match="got 3 questions and 2 contexts"):
             reader(question=QUESTIONS, context=["a", "b"])
 
     @pytest.mark.parametrize("family", ["bert", "roberta"])
@@ -424,17 +443,17 @@ class TestPipelineFace:
     @pytest.mark.parametrize(
         ("call", "message"),
         [
-            ({}, "question: expected a text or a list of them. Got nothing"),
-            ({"question": "q"}, "context: expected a text or a list of them. Got nothing"),
-            ({"question": "q", "context": ""}, "context: expected a text. Got an empty one"),
-            ({"question": "", "context": "text"}, "question: expected a text. Got an empty one"),
-            ({"question": ["q", None], "context": "text"}, "question: expected a text. Got nothing"),
+            ({}, "question: expected a text or a list of texts, got nothing"),
+            ({"question": "q"}, "context: expected a text or a list of texts, got nothing"),
+            ({"question": "q", "context": ""}, "context: expected a text, got an empty one"),
+            ({"question": "", "context": "text"}, "question: expected a text, got an empty one"),
+            ({"question": ["q", None], "context": "text"}, "question: expected a text, got nothing"),
             (
                 {"inputs": {"question": "q"}},
-                "with question and context, or a list of them. Got a mapping with question",
+                "with question and context, or a list of such mappings, got a mapping with question",
             ),
-            ({"inputs": ["q"]}, "with question and context, or a list of them. Got str"),
-            ({"inputs": 5}, "inputs: .* Got int"),
+            ({"inputs": ["q"]}, "with question and context, or a list of such mappings, got str"),
+            ({"inputs": 5}, "inputs: .* got int"),
             ({"question": "q", "context": "text", "top_k": 0}, "top_k: expected a whole number of at least 1"),
             (
                 {"question": "q", "context": "text", "batch_size": 0},
@@ -442,7 +461,7 @@ class TestPipelineFace:
             ),
             ({"question": "q", "context": "text", "max_answer_len": 0}, "max_answer_len: expected at least 1"),
             ({"question": "q", "context": "text", "max_seq_len": 4}, "max_seq_len: expected at least 16"),
-            ({"question": "q", "context": "text", "doc_stride": 128}, "doc_stride below it. Got 128 and 128"),
+            ({"question": "q", "context": "text", "doc_stride": 128}, "doc_stride less than that, got 128 and 128"),
             (
                 {"question": "q", "context": "text", "doc_strid": 12},
                 "'doc_strid' does not exist. Did you mean 'doc_str",

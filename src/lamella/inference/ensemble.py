@@ -229,7 +229,7 @@ def _common_questions(members: Sequence[Member], examples: Sequence[Example] | N
     for name, predictions in runs.items():
         missing = [id for id in questions if id not in predictions]
         if missing or (examples is None and len(predictions) > len(questions)):
-            found = f"{len(missing)} are missing, first {missing[0]}" if missing else f"got {len(predictions)}"
+            found = f"{len(missing)} missing (first {missing[0]})" if missing else f"got {len(predictions)}"
             raise DataError(
                 f"{name}: expected answers to the same {len(questions)} questions as the other members, {found}; "
                 "predict with all members on one file."

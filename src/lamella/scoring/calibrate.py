@@ -15,7 +15,7 @@ from lamella.data.examples import Example
 from lamella.encoder.sources import is_saved_model, model_folder
 from lamella.errors import DataError, UsageError, counted
 from lamella.files import same_file
-from lamella.inference.no_answer import na_probability
+from lamella.inference.no_answer import Floats, na_probability
 from lamella.inference.predict import predict
 from lamella.inference.prediction import Prediction
 from lamella.inference.protocols import QAModel
@@ -24,7 +24,6 @@ from lamella.runs import CONFIG, run_state
 from lamella.scoring.best_answers import null_odds_of, score_best_answers
 from lamella.scoring.metrics import QuestionScores, language_of
 from lamella.scoring.threshold import (
-    Floats,
     Method,
     assign_folds,
     cross_calibrate,
