@@ -715,7 +715,7 @@ def test_the_command_from_models_from_runs_and_from_its_own_runs(
     assert answers[0] == answers[1]
     code, out, err = lamella("ensemble", tmp_path / "kept", tmp_path / "p1", "--data", data, "--out", tmp_path / "more")
     assert (code, err) == (0, "")
-    assert "mean, at the span level (kept has no logits: predict again with --keep-logits" in out
+    assert "mean, at the span level (kept has no logits; predict again with --keep-logits" in out
     assert "over kept  exact " in out
     code, out, err = lamella("evaluate", data, tmp_path / "live" / runs.PREDICTIONS, "--json")
     assert json.loads(out)["f1"] == pytest.approx(live["f1"])
