@@ -58,10 +58,6 @@ GROUP = {name: group for rank in ORDER for group, names in rank.items() for name
 RANK = {group: place for place, rank in enumerate(ORDER) for group in rank}
 
 
-# Imports that still point upwards; this table shrinks to nothing.
-KNOWN_UPWARDS = {("lamella.models.model", "lamella.scoring.calibrate")}
-
-
 def group_of(module: str) -> str:
     """`lamella.data.features` belongs to `data`."""
     name = module.split(".")[1] if "." in module else "__init__"
@@ -94,7 +90,7 @@ def wrong_imports(module: str, code: str) -> list[str]:
     return [
         f"{module}:{line} imports {name}"
         for line, name in imports(ast.parse(code))
-        if group_of(name) != own and RANK[group_of(name)] >= RANK[own] and (module, name) not in KNOWN_UPWARDS
+        if group_of(name) != own and RANK[group_of(name)] >= RANK[own]
     ]
 
 
