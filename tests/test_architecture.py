@@ -115,6 +115,72 @@ def test_an_import_that_points_upwards_is_found_wherever_it_stands() -> None:
     assert not wrong_imports("lamella.registry", "from lamella.errors import ConfigError")
 
 
+# Module names that are still used twice; this table shrinks to nothing.
+KNOWN_DOUBLE_NAMES: set[str] = {"records", "tables"}
+LONGEST_MODULE = 400  # lines
+
+
+def module_graph(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Return the modules that each module imports, anywhere in its code."""
+    graph: dict[str, set[str]] = {}
+    for module, code in sources.items():
+        imported = set()
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names = {f"{node.module}.{alias.name}" for alias in node.names}
+                imported |= (names & sources.keys()) or {str(node.module)}
+        graph[module] = (imported & sources.keys()) - {module}
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of modules that import one another, directly or not."""
+    reachable: dict[str, set[str]] = {}
+    for module in graph:
+        seen: set[str] = set()
+        queue = [module]
+        while queue:
+            queue += graph[queue.pop()] - seen
+            seen |= set(queue)
+        reachable[module] = seen
+    in_circles = {module for module in graph if module in reachable[module]}
+    groups = {
+        tuple(sorted(other for other in in_circles & reachable[one] if one in reachable[other])) for one in in_circles
+    }
+    return sorted(map(list, groups))
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    graph = module_graph({module_name(file): file.read_text(encoding="utf-8") for file in MODULES})
+    assert len(graph) == len(MODULES)
+    assert sum(map(len, graph.values())) > len(MODULES)
+    assert not circles(graph)
+
+
+def test_a_circle_is_found_wherever_its_imports_are() -> None:
+    sources = {
+        "lamella.a": "from lamella.b import name",
+        "lamella.b": "def late():\n    from lamella import c",
+        "lamella.c": "if TYPE_CHECKING:\n    import lamella.a",
+        "lamella.d": "from lamella.a import name",
+    }
+    assert circles(module_graph(sources)) == [["lamella.a", "lamella.b", "lamella.c"]]
+    assert not circles(module_graph({**sources, "lamella.c": ""}))
+
+
+def test_no_two_modules_share_a_name() -> None:
+    names = [file.stem for file in MODULES if file.stem not in {"__init__", "__main__"}]
+    repeated = {name for name in names if names.count(name) > 1}
+    assert not repeated - KNOWN_DOUBLE_NAMES
+
+
+@pytest.mark.parametrize("file", MODULES, ids=module_name)
+def test_no_module_is_longer_than_a_reader_can_follow(file: Path) -> None:
+    assert len(file.read_text(encoding="utf-8").splitlines()) <= LONGEST_MODULE
+
+
 def test_the_public_names_are_sorted_and_exist() -> None:
     assert list(lamella.__all__) == sorted(set(lamella.__all__))
     for name in lamella.__all__:

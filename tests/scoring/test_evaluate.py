@@ -9,12 +9,12 @@ import pytest
 from doubles import save_tiny_encoder, tiny_run_config
 from lamella import runs
 from lamella.data.demo import data_path
-from lamella.encoder.pretrained import load_encoder
 from lamella.errors import DataError, RunError
 from lamella.files import read_json
 from lamella.inference.questions import read_questions
 from lamella.inference.reader import Reader
 from lamella.inference.stored_logits import has_logits
+from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.scoring.evaluate import evaluate
 
