@@ -20,17 +20,18 @@ try:
 except ModuleNotFoundError:  # Windows: folders are not locked
     fcntl = None  # type: ignore[assignment]
 
+DATA_SUFFIXES = (".json", ".jsonl", ".gz", ".safetensors", ".pt", ".onnx")  # of files in run and model folders
 TEMPORARY = ".lamella-part"  # suffix of files that are being written; a killed process may leave them behind
 
 
 def check_output_file(path: Path, *, inputs: Iterable[str | Path] = (), overwrite: bool = False) -> None:
     """Refuse to write a file over an input of the same command, or over an existing file without `overwrite`.
 
-    Call it before the work starts; an input is never overwritten.
+    An input may be a folder: no data or model file in it is overwritten. Call it before the work starts.
     """
     if path.is_dir():
         raise OutputError(f"{path}: expected a file to write, got a folder; choose a file name.")
-    if any(same_file(str(path), str(source)) for source in inputs):
+    if any(_is_input(path, source) for source in inputs):
         raise OutputError(f"{path}: is read by this command and cannot be its output; choose another file.")
     if path.exists() and not overwrite:
         raise OutputError(f"{path}: exists already; choose another file, or pass --overwrite.")
@@ -49,6 +50,11 @@ def same_file(first: str, second: str) -> bool:
         with contextlib.suppress(OSError):  # a hard link; or a path that does not exist
             return os.path.samefile(*paths)
     return first == second or (len(paths) == 2 and paths[0] == paths[1])
+
+
+def _is_input(path: Path, source: str | Path) -> bool:
+    inside = path.exists() and Path(source).is_dir() and Path(source).resolve() in path.resolve().parents
+    return same_file(str(path), str(source)) or (inside and path.suffix in DATA_SUFFIXES)
 
 
 @contextlib.contextmanager

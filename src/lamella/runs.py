@@ -91,7 +91,7 @@ def new_run(
             raise RunError(f"{folder}: contains {path}, which this run reads; choose another --out.")
         if needed in run_folder.parents and not (needed / RUN).is_file():  # a run may contain others, a model may not
             raise RunError(f"{folder}: lies inside {path}, which this run reads; choose another --out.")
-    _check_free(folder, overwrite or resume)
+    check_run_folder(folder, overwrite=overwrite or resume)
     earlier = _record(folder) if folder.exists() else None
     record: dict[str, Any] = {"state": "unfinished", "command": command, "lamella": __version__, "started": _now()}
     if resume and earlier:
@@ -120,6 +120,26 @@ def new_run(
                 write_json(folder / RUN, {**record, **outcome, "ended": _now()})
             raise
         write_json(folder / RUN, {**record, "state": "finished", "ended": _now()})
+
+
+def check_run_folder(folder: Path, *, overwrite: bool = False) -> None:
+    """Refuse a folder that holds anything that must not be overwritten; change nothing."""
+    try:
+        occupied = any(not path.name.endswith(TEMPORARY) for path in folder.iterdir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunError(f"{folder}: expected a folder to write the run into ({error.strerror}).") from None
+    if not occupied:
+        return
+    state = run_state(folder)
+    if state is None:
+        raise RunError(f"{folder}: is not empty and not a run folder; choose another --out.")
+    if not overwrite:
+        raise RunError(
+            f"{folder}: already holds a run ({state}); choose another --out, or pass --overwrite"
+            f"{'.' if state == 'finished' else ', or --resume to continue a training run.'}"
+        )
 
 
 def data_record(files: Iterable[str], ids: Iterable[str]) -> dict[str, Any]:
@@ -160,26 +180,6 @@ def _record(folder: Path) -> dict[str, Any] | None:
     if not isinstance(record, dict) or not isinstance(record.get("state"), str):
         raise UnreadableError(f"{path}: expected the record of a run with its state; the file is damaged.")
     return record
-
-
-def _check_free(folder: Path, overwrite: bool) -> None:
-    """Refuse a folder that holds anything that must not be overwritten; change nothing."""
-    try:
-        occupied = any(not path.name.endswith(TEMPORARY) for path in folder.iterdir())
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise RunError(f"{folder}: expected a folder to write the run into ({error.strerror}).") from None
-    if not occupied:
-        return
-    state = run_state(folder)
-    if state is None:
-        raise RunError(f"{folder}: is not empty and not a run folder; choose another --out.")
-    if not overwrite:
-        raise RunError(
-            f"{folder}: already holds a run ({state}); choose another --out, or pass --overwrite"
-            f"{'.' if state == 'finished' else ', or --resume to continue a training run.'}"
-        )
 
 
 def _remove_earlier(folder: Path, within: Iterable[str]) -> None:

@@ -101,7 +101,7 @@ def test_a_tuned_threshold_is_stored_and_used_everywhere(
     # What the command said of these questions is what scoring them gives, with a word of warning.
     code, out, err = lamella("evaluate", files["tuning"], "-m", run, "-o", tmp_path / "same", "--json", *FP32)
     assert code == 0
-    assert "tuned on these very questions" in err
+    assert "was tuned on these questions" in err
     same = json.loads(out)
     assert same["threshold_tuned_on_these"] is True
     assert same["threshold"] == report["threshold"]
@@ -163,7 +163,7 @@ def test_the_command_tells_people_and_a_dry_run_stores_nothing(run: Path, files:
         "too optimistic",
         "what to expect",
         "calibration error",
-        "nothing is stored",
+        "nothing stored",
     ):
         assert words in out
     assert decoding_of(run) == before

@@ -209,7 +209,7 @@ def test_ask_from_a_file_and_from_standard_input(run_folder: Path, lamella: Any,
     assert json.loads(piped.stdout)["answers"] == answers
     lines = lamella("ask", "Who?", "-c", tmp_path / "titan.txt", "-m", run_folder, "--top-k", 3)[1]
     for one in answers:
-        place = f"characters {one['start']}-{one['end']}" if one["answer"] else "the text does not say"
+        place = f"characters {one['start']}-{one['end']}" if one["answer"] else "not in the text"
         assert f"{one['answer'] or '(no answer)'}  [{one['probability']:.2f}, {place}]\n" in lines
 
 
@@ -274,7 +274,7 @@ def test_check_reports_fixes_and_the_fixed_file_is_clean(lamella: Any, tmp_path:
     assert {(one["id"], one["kind"], one["article"], one["fixable"]) for one in problems} == {
         (qa["id"], "answer_shifted", "Saturn", True)
     }
-    code, out, _ = lamella("check", bad, "--fix", tmp_path / "good.json")
+    code, out, _ = lamella("check", bad, "--fix-to", tmp_path / "good.json")
     assert code == 1
     assert qa["id"] in out
     assert lamella("check", tmp_path / "good.json")[0] == 0
@@ -410,12 +410,12 @@ def test_a_submission_that_cannot_be_written_is_told_at_once(run_folder: Path, l
     before = data.read_bytes()
     call = ("predict", data, "-m", run_folder, "-o", tmp_path / "p", "--submission")
     for place, said in (
-        (tmp_path, "a folder"),
-        (tmp_path / "." / "dev.json", "is the data file"),
+        (tmp_path, "got a folder"),
+        (tmp_path / "." / "dev.json", "is read by this command"),
         (tmp_path / "p" / "predictions.json", "is a file of the run itself"),
     ):
         code, _, err = lamella(*call, place)
-        assert (code, said in err, err.count("\n")) == (2, True, 1)
+        assert (code, said in err, err.count("\n")) == (1, True, 1)
     assert not (tmp_path / "p").exists()
     assert data.read_bytes() == before
     assert lamella(*call, tmp_path / "p" / "answers.csv")[0] == 0
@@ -604,7 +604,7 @@ def test_answerability_is_decided_at_the_threshold(run_folder: Path, lamella: An
 def test_parts_lists_every_part(lamella: Any) -> None:
     code, out, _ = lamella("parts", "--json")
     assert code == 0
-    listing = {one["family"]: [part["name"] for part in one["parts"]] for one in json.loads(out)}
+    listing = {family["family"]: [part["name"] for part in family["parts"]] for family in json.loads(out)["families"]}
     assert {"frozen", "full", "adapter", "lora"} <= set(listing["tuning"])
     assert "last" in listing["mixer"]
     text = lamella("parts", "schedule")[1]
@@ -630,12 +630,15 @@ MISTAKES: dict[str, tuple[list[Any], int, str]] = {
     "an endless number": (["train", "good.toml", "--out", "run", "--set", f"training.epochs={'9' * 5000}"], 2, "size"),
     "a bottomless file": (["evaluate", "demo:dev", "deep.json"], 2, "deep.json"),
     "out without a model": (["evaluate", "demo:dev", "list.json", "--out", "run"], 2, "--out"),
-    "fix to a strange name": (["check", "demo:dev", "--fix", "out.csv"], 2, ".jsonl"),
+    "fix to a strange name": (["check", "demo:dev", "--fix-to", "out.csv"], 2, ".jsonl"),
+    "the old option to fix": (["check", "demo:dev", "--fix", "out.json"], 2, "expected --fix-to OUT"),
     "no such context": (["ask", "Who?", "--context", "nowhere.txt", "--model", "nowhere"], 2, "nowhere.txt"),
     "no question": (["ask", " ", "-c", "text.txt"], 2, "expected a question"),
-    "no text": (["ask", "Who?", "-c", "blank.txt", "-c", "blank.txt"], 2, "Found none in blank.txt, blank.txt."),
+    "no text": (["ask", "Who?", "-c", "blank.txt", "-c", "blank.txt"], 2, "white space in blank.txt, blank.txt."),
+    "blank text": (["ask", "Who?", "--text", " "], 2, "white space in --text."),
     "standard input twice": (["ask", "Who?", "-c", "-", "-c", "-"], 2, "only once"),
-    "a text for a context": (["ask", "Who?", "-c", "It was Huygens."], 2, "; give a file, or - for standard input."),
+    "a text for a context": (["ask", "Who?", "-c", "It was Huygens."], 2, "or the text itself with --text."),
+    "no context": (["ask", "Who?"], 2, "give --context FILE or --text TEXT."),
     "a long text for a context": (
         ["ask", "Who?", "-c", "It was\nhe. " * 999],
         2,

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import save_tiny_encoder
-from lamella.errors import LamellaError, RunError, UnreadableError, UsageError
+from lamella.errors import LamellaError, OutputError, RunError, UnreadableError, UsageError
 from lamella.inference.prediction_files import read_answers
 from lamella.inference.questions import read_questions
 from lamella.scoring.best_answers import null_odds_of, score_best_answers
@@ -322,10 +322,21 @@ def test_the_file_of_another_run_is_not_replaced(tmp_path: Path, data: Path, lam
     assert sorted(path.name for path in kept.iterdir()) == ["a-run.json", "b-run.json", "run.json"]
 
 
+def test_a_result_file_that_is_read_is_never_replaced(tmp_path: Path, data: Path, lamella: Lamella) -> None:
+    first, second = (write_scored_run(tmp_path / name, data, seed) for seed, name in enumerate("ab"))
+    kept = tmp_path / "kept.json"
+    assert lamella("compare", first, "--keep", kept)[0] == 0
+    before = kept.read_bytes()
+    code, _, err = lamella("compare", kept, second, "--keep", kept, "--overwrite")
+    assert code == 1
+    assert "kept.json: is read by this command and cannot be its output" in err
+    assert kept.read_bytes() == before
+
+
 def test_nothing_is_written_if_one_of_the_files_cannot_be(tmp_path: Path, data: Path) -> None:
     runs = [write_scored_run(tmp_path / name, data, seed) for seed, name in enumerate("ab")]
     write_files(tmp_path / "kept", {"b.json": {"mine": True}})
-    with pytest.raises(RunError, match=r"b\.json: holds something else"):
+    with pytest.raises(OutputError, match=r"b\.json: holds something else"):
         keep_and_compare(runs, tmp_path / "kept")
     assert not (tmp_path / "kept" / "a.json").exists()
 

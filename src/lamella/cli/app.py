@@ -1,8 +1,9 @@
-"""The command line itself, and the options that several commands share."""
+"""The command line application, and the options that several commands share."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -10,41 +11,60 @@ from typer.core import TyperGroup
 
 from lamella.version import __version__
 
-# In the order of the work, which is that of the help.
+# In the order of the work, in which --help lists them; a command that is not listed here comes last.
 COMMANDS = (
     "check", "convert", "parts", "extract", "train", "sweep", "predict", "evaluate", "calibrate", "ensemble", "ask",
     "export", "compare", "recommend", "analyse", "report",
 )  # fmt: skip
+COMPLETION = ("install_completion", "show_completion")
 
 
-class InOrder(TyperGroup):
-    """Lists the commands in the order of the work, wherever they are defined."""
+class OrderedGroup(TyperGroup):
+    """List the commands in the order of the work, and hide the options that install shell completion."""
 
     def list_commands(self, context: Any) -> list[str]:
-        return sorted(super().list_commands(context), key=COMMANDS.index)
+        places = {name: place for place, name in enumerate(COMMANDS)}
+        return sorted(super().list_commands(context), key=lambda name: places.get(name, len(places)))
+
+    def get_params(self, context: Any) -> list[Any]:
+        params = super().get_params(context)
+        for param in params:
+            if param.name in COMPLETION:
+                param.hidden = True  # type: ignore[attr-defined]
+        return params
 
 
 app = typer.Typer(
     name="lamella",
-    cls=InOrder,
-    help="Extractive question answering: train, score and ask thin readers on a pretrained encoder.",
+    cls=OrderedGroup,
+    help="Extractive question answering: train, score and use small readers on a pretrained encoder.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="RUN", help="The run folder to write.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that --out holds.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in --out.")]
+OverwriteFile = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override an option, as in training.epochs=3. Repeatable."),
+]
 ModelName = Annotated[
     str,
-    typer.Option("--model", "-m", help="A model folder, a run folder with one, `default`, or a model of transformers."),
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="A model folder, a run folder with a model, `default`, or a transformers checkpoint.",
+    ),
 ]
-BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Windows a batch.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Windows per batch.")]
 OnBadAnswer = Annotated[
     Literal["refuse", "fix", "skip"] | None,
-    typer.Option("--on-bad-answer", help="What to do with a data file that has errors."),
+    typer.Option("--on-bad-answer", help="Refuse a data file with errors, repair it, or skip the faulty questions."),
 ]
 
 
@@ -74,22 +94,23 @@ Encoding = Annotated[
         help="Text encoding; default: UTF-8, or UTF-16 with a byte order mark.",
     ),
 ]
-RunFolders = Annotated[
-    list[str], typer.Argument(metavar="RUN...", help="Run folders, result files, or folders of them.")
+RunFolders = Annotated[list[str], typer.Argument(metavar="RUN", help="Run folders, result files, or folders of them.")]
+RunData = Annotated[
+    str | None,
+    typer.Option("--data", metavar="FILE", help="The data file the runs answered; default: the file they recorded."),
 ]
-DataOfRuns = Annotated[
-    str | None, typer.Option("--data", help="The data file that they answered; default: as the runs record.")
-]
+Engine = Annotated[Literal["local", "ray"], typer.Option("--engine", help="Run in this process or on a Ray cluster.")]
 Address = Annotated[
-    str | None, typer.Option("--address", help="The Ray cluster, host:port or auto; default: one on this machine.")
+    str | None,
+    typer.Option("--address", help="Ray cluster, host:port or auto; default: start one on this machine."),
 ]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16", "fp16"], typer.Option("--precision", help="Number format of the encoder.")
 ]
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from lamella.environment import library_versions
 
         typer.echo(f"lamella {__version__} on Python {sys.version.split()[0]}")
@@ -101,8 +122,11 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Versions of lamella and its libraries.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the versions of lamella and its libraries."
+        ),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Extractive question answering: train, score and ask thin readers on a pretrained encoder."""
+    """Extractive question answering: train, score and use small readers on a pretrained encoder."""

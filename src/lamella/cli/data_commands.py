@@ -9,31 +9,46 @@ from typing import Annotated, Any
 
 import typer
 
-from lamella.cli.app import AsJson, Encoding, OnBadAnswer, app
+from lamella.cli.app import AsJson, Encoding, OnBadAnswer, OverwriteFile, app
 
 
 @app.command()
 def check(
-    files: Annotated[list[str], typer.Argument(help="Data files; demo:train and demo:dev are bundled.")],
-    fix: Annotated[
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE", help="Data files; demo:train and demo:dev are bundled.")
+    ],
+    fix_to: Annotated[
         Path | None,
-        typer.Option("--fix", help="Write a fixed copy to this file (to this folder, for several files)."),
+        typer.Option(
+            "--fix-to", metavar="OUT", help="Write a fixed copy to this file; with several files, to this folder."
+        ),
     ] = None,
+    fix: Annotated[bool, typer.Option("--fix", hidden=True)] = False,
     encoder: Annotated[
         str | None,
-        typer.Option("--encoder", help="Count tokens as this encoder does; default: the bundled one, if installed."),
+        typer.Option(
+            "--encoder",
+            metavar="NAME",
+            help="Count tokens as this encoder does; default: the bundled one, if installed.",
+        ),
     ] = None,
     encoding: Encoding = None,
+    overwrite: OverwriteFile = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find everything that is wrong with data files. Exit code: 0 clean, 1 problems, 2 unreadable."""
+    """Find problems in data files; --fix-to writes fixed copies.
+
+    Exit code: 0 if the files are clean, 1 if there are problems, 2 if a file cannot be read.
+    """
     from lamella.data.checks import check as check_files
     from lamella.data.fixes import fix as fix_file
     from lamella.data.formats import read
     from lamella.data.writers import write
-    from lamella.errors import UnreadableError
+    from lamella.errors import UnreadableError, UsageError
 
-    targets = _fix_targets(fix, files)
+    if fix:  # it used to take the next word as its output, which could be a data file
+        raise UsageError("check --fix: expected --fix-to OUT, the file to write the fixed copy to.")
+    targets = _fix_targets(fix_to, files, overwrite)
     read_files, unreadable = [], []
     for name in files:
         try:
@@ -46,15 +61,16 @@ def check(
     else:
         for problem in report.problems:
             typer.echo(str(problem))
-        for one in report.statistics:
+        for statistics in report.statistics:
             typer.echo(
-                f"{one.file}: {one.format}, {one.articles} articles, {one.contexts} contexts, "
-                f"{one.questions} questions ({one.unanswerable} unanswerable)"
+                f"{statistics.file}: {statistics.format}, {statistics.articles} articles, "
+                f"{statistics.contexts} contexts, {statistics.questions} questions "
+                f"({statistics.unanswerable} unanswerable)"
             )
         kinds = Counter(f"{problem.severity} {problem.kind}" for problem in report.problems)
         if kinds or not unreadable:
             typer.echo(", ".join(f"{kind}: {count}" for kind, count in kinds.most_common()) or "no problems")
-    for file in read_files if fix else []:
+    for file in read_files if fix_to else []:
         fixed = fix_file(file, report.problems)
         target = targets[file.path]
         write(fixed.examples, target)
@@ -72,39 +88,42 @@ def check(
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="A data file in any known format.")],
     target: Annotated[
-        Path, typer.Argument(metavar="OUT", help="The file to write; .jsonl is flat, .json is SQuAD 2.0.")
+        Path, typer.Argument(metavar="OUT", help="The file to write: .jsonl is flat, .json is SQuAD 2.0.")
     ],
     to: Annotated[
         str | None,
-        typer.Option("--to", help="The format to write (see `lamella parts writer`)."),
+        typer.Option("--to", metavar="FORMAT", help="The format to write (see `lamella parts writer`)."),
     ] = None,
     on_bad_answer: OnBadAnswer = "refuse",
     encoding: Encoding = None,
+    overwrite: OverwriteFile = False,
 ) -> None:
-    """Rewrite a data file in another format."""
+    """Convert a data file to another format."""
     from lamella.data.dataset import load_examples
     from lamella.data.writers import write
+    from lamella.files import check_output_file
 
-    loaded = load_examples([source], on_bad_answer=on_bad_answer or "refuse", encoding=encoding)
-    write(loaded.examples, target, format=to)
-    typer.echo(f"{target}: {len(loaded.examples)} questions ({loaded.fixed} fixed, {loaded.skipped} skipped)")
+    check_output_file(target, inputs=[source], overwrite=overwrite)
+    dataset = load_examples([source], on_bad_answer=on_bad_answer or "refuse", encoding=encoding)
+    write(dataset.examples, target, format=to)
+    typer.echo(f"{target}: {len(dataset.examples)} questions ({dataset.fixed} fixed, {dataset.skipped} skipped)")
 
 
 @app.command()
 def parts(
-    family: Annotated[str | None, typer.Argument(help="Only this family.")] = None,
+    family: Annotated[str | None, typer.Argument(metavar="FAMILY", help="List only this family.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the parts a run file can name, with their options."""
+    """List the parts that a run file can name, with their options."""
     from lamella import registry
 
-    listing = registry.describe(family)
+    families = registry.describe(family)
     if as_json:
-        typer.echo(json.dumps(listing, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps({"families": families}, indent=2, ensure_ascii=False))
         return
-    for one in listing:
-        typer.echo(f"{one['family']}: {one['summary']}")
-        for part in one["parts"]:
+    for listing in families:
+        typer.echo(f"{listing['family']}: {listing['summary']}")
+        for part in listing["parts"]:
             typer.echo(f"  {part['name']:<22} {part['summary']}")
             for option in part["options"]:
                 value = "required" if option["required"] else f"= {option['default']}"
@@ -112,7 +131,7 @@ def parts(
 
 
 def _counting_tokenizer(encoder: str | None) -> Any:
-    """The tokenizer to count with; the bundled one is used where it is there, and not missed where it is not."""
+    """Return the tokenizer of the encoder; by default the bundled one, or None if it is not installed."""
     from tokenizers import Tokenizer
 
     from lamella.config import DEFAULT_ENCODER
@@ -124,23 +143,29 @@ def _counting_tokenizer(encoder: str | None) -> Any:
         return None
     path = source.folder / "tokenizer.json"
     if not path.is_file():
-        raise EncoderError(f"{source.folder}: expected tokenizer.json, to count tokens with. It is not there.")
+        raise EncoderError(f"{source.folder}: expected tokenizer.json to count tokens with; the file is missing.")
     return Tokenizer.from_file(str(path))
 
 
-def _fix_targets(fix: Path | None, files: list[str]) -> dict[str, Path]:
-    """Return where the fixed copy of each file goes: to the given path, or into that folder for several files."""
+def _fix_targets(out: Path | None, files: list[str], overwrite: bool) -> dict[str, Path]:
+    """Return where the fixed copy of each file goes: to `out`, or into that folder for several files."""
     from lamella.data.writers import format_of
     from lamella.errors import UsageError
+    from lamella.files import check_output_file
 
-    if fix is None:
+    if out is None:
         return {}
-    targets = {file: fix if len(files) == 1 else fix / f"{Path(file.replace(':', '-')).name}" for file in files}
+    targets = {file: out if len(files) == 1 else out / f"{Path(file.replace(':', '-')).name}" for file in files}
     for file, target in targets.items():
         if len(files) > 1 and not format_of(target):
             targets[file] = target.with_name(f"{target.name}.json")
     if len(set(targets.values())) < len(targets):
-        raise UsageError("check --fix: expected files of different names, to write into one folder; fix them apart.")
-    if len(files) == 1 and not format_of(fix):
-        raise UsageError(f"check --fix {fix}: expected a name that ends in .json or .jsonl (or these and .gz).")
+        raise UsageError(f"check --fix-to {out}: expected files with different names, got {', '.join(files)}; "
+                         "fix them one by one.")  # fmt: skip
+    if len(files) == 1 and not format_of(out):
+        raise UsageError(f"check --fix-to {out}: expected a name that ends in .json or .jsonl, or in these and .gz.")
+    if len(files) > 1 and out.is_file():
+        raise UsageError(f"check --fix-to {out}: expected a folder for {len(files)} files, got a file.")
+    for target in targets.values():
+        check_output_file(target, inputs=files, overwrite=overwrite)
     return targets

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lamella.cli.app import Address, AsJson, DataOfRuns, Overwrite, RunFolders, app
+from lamella.cli.app import Address, AsJson, Engine, Overwrite, OverwriteFile, RunData, RunFolders, Settings, app
 
 if TYPE_CHECKING:
     from lamella.study.compare import Comparison
@@ -20,29 +20,32 @@ if TYPE_CHECKING:
 def analyse(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help="Finished runs with predictions, or folders of several."),
+        typer.Argument(metavar="RUN", help="Finished runs with predictions, or folders of several."),
     ],
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="The data file that they were scored on; default: as the runs say."),
+    data: RunData = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="RUN", help="The folder to write analysis.json and mistakes.md to."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="A folder for analysis.json and mistakes.md.")] = None,
     sample: Annotated[
         int,
         typer.Option(
-            "--sample", min=0, help="Questions to run models on whose attention over layers is shown; 0: none."
+            "--sample", min=0, help="Questions on which to measure the models' attention over layers; 0: none."
         ),
     ] = 200,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what runs get right and wrong, and where: by kind of mistake, of question, and by layer."""
+    """Show which questions runs get wrong, and how.
+
+    Counts the kinds of mistakes, weak groups of questions, near misses, and the layers that heads read.
+    """
     from lamella.runs import new_run
-    from lamella.study.analysis.analyse import analyse as look
+    from lamella.study.analysis.analyse import analyse as analyse_runs
     from lamella.study.analysis.analyse import write_analysis
     from lamella.study.analysis.tables import print_analysis
 
-    analysis = look(names, data=data, sample=sample)
+    analysis = analyse_runs(names, data=data, sample=sample)
     if out is not None:
         with new_run(out, "analyse", overwrite=overwrite, needs=[run.folder for run in analysis.runs]) as folder:
             write_analysis(folder, analysis)
@@ -57,18 +60,20 @@ def analyse(
 @app.command()
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="RUNS...", help="Run folders, result files, or folders of them.")
+        list[Path], typer.Argument(metavar="RUN", help="Run folders, result files, or folders of them.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write; .md: a page of tables.")],
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="The data file that the runs were scored on, where they do not say it themselves."),
-    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write; .md: Markdown tables.")
+    ],
+    data: RunData = None,
     title: Annotated[str | None, typer.Option("--title", help="The heading of the report.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file that --out names.")] = False,
+    overwrite: OverwriteFile = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show runs side by side in one HTML file that opens offline: plots, tables, sample answers."""
+    """Write an HTML report that compares runs.
+
+    It is one file that opens offline: plots, tables, sample answers.
+    """
     from lamella.errors import counted
     from lamella.study.report.write import write_report
 
@@ -86,26 +91,31 @@ def report(
 @app.command()
 def compare(
     folders: RunFolders,
-    data: DataOfRuns = None,
+    data: RunData = None,
     baseline: Annotated[
-        str | None, typer.Option("--baseline", help="The run to compare the others with; default: the first.")
+        str | None,
+        typer.Option("--baseline", metavar="RUN", help="The run to compare the others with; default: the first."),
     ] = None,
     keep: Annotated[
         Path | None,
-        typer.Option("--keep", help="Keep each run as a small result file in this folder; a single run: FILE.json."),
+        typer.Option(
+            "--keep",
+            metavar="PATH",
+            help="Save each run as a small result file in this folder; a single run: FILE.json.",
+        ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace other result files in --keep.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing result files in --keep.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Lay runs side by side: quality, cost, and which differences are more than chance."""
+    """Compare runs: quality, cost, and statistical significance."""
     from lamella.errors import UsageError
     from lamella.study.compare import compare as compare_runs
     from lamella.study.compare import keep_and_compare
 
     if overwrite and keep is None:
-        raise UsageError("compare --overwrite: goes with --keep.")
+        raise UsageError("compare --overwrite: needs --keep.")
     if keep is None:
-        _show(compare_runs(folders, data=data, baseline=baseline), as_json)
+        _print(compare_runs(folders, data=data, baseline=baseline), as_json)
         return
     comparison, files = keep_and_compare(folders, keep, data=data, baseline=baseline, overwrite=overwrite)
     if as_json:
@@ -119,55 +129,59 @@ def compare(
 @app.command()
 def recommend(
     folders: RunFolders,
-    max_params: Annotated[float | None, typer.Option("--max-params", help="Parameters that are trained.")] = None,
+    max_params: Annotated[float | None, typer.Option("--max-params", help="Budget: trained parameters.")] = None,
     max_ms: Annotated[
-        float | None, typer.Option("--max-ms", help="Milliseconds that a question takes to answer.")
+        float | None, typer.Option("--max-ms", help="Budget: milliseconds to answer one question.")
     ] = None,
     max_train_minutes: Annotated[
-        float | None, typer.Option("--max-train-minutes", help="Minutes that training takes.")
+        float | None, typer.Option("--max-train-minutes", help="Budget: minutes of training.")
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", help="Consider only runs timed on this device; needed if the runs name several."),
+        typer.Option(
+            "--device", metavar="NAME", help="Consider only runs timed on this device; needed if the runs name several."
+        ),
     ] = None,
-    data: DataOfRuns = None,
+    data: RunData = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose the best run within a budget; shows what is as good and cheaper, and what more would buy."""
-    from lamella.study.recommend import recommend as choose
+    """Recommend the best run within a budget.
 
-    recommendation = choose(
+    Also lists cheaper runs that are as good, and what a larger budget would gain.
+    """
+    from lamella.study.recommend import recommend as recommend_run
+
+    recommendation = recommend_run(
         folders, max_params=max_params, max_ms=max_ms, max_train_minutes=max_train_minutes, device=device, data=data
     )
-    _show(recommendation, as_json)
+    _print(recommendation, as_json)
 
 
 @app.command()
 def sweep(
     configs: Annotated[
-        list[Path], typer.Argument(metavar="CONFIG...", help="Run files, files that list them, or folders with them.")
+        list[Path], typer.Argument(metavar="CONFIG", help="Run files, files that list run files, or folders of them.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write the run folders into.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change an option in every run: --set training.epochs=3. Repeatable."),
-    ] = None,
-    engine: Annotated[
-        Literal["local", "ray"], typer.Option("--engine", help="Train in this process, or on a Ray cluster.")
-    ] = "local",
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder to write the run folders to.")],
+    settings: Settings = None,
+    engine: Engine = "local",
     address: Address = None,
-    cpus: Annotated[float, typer.Option("--cpus-per-run", min=0, help="CPUs that Ray gives a pass.")] = 1.0,
-    gpus: Annotated[float, typer.Option("--gpus-per-run", min=0, help="GPUs, or a part of one.")] = 0.0,
-    retries: Annotated[int, typer.Option("--retries", min=0, help="Times to try again when a worker dies.")] = 2,
-    only_list: Annotated[bool, typer.Option("--list", help="Only say which passes and runs there are.")] = False,
+    cpus: Annotated[float, typer.Option("--cpus-per-run", min=0, help="CPUs per pass, with --engine ray.")] = 1.0,
+    gpus: Annotated[
+        float, typer.Option("--gpus-per-run", min=0, help="GPUs per pass, with --engine ray; may be a fraction.")
+    ] = 0.0,
+    retries: Annotated[
+        int, typer.Option("--retries", min=0, help="Retries when a worker dies, with --engine ray.")
+    ] = 2,
+    only_list: Annotated[bool, typer.Option("--list", help="List the passes and runs without training.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train the runs of many run files; called again, it goes on with what is not done."""
+    """Train the runs of many run files; call again to continue."""
     from lamella.errors import RunError, UsageError
     from lamella.sweep.sweep import list_lines, read_sweep, run_on_ray, run_sweep, table_lines
 
     if engine == "local" and address is not None:
-        raise UsageError("sweep --address: is for --engine ray.")
+        raise UsageError("sweep --address: needs --engine ray.")
 
     planned = read_sweep(configs, out, list(settings or []))
     if only_list:
@@ -175,20 +189,20 @@ def sweep(
         typer.echo(json.dumps({"passes": passes}, indent=2) if as_json else "\n".join(list_lines(planned, out)))
         return
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         typer.echo(line, err=as_json)
 
     if engine == "ray":
-        rows = run_on_ray(planned, out, address=address, cpus=cpus, gpus=gpus, retries=retries, say=say)
+        rows = run_on_ray(planned, out, address=address, cpus=cpus, gpus=gpus, retries=retries, say=log)
     else:
-        rows = run_sweep(planned, out, say=say)
+        rows = run_sweep(planned, out, say=log)
     typer.echo(json.dumps({"runs": [asdict(row) for row in rows]}, indent=2) if as_json else "")
     if not as_json:
         typer.echo("\n".join(table_lines(rows)))
     failed = [row.run for row in rows if row.state != "finished"]
     if failed:
-        raise RunError(f"{out}: {len(failed)} of {len(rows)} runs failed; called again, the sweep tries them again.")
+        raise RunError(f"{out}: {len(failed)} of {len(rows)} runs failed; call the sweep again to retry them.")
 
 
-def _show(result: Comparison | Recommendation, as_json: bool) -> None:
+def _print(result: Comparison | Recommendation, as_json: bool) -> None:
     typer.echo(json.dumps(result.to_dict(), indent=2, ensure_ascii=False) if as_json else str(result))

@@ -3,45 +3,53 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lamella.cli.app import OnBadAnswer, Overwrite, app
+from lamella.cli.app import OnBadAnswer, Out, Overwrite, Settings, app
+
+if TYPE_CHECKING:
+    from lamella.plan import Plan
 
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(help="The run file (TOML), or the config.json of an earlier run.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to write.")],
-    settings: Annotated[
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="A run file (TOML), or the config.json of an earlier run.")
+    ],
+    out: Out,
+    settings: Settings = None,
+    run: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change an option: --set training.epochs=3. Repeatable."),
+        typer.Option("--run", metavar="NAME", help="Train only this [[run]] of the file. Repeatable."),
     ] = None,
     on_bad_answer: OnBadAnswer = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that --out holds.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out.")] = False,
     auto_batch: Annotated[
-        bool, typer.Option("--auto-batch", help="Out of memory, compute a batch in halves, and those in halves.")
+        bool, typer.Option("--auto-batch", help="On out-of-memory, split the batch and retry.")
     ] = False,
     cache: Annotated[
-        Path | None, typer.Option("--cache", help="Read hidden states that `lamella extract` wrote there.")
+        Path | None,
+        typer.Option("--cache", metavar="DIR", help="Read hidden states from a folder that `lamella extract` wrote."),
     ] = None,
     overfit: Annotated[
         int | None,
-        typer.Option("--overfit", min=1, help="Only check that so many questions can be learnt by heart, say 32."),
+        typer.Option("--overfit", min=1, help="Sanity check: memorise N training questions, for example 32."),
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Train a reader as a run file describes, or several of them in one pass."""
+    """Train the reader or readers that a run file describes."""
     from lamella.errors import UsageError
     from lamella.plan import load_plan
 
     if resume and overwrite:
-        raise UsageError("train: expected --resume or --overwrite, not both.")
+        raise UsageError("train: expected --resume or --overwrite, got both; choose one.")
     overrides = list(settings or [])
     if on_bad_answer:
         overrides.append(f"data.on_bad_answer={on_bad_answer}")
-    plan = load_plan(config, overrides)
+    plan = load_plan(config, overrides, only=run or ())
+    _check_starts(plan, config)
 
     from lamella.training.run import train_plan
 
@@ -59,21 +67,23 @@ def train(
 
 @app.command()
 def extract(
-    config: Annotated[Path, typer.Argument(help="The run file (TOML) whose learners will read the hidden states.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write them into.")],
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="A run file (TOML) whose learners will read the hidden states.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The cache folder to write.")],
     storage: Annotated[
         Literal["fp32", "fp16", "bf16", "int8"], typer.Option("--storage", help="Number format on disk.")
     ] = "fp16",
     all_layers: Annotated[
-        bool, typer.Option("--all-layers", help="Keep every layer, not only those that the learners read.")
+        bool, typer.Option("--all-layers", help="Store every layer, not only those that the learners read.")
     ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change an option: --set data.max_train_samples=500. Repeatable."),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a cache of other options.")] = False,
+    settings: Settings = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a cache with other options.")] = False,
 ) -> None:
-    """Write the hidden states of a frozen encoder to disk, to train many heads from with `train --cache`."""
+    """Store the hidden states of a frozen encoder on disk.
+
+    Train many heads from them with `lamella train --cache`.
+    """
     from lamella.plan import load_plan
 
     plan = load_plan(config, list(settings or []))
@@ -81,3 +91,16 @@ def extract(
     from lamella.training.extract import extract as extract_states
 
     extract_states(plan, out, storage=storage, all_layers=all_layers, overwrite=overwrite, say=typer.echo)
+
+
+def _check_starts(plan: Plan, file: Path) -> None:
+    """Refuse a run that starts from another run of the same file: only `sweep` trains them in that order."""
+    from lamella.errors import UsageError
+
+    for name, config in plan.runs.items():
+        start = (config.encoder.from_run or "").partition("@")[0]
+        if start in plan.runs:
+            raise UsageError(
+                f"{file}: run {name} starts from run {start} of the same file, and `train` does not order runs; "
+                f"use `lamella sweep {file} --out DIR`."
+            )

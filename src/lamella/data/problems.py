@@ -1,4 +1,4 @@
-"""The kinds of problems a data file can have: severity, meaning, and what `--fix` does about each.
+"""The kinds of problems a data file can have: severity, meaning, and what `--fix-to` does about each.
 
 An *error* means that training would learn something false or that a question is lost; a file with errors is refused. A
 *warning* deserves a look and never refuses a file. A *note* is unusual but common in good files, and is not counted. An
@@ -14,7 +14,7 @@ Severity = Literal["error", "warning", "note"]
 
 
 class Kind(NamedTuple):
-    """One row of the table below; `fix` is None if `--fix` cannot repair the problem."""
+    """One row of the table below; `fix` is None if `--fix-to` cannot repair the problem."""
 
     severity: Severity
     fix: str | None
@@ -188,11 +188,13 @@ class Problem:
         }
 
     def __str__(self) -> str:
-        """Format as one line, position first: `dev.json: Normans: 56dd: error answer_shifted: ... [--fix: ...]`."""
+        """Format as one line, position first: `dev.json: Normans: 56dd: error answer_shifted: ... [--fix-to: ...]`."""
         position = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
         place = ": ".join(_one_line(part) for part in (position, self.article, self.id) if part)
         fix = KINDS[self.kind].fix
-        option = "on_bad_answer='fix'" if self.file.startswith("<") else "--fix"  # data in memory has no command line
+        option = (
+            "on_bad_answer='fix'" if self.file.startswith("<") else "--fix-to"
+        )  # data in memory has no command line
         hint = f" [{option}: {fix.rstrip('.')}]" if fix else ""
         return f"{place}: {self.severity} {self.kind}: {self.reason}{hint}"
 

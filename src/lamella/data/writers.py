@@ -12,9 +12,8 @@ from typing import Any
 
 from lamella.data.examples import Answer, Context, Example
 from lamella.errors import DataError, UsageError
-from lamella.files import same_file, write_bytes
+from lamella.files import write_bytes
 from lamella.registry import part, register
-from lamella.runs import FILES
 
 SUFFIXES = {".json": "squad", ".jsonl": "flat"}
 
@@ -59,16 +58,6 @@ def write_submission(answers: Mapping[str, str], path: Path) -> None:
     rows.writerow(["Id", "Predicted"])
     rows.writerows(sorted(answers.items()))
     write_bytes(path, _encoded(text.getvalue(), path))
-
-
-def check_submission(path: Path, data: str, run: Path) -> None:
-    """Refuse, before any question is answered, a place where the csv cannot be, or where it would take another's."""
-    if path.is_dir():
-        raise UsageError(f"--submission: expected a csv file to write. Got {path}, a folder.")
-    if same_file(str(path), data):
-        raise UsageError(f"--submission: {path} is the data file; choose another name for the csv.")
-    if path.resolve().parent == run.resolve() and path.name in FILES:
-        raise UsageError(f"--submission: {path} is a file of the run itself; choose another name for the csv.")
 
 
 def format_of(path: Path) -> str | None:

@@ -36,7 +36,7 @@ def check_unique_ids(examples: Sequence[Example]) -> None:
     if repeated:
         raise DataError(
             f"question id {repeated[0]!r}: expected one question, got several, and predictions can hold only one "
-            "answer per id; write a copy with unique ids: lamella check DATA --fix OUT."
+            "answer per id; write a copy with unique ids: lamella check DATA --fix-to OUT."
         )
 
 

@@ -15,8 +15,8 @@ from lamella import runs
 from lamella.data.demo import data_path
 from lamella.data.examples import Example
 from lamella.encoder.sources import MODEL_CONFIG, is_saved_model
-from lamella.errors import RunError, UnreadableError, UsageError, counted
-from lamella.files import file_sha256, read_json, read_text, write_text
+from lamella.errors import OutputError, RunError, UnreadableError, UsageError, counted
+from lamella.files import check_output_file, file_sha256, read_json, read_text, write_text
 from lamella.inference.prediction_files import read_answers
 from lamella.models.names import saved_model, short_model_name
 from lamella.scoring.best_answers import score_best_answers
@@ -79,10 +79,13 @@ def write_results(selection: RunSelection, target: Path, *, overwrite: bool = Fa
             raise UsageError(f"{path}: two runs would have this file; keep them one at a time, as FILE{SUFFIX}.")
         files[path] = result_text({**run.result.content, "name": path.stem})
     for path, text in files.items():
-        if path.is_file() and not overwrite and read_text(path) != text:
+        if path.is_file() and read_text(path) == text:
+            continue
+        if path.is_file() and not overwrite:
             content = "another run" if is_result(read_json(path)) else "something else"
-            raise RunError(f"{path}: holds {content}; choose another FILE{SUFFIX}, or pass --overwrite.")
-        if path.is_dir() or (path.parent.exists() and not path.parent.is_dir()):
+            raise OutputError(f"{path}: holds {content}; choose another FILE{SUFFIX}, or pass --overwrite.")
+        check_output_file(path, inputs=[run.folder for run in selection.records], overwrite=overwrite)
+        if path.parent.exists() and not path.parent.is_dir():
             raise UsageError(f"{path}: expected the path of a file to write, inside a folder.")
     for path, text in files.items():
         write_text(path, text)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lamella.errors import UsageError
-from lamella.files import write_text
+from lamella.files import check_output_file, write_text
 
 HTML_SUFFIXES = (".html", ".htm")
 MARKDOWN_SUFFIXES = (".md",)
@@ -28,14 +28,11 @@ def write_report(
     the questions that the runs were scored on, if the runs do not record it.
     """
     suffix = out.suffix.lower()
-    if out.is_dir():
-        raise UsageError(f"--out {out}: expected the name of a file to write, such as report.html, got a folder.")
+    check_output_file(out, inputs=[*map(Path, folders), *([data] if data else [])], overwrite=overwrite)
     if suffix not in HTML_SUFFIXES + MARKDOWN_SUFFIXES:
         raise UsageError(
             f"--out {out}: expected a file name that ends in .html, .htm or .md, got {suffix or 'no suffix'!r}."
         )
-    if out.exists() and not overwrite:
-        raise UsageError(f"--out {out}: the file exists; choose another name, or pass --overwrite.")
     notes: list[str] = []
     if suffix in MARKDOWN_SUFFIXES:
         from lamella.study.report.markdown import markdown_report

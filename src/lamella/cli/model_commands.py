@@ -1,0 +1,114 @@
+"""Commands that change or rewrite a model: calibrate, export."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from lamella.cli.app import AsJson, BatchSize, ModelName, Precision, app
+
+
+@app.command()
+def calibrate(
+    data: Annotated[
+        str,
+        typer.Argument(metavar="DATA", help="The data file to tune on; not used for training or scoring."),
+    ],
+    model: ModelName,
+    method: Annotated[
+        Literal["temperature", "isotonic"],
+        typer.Option("--method", help="How null odds become a probability: a logistic curve, or isotonic regression."),
+    ] = "temperature",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be stored, and store nothing.")] = False,
+    batch_size: BatchSize = 32,
+    precision: Precision = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Tune a model's no-answer threshold and probability.
+
+    Both are stored with the model.
+    """
+    from lamella.inference.questions import read_questions
+    from lamella.models.loading import load_model
+    from lamella.models.model import ReaderModel
+    from lamella.scoring.calibrate import calibrate_model, folder_to_tune
+
+    folder = None if dry_run else folder_to_tune(model, data)
+    examples, reader = read_questions(data, labelled=True), load_model(model, precision=precision)
+    tuned = calibrate_model(reader, examples, data, method=method, batch_size=batch_size)
+    if folder is not None:
+        assert isinstance(reader, ReaderModel)  # or there would be no folder to tune
+        reader.save_decoding(folder, tuned.decoding, tuned.report)
+    if as_json:
+        decoding = tuned.decoding.model_dump(include={"calibration", "tuned_on"})
+        typer.echo(json.dumps({**tuned.report, **decoding, "stored": folder is not None}, indent=2))
+        return
+    for line in tuned.lines():
+        typer.echo(line)
+    typer.echo(f"{folder}: threshold and calibration stored" if folder else "nothing stored (--dry-run)")
+
+
+@app.command()
+def export(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model folder, a run folder with a model, or a hub id.")
+    ],
+    flatten: Annotated[
+        Path | None,
+        typer.Option(
+            "--flatten", metavar="DIR", help="Write it directly on the pretrained encoder, without intermediate models."
+        ),
+    ] = None,
+    half: Annotated[
+        Path | None, typer.Option("--half", metavar="DIR", help="Write it with tensors rounded to fp16.")
+    ] = None,
+    as_transformers: Annotated[
+        Path | None,
+        typer.Option("--as-transformers", metavar="DIR", help="Write a checkpoint for AutoModelForQuestionAnswering."),
+    ] = None,
+    onnx: Annotated[
+        Path | None, typer.Option("--onnx", metavar="DIR", help="Write a folder for onnxruntime, which needs no torch.")
+    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="With --onnx: round the encoder's weights to 8 bits.")] = False,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="FILE", help="With --int8: measure the loss in quality on this data file."),
+    ] = None,
+) -> None:
+    """Write a model in another format, into a new folder.
+
+    Choose exactly one output format: --flatten, --half, --as-transformers or --onnx.
+    """
+    from lamella.errors import UsageError
+
+    modes = {"--flatten": flatten, "--half": half, "--as-transformers": as_transformers, "--onnx": onnx}
+    chosen = {mode: folder for mode, folder in modes.items() if folder is not None}
+    if len(chosen) != 1:
+        raise UsageError(
+            f"export: expected exactly one output format of {', '.join(modes)}, got {', '.join(chosen) or 'none'}."
+        )
+
+    if onnx is None and (int8 or data):
+        raise UsageError("export: --int8 and --data need --onnx.")
+    if onnx is not None:
+        from lamella.export.onnx_export import export_onnx
+
+        typer.echo("\n".join(export_onnx(model, onnx, int8=int8, data=data)))
+        return
+
+    from lamella.export.flatten import flatten as write_flat
+    from lamella.export.half import halve
+    from lamella.export.transformers_checkpoint import save_as_transformers
+
+    write: dict[str, Callable[[str, Path], object]] = {
+        "--flatten": write_flat,
+        "--half": halve,
+        "--as-transformers": save_as_transformers,
+    }
+    for mode, folder in chosen.items():
+        write[mode](model, folder)
+        typer.echo(f"{folder}: written")
