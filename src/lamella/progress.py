@@ -1,4 +1,4 @@
-"""Progress for a person who waits: a bar on the terminal after two seconds, nothing anywhere else."""
+"""Show a progress bar on the terminal for work that takes more than two seconds."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-PATIENCE = 2.0  # seconds
+DELAY = 2.0  # seconds before the bar is shown
 
-_shown: Progress | None = None  # a bar inside another's work joins the other's display: two would fight for the line
+_active: Progress | None = None  # nested bars share one display: two displays would overwrite each other
 
 
 @contextmanager
 def progress(description: str, total: int | None) -> Iterator[Callable[..., None]]:
-    """Yields `advance(steps=1, note=None)`; a note stays until the next.
+    """Yield `advance(steps=1, note=None)`; a note is shown until the next one.
 
-    Quiet where stderr is not a terminal, and in all threads but the main one: there is one line for all of them.
+    Shows nothing if stderr is not a terminal, or outside the main thread, since all threads share one terminal.
     """
     if not sys.stderr.isatty() or threading.current_thread() is not threading.main_thread():
         yield lambda steps=1, note=None: None
         return
 
-    global _shown
-    display = _shown or _make_display()
-    owns = _shown is None
-    _shown = display
+    global _active
+    display = _active or _make_display()
+    owns = _active is None
+    _active = display
     task = display.add_task(description, total=total, note="", visible=False)
 
     def show() -> None:
         display.update(task, visible=True)
-        display.start()  # again does no harm
+        display.start()  # does nothing if it is started already
 
-    patience = threading.Timer(PATIENCE, show)
-    patience.daemon = True
-    patience.start()
+    timer = threading.Timer(DELAY, show)
+    timer.daemon = True
+    timer.start()
 
     def advance(steps: int = 1, note: str | None = None) -> None:
         display.update(task, advance=steps)
@@ -48,12 +48,12 @@ def progress(description: str, total: int | None) -> Iterator[Callable[..., None
     try:
         yield advance
     finally:
-        patience.cancel()
-        patience.join()
+        timer.cancel()
+        timer.join()
         display.remove_task(task)
         if owns:
             display.stop()
-            _shown = None
+            _active = None
 
 
 def _make_display() -> Progress:

@@ -43,7 +43,7 @@ PINNED = "b2c02102916a735c"  # of the windows of SOME
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own, that keeps small sets too."""
     monkeypatch.setenv("LAMELLA_CACHE", str(tmp_path))
-    monkeypatch.setattr(feature_cache, "FEWEST", 1)
+    monkeypatch.setattr(feature_cache, "MIN_QUESTIONS", 1)
     return tmp_path / "features"
 
 
@@ -106,7 +106,7 @@ class TestWhatComesBack:
     ) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("LAMELLA_CACHE", str(tmp_path_factory.mktemp("cache")))
-            patch.setattr(feature_cache, "FEWEST", 1)
+            patch.setattr(feature_cache, "MIN_QUESTIONS", 1)
             tokenizer = tiny_tokenizer(family)
             how: Any = {"negative_windows": negatives, "seed": seed}
             fresh = featurise(some, tokenizer, options, **how)
@@ -124,11 +124,11 @@ class TestWhatComesBack:
     def test_a_line_says_where_windows_are_kept_and_where_they_come_from(self, folder: Path) -> None:
         lines: list[str] = []
         for _ in range(2):
-            features = cached_features(SOME, tiny_tokenizer("bert"), LONG, say=lines.append)
+            features = cached_features(SOME, tiny_tokenizer("bert"), LONG, log=lines.append)
         (path,) = files(folder)
         kept, taken = lines
-        assert kept == f"{len(features)} windows of {len(SOME)} questions are kept for other runs in {path}"
-        assert taken == f"{len(features)} windows of {len(SOME)} questions were cut before: read from {path}"
+        assert kept == f"cached {len(features)} windows of {len(SOME)} questions for later runs in {path}"
+        assert taken == f"read {len(features)} cached windows of {len(SOME)} questions from {path}"
 
     def test_windows_are_cut_as_ever(self) -> None:
         """Should this fail, kept windows are not those that are cut now: raise FORMAT of features.py, pin anew."""
@@ -262,8 +262,8 @@ class TestWhatMayHappen:
         sound = path.read_bytes()
         HARMS[harm](path)
         assert path.read_bytes() != sound
-        assert_equal(cached_features(SOME, tokenizer, LONG, say=lines.append), fresh)
-        assert "are kept" in lines[0]
+        assert_equal(cached_features(SOME, tokenizer, LONG, log=lines.append), fresh)
+        assert "for later runs" in lines[0]
         assert path.read_bytes() == sound
         forbidden()
         assert_equal(cached_features(SOME, tokenizer, LONG), fresh)
@@ -279,7 +279,7 @@ class TestWhatMayHappen:
         (tmp_path / "file").touch()
         monkeypatch.setenv("LAMELLA_CACHE", str(tmp_path / "file"))
         lines: list[str] = []
-        cached_features(SOME, tiny_tokenizer("bert"), LONG, say=lines.append)
+        cached_features(SOME, tiny_tokenizer("bert"), LONG, log=lines.append)
         assert not lines
         assert not files(folder)
 
@@ -290,7 +290,7 @@ class TestWhatMayHappen:
         lines: list[str] = []
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
-            cached_features(SOME, tiny_tokenizer("bert"), LONG, say=lines.append)
+            cached_features(SOME, tiny_tokenizer("bert"), LONG, log=lines.append)
         assert not lines
         assert not files(folder)
 
@@ -329,15 +329,15 @@ class TestBounds:
 
         oldest, middle, newest = use(20, 300), use(21, 200), use(22, 100)
         cached_features(SOME[:20], tokenizer, LONG)  # used again
-        monkeypatch.setattr(feature_cache, "LARGEST", 4 * oldest.stat().st_size)
+        monkeypatch.setattr(feature_cache, "MAX_BYTES", 4 * oldest.stat().st_size)
         last = use(23, 0)
         assert set(files(folder)) == {oldest, middle, newest, last} - {middle}
 
     def test_what_is_larger_than_all_room_is_not_written(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         cached_features(SOME[:5], tiny_tokenizer("bert"), LONG)
         before, lines = files(folder), list[str]()
-        monkeypatch.setattr(feature_cache, "LARGEST", before[0].stat().st_size + 10)
-        cached_features(SOME, tiny_tokenizer("bert"), LONG, say=lines.append)
+        monkeypatch.setattr(feature_cache, "MAX_BYTES", before[0].stat().st_size + 10)
+        cached_features(SOME, tiny_tokenizer("bert"), LONG, log=lines.append)
         assert files(folder) == before
         assert not lines
 
@@ -347,14 +347,14 @@ class TestBounds:
         for path in (young, old, foreign):
             path.touch()
         for path in (old, foreign):
-            os.utime(path, (time.time() - 2 * feature_cache.ABANDONED,) * 2)
+            os.utime(path, (time.time() - 2 * feature_cache.ABANDONED_AFTER,) * 2)
         cached_features(SOME, tiny_tokenizer("bert"), LONG)
         assert {young, foreign} < set(files(folder))
         assert old not in files(folder)
 
     def test_small_sets_leave_nothing_behind(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LAMELLA_CACHE", str(tmp_path))
-        assert len(DEMO) < feature_cache.FEWEST
+        assert len(DEMO) < feature_cache.MIN_QUESTIONS
         cached_features(DEMO, tiny_tokenizer("bert"), LONG)
         assert not list(tmp_path.iterdir())
 
@@ -385,14 +385,14 @@ def test_where_windows_are_kept(
 def test_training_keeps_plain_windows_and_no_augmented_ones(folder: Path, forbidden: Callable[[], None]) -> None:
     tokenizer, lines = tiny_tokenizer("bert"), list[str]()
     changing = Recipe(tokenizer, tiny_run_config(data={"augment": "eda", "workers": 0}))
-    Feed(changing, DEMO[:8], say=lines.append)(0)
+    Feed(changing, DEMO[:8], log=lines.append)(0)
     assert not files(folder)
     assert not lines
     plain = Recipe(tokenizer, tiny_run_config(data={"negative_windows": "subsample"}, training={"order_seed": 3}))
     windows = plain.config.windows
     fresh = featurise(DEMO, tokenizer, windows, negative_windows="subsample", seed=3)
-    assert_equal(Feed(plain, DEMO, say=lines.append)(0), fresh)
+    assert_equal(Feed(plain, DEMO, log=lines.append)(0), fresh)
     forbidden()
-    assert_equal(Feed(plain, DEMO, say=lines.append)(0), fresh)
+    assert_equal(Feed(plain, DEMO, log=lines.append)(0), fresh)
     assert len(files(folder)) == 1
     assert len(lines) == 2

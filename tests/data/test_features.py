@@ -171,7 +171,7 @@ class TestParity:
     def test_a_tokenizer_that_joins_no_pairs_is_refused(self) -> None:
         bare = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bare)
-        with pytest.raises(EncoderError, match=r"joins two texts.*Got \['a', 'b'\]"):
+        with pytest.raises(EncoderError, match=r"joins two texts.*got \['a', 'b'\]"):
             pair_template(tokenizer)
 
 

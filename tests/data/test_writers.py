@@ -99,7 +99,7 @@ def test_equal_examples_make_equal_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["out.csv", "out", "out.gz", "out.json.zip"])
 def test_a_name_without_a_format_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"\.json\[\.gz\] \(squad\), \.jsonl\[\.gz\] \(flat\)"):
+    with pytest.raises(UsageError, match=r"\.json\[\.gz\] \(squad\) or \.jsonl\[\.gz\] \(flat\)"):
         write(EXAMPLES, tmp_path / name)
     write(EXAMPLES, tmp_path / name, format="flat")
     assert (tmp_path / name).is_file()

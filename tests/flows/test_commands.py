@@ -495,7 +495,7 @@ def test_a_terminal_sees_a_bar_with_the_loss(encoder: Path, empty_config: Path, 
     script = tmp_path / "bars.py"
     script.write_text(
         "import time, lamella.progress as p\n"
-        "p.PATIENCE = 0.0\n"
+        "p.DELAY = 0.0\n"
         "with p.progress('training', 3) as outer:\n"
         "    for n in range(3):\n"
         "        outer(note=f'loss 1.{n}' if n == 1 else None)\n"

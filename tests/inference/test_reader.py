@@ -433,7 +433,7 @@ class TestPipelineFace:
         for reader in (Reader(model), stock):
             asked = {"question": "q", "context": " ".join(corpus())}
             assert reader(**asked, max_seq_len=most)["answer"]
-            with pytest.raises(UsageError, match=f"expected at most {most}, all the positions"):
+            with pytest.raises(UsageError, match=f"expected at most {most}, the number of positions"):
                 reader(**asked, max_seq_len=most + 1)
 
     def test_options_of_the_pipeline_that_change_no_answer(self, reader: Reader) -> None:

@@ -1,1 +1,1 @@
-"""From files to batches: examples, readers, the data doctor, windows, length buckets."""
+"""From files to batches: formats, examples, the data doctor, windows, length buckets."""

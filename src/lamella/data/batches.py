@@ -1,8 +1,8 @@
-"""Which windows go together, and how they become tensors.
+"""Batches: which windows share one, and their tensors.
 
-Windows of like length share a batch, so little of it is padding: SQuAD windows average 170 tokens, and padding them all
-to 384 wastes more than half of every step. The order depends on the seed and the epoch alone, so that a run can go on
-in the middle of an epoch, and two runs of one seed see the same batches.
+Windows of similar length share a batch, so that little of it is padding: SQuAD windows average 170 tokens, and padding
+all of them to 384 would waste more than half of every step. The order depends only on the seed and the epoch, so that a
+run can resume in the middle of an epoch, and two runs with the same seed see the same batches.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch import Tensor
 from lamella.data.features import Features
 from lamella.data.padding import PAD_TO_MULTIPLE_OF, Indices, Padded, pad
 
-Count = float | Tensor  # a tensor, [], where a step is recorded: see training/cuda_graphs.py
-BUCKET_BATCHES = 32  # batches sorted by length together: more wastes less padding but mixes the data less
+Count = float | Tensor  # a tensor of shape [] in a recorded step: see training/cuda_graphs.py
+BUCKET_BATCHES = 32  # batches sorted by length together: more means less padding, but less mixing of the data
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on another device, without waiting for it.
+    """Copy a tensor to a device without blocking.
 
-    A GPU fetches by itself what lies in pinned memory. Of what does not, CUDA takes more than 64 kB only when the GPU
-    has done all that it was given before, and then it has nothing to do until the host has launched the next step.
+    A GPU copies from pinned memory on its own. From other memory, CUDA copies more than 64 kB only after the GPU has
+    finished all earlier work; the GPU then idles until the host has launched the next step.
     """
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
@@ -37,30 +37,30 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some windows as tensors, padded to the longest of them."""
+    """Windows as tensors, padded to the longest."""
 
     input_ids: Tensor  # [B, T]
     mask: Tensor  # [B, T] true on real tokens
     token_types: Tensor  # [B, T]
-    is_context: Tensor  # [B, T] true where an answer may lie
+    is_context: Tensor  # [B, T] true on tokens of the context
     start: Tensor  # [B] labels
     end: Tensor  # [B]
-    windows: Indices  # which windows of the features these are
+    windows: Indices  # indices of the windows in the features
 
     @classmethod
     def of(cls, padded: Padded) -> Batch:
-        """The arrays as tensors, which share their memory."""
+        """Make a batch of tensors that share the memory of the arrays."""
         names = [field.name for field in fields(cls) if field.name != "windows"]
         tensors: dict[str, Any] = {name: torch.from_numpy(getattr(padded, name)) for name in names}
         return cls(**tensors, windows=padded.windows)
 
     @property
     def has_answer(self) -> Tensor:
-        """[B] whether the answer lies in the window."""
+        """Whether each window contains the answer, [B]."""
         return self.is_context.gather(1, self.start[:, None])[:, 0]
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on another device."""
+        """Return the batch on another device."""
         moved: dict[str, Any] = {
             field.name: send(value, device)
             for field in fields(self)
@@ -71,19 +71,20 @@ class Batch:
 
 @dataclass(frozen=True)
 class Totals:
-    """What all batches of an optimiser step hold together, in every process: what the means of a loss divide by."""
+    """Counts over all batches of an optimiser step, in all processes: the denominators of the mean losses."""
 
-    answerable: Count  # windows with the answer
+    answerable: Count  # windows that contain the answer
     unanswerable: Count
-    tokens: Count  # real ones
+    tokens: Count  # without padding
 
     @property
     def windows(self) -> Count:
         return self.answerable + self.unanswerable
 
-    def kinds(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """How many windows have the answer and how many do not, as tensors. A number is filled in, not sent there:
-        sending waits for all that the device has still to do.
+    def windows_with_and_without_answer(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the numbers of windows with and without the answer as tensors.
+
+        A number is filled in on the device; copying it there would wait for all pending work of the device.
         """
         answerable, unanswerable = (
             count if isinstance(count, Tensor) else torch.full((), count, device=device, dtype=torch.float32)
@@ -93,28 +94,28 @@ class Totals:
 
     @classmethod
     def of(cls, batches: Iterable[Batch]) -> Totals:
-        """Counted where the batches lie: on the CPU this waits for nothing."""
+        """Count over batches, on the device where they are; on the CPU this does not block."""
         answerable, windows, tokens = 0.0, 0.0, 0.0
-        for one in batches:
-            answerable += int(one.has_answer.sum())
-            windows += len(one.mask)
-            tokens += int(one.mask.sum())
+        for batch in batches:
+            answerable += int(batch.has_answer.sum())
+            windows += len(batch.mask)
+            tokens += int(batch.mask.sum())
         return cls(answerable, windows - answerable, tokens)
 
 
 @dataclass(frozen=True)
 class Group:
-    """The batches of one optimiser step, all of one stratum."""
+    """The batches of one optimiser step, all from the same stratum."""
 
     stratum: int
     batches: Sequence[Indices]
 
 
 class BucketOrder:
-    """A reproducible order of batches: shuffled as a whole, of like length within a batch.
+    """A reproducible order of batches: shuffled overall, with windows of similar length in each batch.
 
-    Windows may be split into strata, and then no optimiser step mixes two of them: whoever learns from the first strata
-    only takes or leaves whole steps, so that learners of less and of more data can go through one pass together.
+    Windows may be split into strata. No optimiser step mixes two strata, so a learner that uses only the first strata
+    uses or skips whole steps, and learners with less and with more data can share one pass.
     """
 
     def __init__(
@@ -124,23 +125,23 @@ class BucketOrder:
         *,
         seed: int = 0,
         accumulate: int = 1,
-        strata: NDArray[np.integer[Any]] | None = None,  # of every window, counted from 0; -1 leaves one out
+        strata: NDArray[np.integer[Any]] | None = None,  # stratum of each window, from 0; -1 excludes the window
     ) -> None:
         self.lengths, self.batch_size, self.seed, self.accumulate = lengths, batch_size, seed, accumulate
         strata = np.zeros(len(lengths), np.int64) if strata is None else strata
         self.members = [np.flatnonzero(strata == number) for number in range(int(strata.max(initial=0)) + 1)]
 
     def groups_in(self, stratum: int) -> int:
-        """Optimiser steps an epoch that one stratum makes."""
+        """Return the optimiser steps per epoch of one stratum."""
         batches = math.ceil(len(self.members[stratum]) / self.batch_size)
         return math.ceil(batches / self.accumulate)
 
     def __len__(self) -> int:
-        """Optimiser steps an epoch."""
+        """Return the optimiser steps per epoch."""
         return sum(self.groups_in(stratum) for stratum in range(len(self.members)))
 
     def epoch(self, epoch: int, *, skip: int = 0) -> Iterator[Group]:
-        """The optimiser steps of one epoch, without the first `skip` of them."""
+        """Yield the optimiser steps of one epoch, without the first `skip`."""
         groups = [
             Group(stratum, batches[at : at + self.accumulate])
             for stratum in range(len(self.members))
@@ -149,7 +150,7 @@ class BucketOrder:
         ]
         if len(self.members) > 1:
             rng = np.random.default_rng([self.seed, epoch, len(self.members), 1])
-            groups = [groups[place] for place in rng.permutation(len(groups))]
+            groups = [groups[index] for index in rng.permutation(len(groups))]
         yield from groups[skip:]
 
     def _batches(self, stratum: int, epoch: int) -> list[Indices]:
@@ -161,9 +162,9 @@ class BucketOrder:
             bucket = order[begin : begin + pool]
             bucket = bucket[np.argsort(self.lengths[bucket], kind="stable")]
             batches += [bucket[at : at + self.batch_size] for at in range(0, len(bucket), self.batch_size)]
-        return [batches[place] for place in rng.permutation(len(batches))]
+        return [batches[index] for index in rng.permutation(len(batches))]
 
 
 def collate(features: Features, windows: Indices, *, multiple_of: int = PAD_TO_MULTIPLE_OF) -> Batch:
-    """Make a padded batch of some windows."""
+    """Make a padded batch of windows."""
     return Batch.of(pad(features, windows, multiple_of=multiple_of))

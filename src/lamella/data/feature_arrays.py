@@ -1,6 +1,6 @@
-"""Windows as plain arrays, the form that they are stored in: the offsets of a text once, however many ask about it.
+"""Convert windows to plain arrays for storage, and back; the offsets of each context are stored once.
 
-What is not an array (the examples, the template, a few numbers) is for whoever stores them to keep or to make anew.
+The rest (the examples, the template, a few numbers) must be stored or rebuilt by the caller.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from lamella.data.examples import Example
 from lamella.data.features import Features, PairTemplate
 
 COLUMNS = ("input_ids", "rows", "example", "context_begin", "context_end", "first_token", "start", "end", "max_context")
-OFFSETS, OFFSET_ROWS = "offsets", "offset_rows"  # those of text t are offsets[offset_rows[t]:offset_rows[t + 1]]
+OFFSETS, OFFSET_ROWS = "offsets", "offset_rows"  # context c has offsets[offset_rows[c]:offset_rows[c + 1]]
 NAMES = (*COLUMNS, OFFSETS, OFFSET_ROWS)
 
 
 def to_arrays(features: Features) -> dict[str, NDArray[Any]]:
-    """The arrays of some windows, by name."""
-    places = text_places(features.examples)
-    offsets = dict(zip(places, features.offsets, strict=True))
-    tokens = [offsets[place] for place in range(len(offsets))]
+    """Return the arrays of windows by name."""
+    indices = context_indices(features.examples)
+    offsets = dict(zip(indices, features.offsets, strict=True))
+    tokens = [offsets[index] for index in range(len(offsets))]
     arrays = {name: getattr(features, name) for name in COLUMNS} | {
         OFFSETS: np.concatenate([np.empty((0, 2), np.int32), *tokens]),
         OFFSET_ROWS: np.cumsum([0, *map(len, tokens)], dtype=np.int64),
@@ -39,21 +39,21 @@ def from_arrays(
     max_seq_length: int,
     lost_answers: int,
 ) -> Features:
-    """The windows that `to_arrays` was given; raises KeyError, IndexError or ValueError where arrays are missing."""
+    """Rebuild the windows from arrays; raise KeyError, IndexError or ValueError if arrays are missing."""
     rows = arrays[OFFSET_ROWS]
-    of_text = np.split(arrays[OFFSETS], rows[1:-1])
+    per_context = np.split(arrays[OFFSETS], rows[1:-1])
     columns: dict[str, Any] = {name: arrays[name] for name in COLUMNS}
     return Features(
         examples=list(examples),
         template=template,
-        offsets=[of_text[place] for place in text_places(examples)],
+        offsets=[per_context[index] for index in context_indices(examples)],
         max_seq_length=max_seq_length,
         lost_answers=lost_answers,
         **columns,
     )
 
 
-def text_places(examples: Sequence[Example]) -> list[int]:
-    """For each example which of the distinct texts is its context; texts count in the order in which they come."""
-    places: dict[str, int] = {}
-    return [places.setdefault(example.context.text, len(places)) for example in examples]
+def context_indices(examples: Sequence[Example]) -> list[int]:
+    """Return for each example the index of its context among the distinct texts, in order of appearance."""
+    indices: dict[str, int] = {}
+    return [indices.setdefault(example.context.text, len(indices)) for example in examples]

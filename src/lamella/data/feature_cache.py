@@ -1,9 +1,9 @@
-"""Windows kept for the next run that asks for the same ones.
+"""Cache windows on disk for later runs that need the same ones.
 
     features/<sha256>.safetensors   the arrays of all windows of a data set
 
-The name is a hash of everything that the windows depend on, so that a file is right or is not found: nothing is ever
-out of date. Whatever is wrong with a file or with the folder, the windows are cut as if there were none.
+The name is a hash of everything that the windows depend on, so a file is either right or not found: it is never out of
+date. If a file or the folder is unusable, the windows are cut as if there were no cache.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from safetensors.numpy import save
 from lamella.config import WindowOptions
 from lamella.data import features as windows_module
 from lamella.data.examples import Example
-from lamella.data.feature_arrays import NAMES, from_arrays, text_places, to_arrays
+from lamella.data.feature_arrays import NAMES, context_indices, from_arrays, to_arrays
 from lamella.data.features import Features, featurise, pair_template
 from lamella.data.tokens import Tokenizing, without_truncation
 from lamella.errors import RunError
 from lamella.files import TEMPORARY, write_bytes
 from lamella.progress import progress
 
-FORMAT = 1  # of the files
+FORMAT = 1  # version of the file format
 VARIABLE = "LAMELLA_CACHE"
-FEWEST = 5_000  # questions; the windows of fewer are cut before one would notice
-LARGEST = 4 * 2**30  # bytes of all files together
-ABANDONED = 24 * 3600  # seconds after which a half-written file is nobody's any more
+MIN_QUESTIONS = 5_000  # the windows of fewer questions are cut fast enough
+MAX_BYTES = 4 * 2**30  # of all files together
+ABANDONED_AFTER = 24 * 3600  # seconds after which a partially written file is considered abandoned
 LOST = "lost_answers"
 ENDING = ".safetensors"
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def cached_features(
@@ -52,13 +52,13 @@ def cached_features(
     *,
     negative_windows: Literal["keep", "drop", "subsample"] = "keep",
     seed: int = 0,
-    say: Say = lambda line: None,
+    log: Log = lambda line: None,
 ) -> Features:
-    """What `featurise` gives: read from the cache where it is there, else cut, and kept there."""
-    folder = cache_folder() if len(examples) >= FEWEST else None
+    """Return the windows of `featurise`: read from the cache if they are in it, else cut and cached."""
+    folder = cache_folder() if len(examples) >= MIN_QUESTIONS else None
     if folder is None:
         return featurise(examples, tokenizer, windows, negative_windows=negative_windows, seed=seed)
-    with progress("looking for windows cut before", None):
+    with progress("looking for cached windows", None):
         key = _key(examples, tokenizer, windows, negative_windows, seed)
         path = folder / f"{key}{ENDING}"
         arrays = _read(path, key)
@@ -70,31 +70,31 @@ def cached_features(
             max_seq_length=windows.max_seq_length,
             lost_answers=int(arrays[LOST]),
         )
-        say(f"{len(features)} windows of {len(examples)} questions were cut before: read from {path}")
+        log(f"read {len(features)} cached windows of {len(examples)} questions from {path}")
         return features
     features = featurise(examples, tokenizer, windows, negative_windows=negative_windows, seed=seed)
     if _write(path, key, to_arrays(features) | {LOST: np.array(features.lost_answers)}):
-        say(f"{len(features)} windows of {len(examples)} questions are kept for other runs in {path}")
+        log(f"cached {len(features)} windows of {len(examples)} questions for later runs in {path}")
     return features
 
 
 def cache_folder() -> Path | None:
-    """Where windows are kept: in `$LAMELLA_CACHE`, else in the user's cache folder; None where it is set to nothing."""
+    """Return the cache folder: in `$LAMELLA_CACHE`, else in the user's cache folder; None if the variable is empty."""
     own = os.environ.get(VARIABLE)
     if own == "":
         return None
     if own is not None:
         return Path(os.path.expanduser(own)) / "features"
     root = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(root):  # which its specification says to ignore
+    if not os.path.isabs(root):  # the XDG specification requires to ignore relative paths
         root = os.path.expanduser("~/.cache")
-    return Path(root) / "lamella" / "features" if os.path.isabs(root) else None  # a user may have no home
+    return Path(root) / "lamella" / "features" if os.path.isabs(root) else None  # the user may have no home folder
 
 
 def _key(
     examples: Sequence[Example], tokenizer: Tokenizing, windows: WindowOptions, negative_windows: str, seed: int
 ) -> str:
-    """A hash of all that windows depend on. A text that many questions ask about is read once."""
+    """Hash everything that windows depend on; each distinct context is hashed once."""
     answers = [answer for example in examples for answer in example.answers]
     parts: list[Any] = [
         {
@@ -103,11 +103,11 @@ def _key(
             "special": [tokenizer.cls_token_id, tokenizer.pad_token_id],
             "windows": windows.model_dump(mode="json"),
             "negative_windows": negative_windows,
-            "seed": seed if negative_windows == "subsample" else None,  # else nothing is drawn: runs of all seeds share
+            "seed": seed if negative_windows == "subsample" else None,  # otherwise runs of all seeds share the windows
         },
         without_truncation(tokenizer).to_str(),
         list(dict.fromkeys(example.context.text for example in examples)),
-        text_places(examples),
+        context_indices(examples),
         [example.question for example in examples],
         [example.id for example in examples],
         [len(example.answers) for example in examples],
@@ -116,13 +116,13 @@ def _key(
     ]
     digest = hashlib.sha256()
     for part in parts:
-        # As JSON each part ends where it ends, and half a surrogate pair, which UTF-8 does not know, has a form.
+        # JSON delimits each part, and can represent a lone surrogate, which UTF-8 cannot.
         digest.update(json.dumps(part, sort_keys=True).encode() + b"\n")
     return digest.hexdigest()
 
 
 def _read(path: Path, key: str) -> dict[str, NDArray[Any]] | None:
-    """The arrays of a file; None where there is none, or one that is not as it was written for this key."""
+    """Read the arrays of a file; None if it is missing or was not written for this key."""
     try:
         with cast(Any, safe_open(path, framework="numpy")) as file:
             written = (file.metadata() or {}).get("sha256")
@@ -131,20 +131,20 @@ def _read(path: Path, key: str) -> dict[str, NDArray[Any]] | None:
         return None
     if _digest(key, arrays) != written:
         return None
-    with contextlib.suppress(OSError):  # a folder that may only be read
-        os.utime(path)  # the least recently used are removed first
+    with contextlib.suppress(OSError):  # the folder may be read-only
+        os.utime(path)  # the least recently used files are removed first
     return arrays
 
 
 def _write(path: Path, key: str, arrays: Mapping[str, NDArray[Any]]) -> bool:
-    """Whether the arrays could be kept."""
-    if sum(array.nbytes for array in arrays.values()) > LARGEST:
+    """Write the arrays; return whether that succeeded."""
+    if sum(array.nbytes for array in arrays.values()) > MAX_BYTES:
         return False
     try:
         write_bytes(path, save(dict(arrays), metadata={"sha256": _digest(key, arrays)}))
-    except RunError:  # no room, no rights
+    except RunError:  # no space or no permission
         return False
-    _keep_within_bounds(path.parent)
+    _remove_old_files(path.parent)
     return True
 
 
@@ -156,24 +156,24 @@ def _digest(key: str, arrays: Mapping[str, NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def _keep_within_bounds(folder: Path) -> None:
-    """Remove the files that were not used for longest, down to `LARGEST`, and what a kill left half-written.
+def _remove_old_files(folder: Path) -> None:
+    """Remove the least recently used files beyond `MAX_BYTES`, and abandoned partial files.
 
-    Another process may do the same at the same time: what cannot be looked at or removed is passed over.
+    Another process may do the same at the same time: files that cannot be read or removed are ignored.
     """
-    found = []
+    files = []
     for name in _names_in(folder):
         path = folder / name
         with contextlib.suppress(OSError):
             status = path.stat()
             if name.endswith(ENDING):
-                found.append((status.st_mtime_ns, status.st_size, path))
-            elif name.endswith(TEMPORARY) and status.st_mtime < time.time() - ABANDONED:
+                files.append((status.st_mtime_ns, status.st_size, path))
+            elif name.endswith(TEMPORARY) and status.st_mtime < time.time() - ABANDONED_AFTER:
                 path.unlink()
     total = 0
-    for _, size, path in sorted(found, reverse=True):
+    for _, size, path in sorted(files, reverse=True):
         total += size
-        if total > LARGEST:
+        if total > MAX_BYTES:
             with contextlib.suppress(OSError):
                 path.unlink()
 

@@ -1,8 +1,7 @@
-"""Windows of tokens over a question and its context, with the way back to the characters.
+"""Cut examples into windows: a question and a slice of its context as tokens, with the offsets of their characters.
 
-A context is tokenised once, however many questions ask about it, and without special tokens; windows are then cut from
-its tokens by arithmetic. The tokenizer is never asked to truncate, so no input can make it fail. All windows of a data
-set lie in a few flat arrays:
+Each context is tokenised once, without special tokens, and windows are cut from its tokens by arithmetic. The tokenizer
+never truncates, so no input can make it fail. All windows of a data set are stored in a few flat arrays:
 
     input_ids   [CLS] who built it ? [SEP] the tower was ... [SEP] [CLS] when was ...
     rows        0                                                  31            ...
@@ -26,20 +25,20 @@ from lamella.data.tokens import PIECE, Integers, Tokenizing, tokenise_contexts, 
 from lamella.errors import EncoderError
 from lamella.progress import progress
 
-FORMAT = 1  # to be raised when the same examples would be cut into other windows: kept ones are then not used again
-SLICE = 1024  # windows that are held at once where all are looked at one after the other
+FORMAT = 1  # increase it when the same examples are cut into other windows, so that cached ones are not used
+SLICE = 1024  # windows in memory at once when all are processed in sequence
 
 
 @dataclass(frozen=True)
 class PairTemplate:
-    """What a tokenizer puts around a question and a context: `prefix` question `middle` context `suffix`."""
+    """The special tokens around a question and a context: `prefix` question `middle` context `suffix`."""
 
     prefix: tuple[int, ...]
     middle: tuple[int, ...]
     suffix: tuple[int, ...]
     cls: int  # position of the token whose logits mean "no answer"
     pad_id: int
-    context_type: int  # token type of the context and what follows; the question's is 0
+    context_type: int  # token type from the context on; that of the question is 0
 
     @property
     def special_tokens(self) -> int:
@@ -48,22 +47,22 @@ class PairTemplate:
 
 @dataclass(frozen=True)
 class Features:
-    """All windows of some examples; arrays have one entry a window unless said otherwise."""
+    """The windows of examples; arrays have one entry per window unless stated otherwise."""
 
     examples: Sequence[Example]
     template: PairTemplate
-    input_ids: Integers  # all windows, one after the other
+    input_ids: Integers  # of all windows, concatenated
     rows: NDArray[np.int64]  # window w is input_ids[rows[w]:rows[w + 1]]
-    example: Integers  # which example
+    example: Integers  # index of the example
     context_begin: Integers  # first position of the context in the window
     context_end: Integers  # one past its last position
-    first_token: Integers  # which token of the whole context stands at context_begin
-    start: Integers  # label: first and last position of the answer, or `template.cls` twice
-    end: Integers
-    max_context: NDArray[np.bool_]  # per token of input_ids: this window gives it more context than any other
-    offsets: Sequence[Integers]  # per example: [tokens, 2], character begin and end of each context token
-    max_seq_length: int  # no window is longer, and no batch of them is padded beyond it
-    lost_answers: int  # answers that lie on no token at all (say, on control characters alone)
+    first_token: Integers  # index in the whole context of the token at context_begin
+    start: Integers  # label: first position of the answer, `template.cls` for no answer
+    end: Integers  # label: last position
+    max_context: NDArray[np.bool_]  # per token of input_ids: no other window gives it more context
+    offsets: Sequence[Integers]  # per example: [tokens, 2], begin and end character of each context token
+    max_seq_length: int  # no window and no padded batch is longer
+    lost_answers: int  # answers that touch no token, such as an answer of control characters only
 
     def __len__(self) -> int:
         return len(self.example)
@@ -73,9 +72,9 @@ class Features:
         return np.diff(self.rows)
 
     def characters(self, window: int, start: int, end: int) -> tuple[int, int]:
-        """Where the tokens `start` to `end` (inclusive) of a window lie in the context's text.
+        """Return the begin and end character in the context of the tokens `start` to `end` (inclusive) of a window.
 
-        Tokens that are nothing but blanks have an end before their begin: as a slice of the text, the empty string.
+        Tokens of white space only have an end before their begin: as a slice, the empty string.
         """
         shift = int(self.first_token[window]) - int(self.context_begin[window])
         offsets = self.offsets[self.example[window]]
@@ -92,8 +91,8 @@ def featurise(
 ) -> Features:
     """Cut every example into windows.
 
-    An answerable question whose answer lies outside a window makes that window a negative: it is labelled "no answer",
-    and `negative_windows` keeps all of them, drops them, or keeps one a question (chosen by `seed` and the id).
+    A window of an answerable question that does not contain the answer is a negative window, labelled "no answer".
+    `negative_windows` keeps all of them, drops them, or keeps one per question (chosen by `seed` and the id).
     """
     with progress("cutting windows", None):
         (features,) = _cut(examples, tokenizer, windows, negative_windows, seed, math.inf)
@@ -101,7 +100,7 @@ def featurise(
 
 
 def join_features(parts: Sequence[Features]) -> Features:
-    """The windows of several sets, cut in the same way, one set after the other."""
+    """Concatenate the windows of several sets that were cut in the same way."""
     first = parts[0]
     before = np.cumsum([0, *(len(part.examples) for part in parts)], dtype=np.int32)
     tokens = np.cumsum([0, *(len(part.input_ids) for part in parts)])
@@ -123,16 +122,16 @@ def join_features(parts: Sequence[Features]) -> Features:
 def featurise_in_slices(
     examples: Sequence[Example], tokenizer: Tokenizing, windows: WindowOptions, *, size: int = SLICE
 ) -> Iterator[Features]:
-    """The same windows, about `size` at a time, to be looked at once: the next ones are cut when they are asked for.
+    """Yield the windows of all examples, about `size` at a time, each slice cut when it is requested.
 
-    A long context may reach from one slice into the next; its example is then part of both.
+    A long context may extend over two slices; its example is then part of both.
     """
     for begin, end in slices(examples, size=size):
         yield from _cut(examples[begin:end], tokenizer, windows, "keep", 0, size)
 
 
 def slices(examples: Sequence[Example], *, size: int = SLICE) -> Iterator[tuple[int, int]]:
-    """Where examples are cut apart before their windows are: no batch reaches across."""
+    """Yield begin and end indices of groups of examples to cut together; no batch crosses a group."""
     begin = 0
     while begin < len(examples):
         end, characters = begin + 1, len(examples[begin].context.text)
@@ -151,13 +150,13 @@ def _cut(
     seed: int,
     size: float,
 ) -> Iterator[Features]:
-    """The windows of some examples, at most `size` at a time, once for no examples at all."""
+    """Yield the windows of examples, at most `size` at a time; one empty result for no examples."""
     plain = without_truncation(tokenizer)
     template = pair_template(tokenizer)
     questions = tokenise_questions(plain, [example.question for example in examples])
     contexts = tokenise_contexts(plain, [example.context for example in examples])
     window_room = windows.max_seq_length - template.special_tokens
-    question_room = min(windows.max_query_length, window_room - 1)  # some context must fit, however long the question
+    question_room = min(windows.max_query_length, window_room - 1)  # leave room for some context
     prefix, middle, suffix = (np.array(ids, np.int32) for ids in (template.prefix, template.middle, template.suffix))
     slice_ = _Slice(template, windows.max_seq_length)
     for example in examples:
@@ -166,10 +165,10 @@ def _cut(
         answer = _answer_tokens(example, offsets)
         head = np.concatenate([prefix, question, middle])
         spans = window_spans(len(ids), window_room - len(question), windows.doc_stride, windows.stride_is)
-        kept = _kept_windows(spans, example, answer, negative_windows, seed)
+        chosen = _choose_windows(spans, example, answer, negative_windows, seed)
         owners = _max_context_owner(spans, len(ids))
         slice_.begin(example, offsets, lost=answer is None and example.answerable)
-        for number in kept:
+        for number in chosen:
             if len(slice_.columns) >= size:
                 yield slice_.features()
                 slice_ = _Slice(template, windows.max_seq_length)
@@ -185,7 +184,7 @@ def _cut(
 
 
 class _Slice:
-    """Windows that are being gathered."""
+    """Collects windows."""
 
     def __init__(self, template: PairTemplate, max_seq_length: int) -> None:
         self.template, self.max_seq_length = template, max_seq_length
@@ -197,7 +196,7 @@ class _Slice:
         self.lost = 0
 
     def begin(self, example: Example, offsets: Integers, *, lost: bool) -> None:
-        """Windows of this example follow."""
+        """Add an example; its windows follow."""
         self.examples.append(example)
         self.offsets.append(offsets)
         self.lost += lost
@@ -234,8 +233,8 @@ def window_spans(
 ) -> list[tuple[int, int]]:
     """Cut `tokens` context tokens into spans of at most `room`.
 
-    10 tokens, room 6, overlap 2: (0, 6) (4, 10). A long question may leave less room than the overlap asks for; the
-    overlap then shrinks to half the room, for that question only. A context without a token still has one (empty) span.
+    10 tokens, room 6, overlap 2: (0, 6) (4, 10). If a long question leaves less room than the overlap, the overlap
+    shrinks to half the room, for that question only. A context without tokens has one empty span.
     """
     if stride_is == "overlap":
         step = room - stride if stride < room else max(1, room - room // 2)
@@ -249,16 +248,16 @@ def window_spans(
 
 
 def pair_template(tokenizer: Tokenizing) -> PairTemplate:
-    """Learn from the tokenizer itself how it joins two texts, instead of keeping a table of families."""
+    """Find out from the tokenizer itself how it joins two texts, without a table of model families."""
     pair = without_truncation(tokenizer).encode("a", "b")
-    ids, belongs = pair.ids, pair.sequence_ids
-    if 0 not in belongs or 1 not in belongs or tokenizer.cls_token_id not in ids:
+    ids, sequences = pair.ids, pair.sequence_ids
+    if 0 not in sequences or 1 not in sequences or tokenizer.cls_token_id not in ids:
         raise EncoderError(
             f"{tokenizer.name_or_path}: expected a tokenizer that joins two texts with a [CLS] token before or between "
-            f"them. Got {pair.tokens} for the texts 'a' and 'b'."
+            f"them, got {pair.tokens} for the texts 'a' and 'b'; choose another encoder."
         )
-    question = [place for place, text in enumerate(belongs) if text == 0]
-    context = [place for place, text in enumerate(belongs) if text == 1]
+    question = [position for position, text in enumerate(sequences) if text == 0]
+    context = [position for position, text in enumerate(sequences) if text == 1]
     return PairTemplate(
         prefix=tuple(ids[: question[0]]),
         middle=tuple(ids[question[-1] + 1 : context[0]]),
@@ -270,7 +269,7 @@ def pair_template(tokenizer: Tokenizing) -> PairTemplate:
 
 
 def _answer_tokens(example: Example, offsets: Integers) -> tuple[int, int] | None:
-    """The first and last context token that the (first) answer touches."""
+    """Return the first and last context token that the first answer touches."""
     if not example.answers:
         return None
     answer = example.answers[0]
@@ -279,7 +278,7 @@ def _answer_tokens(example: Example, offsets: Integers) -> tuple[int, int] | Non
     return (first, last) if first <= last else None
 
 
-def _kept_windows(
+def _choose_windows(
     spans: Sequence[tuple[int, int]], example: Example, answer: tuple[int, int] | None, negatives: str, seed: int
 ) -> list[int]:
     everything = list(range(len(spans)))
@@ -288,21 +287,21 @@ def _kept_windows(
     positive = [n for n in everything if answer and spans[n][0] <= answer[0] and answer[1] < spans[n][1]]
     negative = sorted(set(everything).difference(positive))
     if negatives == "subsample" and negative:
-        # Keyed by the id, so that the choice does not depend on which other examples are in the set.
+        # Seeded by the id, so that the choice does not depend on the other examples.
         key = [seed, *example.id.encode("utf-8", "surrogatepass")]
         positive.append(negative[int(np.random.default_rng(key).integers(len(negative)))])
     return sorted(positive)
 
 
 def _max_context_owner(spans: Sequence[tuple[int, int]], tokens: int) -> Integers:
-    """For each context token the window that shows the most text on both of its sides (the earlier one of equals)."""
+    """Return for each context token the window with the most context on both of its sides (the first of equals)."""
     owner = np.zeros(tokens, np.int32)
     if len(spans) == 1:
         return owner
     best = np.full(tokens, -1.0)
     for number, (first, last) in enumerate(spans):
-        places = np.arange(last - first)
-        score = np.minimum(places, places[::-1]) + 0.01 * (last - first)
+        positions = np.arange(last - first)
+        score = np.minimum(positions, positions[::-1]) + 0.01 * (last - first)
         better = score > best[first:last]
         best[first:last][better] = score[better]
         owner[first:last][better] = number

@@ -1,4 +1,4 @@
-"""The windows of every epoch: always the same, or made afresh from augmented examples by processes of their own."""
+"""Provide the windows of every epoch: always the same, or cut from newly augmented examples by worker processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from lamella import registry
 from lamella.config import RunConfig
 from lamella.data.examples import Example
-from lamella.data.feature_cache import Say, cached_features
+from lamella.data.feature_cache import Log, cached_features
 from lamella.data.features import Features, featurise, join_features
 
 if TYPE_CHECKING:
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How examples become the windows of an epoch; it travels to the processes that follow it."""
+    """How to make the windows of an epoch from examples; it is sent to the worker processes."""
 
     tokenizer: PreTrainedTokenizerFast
     config: RunConfig
 
     def features(
-        self, examples: Sequence[Example], epoch: int | None = None, epochs: int = 1, *, say: Say = lambda line: None
+        self, examples: Sequence[Example], epoch: int | None = None, epochs: int = 1, *, log: Log = lambda line: None
     ) -> Features:
-        """Cut windows, or take those that an earlier run cut; of an epoch of an augmentation, from changed texts.
+        """Return cached or newly cut windows; for an epoch with an augmentation, windows of augmented examples.
 
-        What happens to an example depends on the seed, the epoch and its id alone, not on who follows the recipe.
+        The result depends only on the seed, the epoch and the ids of the examples, not on the process.
         """
         data, seed, windows = self.config.data, self.config.training.order_seed, self.config.windows
         if epoch is not None and data.augment is not None:
@@ -43,28 +43,28 @@ class Recipe:
             examples = augment(examples, epoch=epoch, epochs=epochs, seed=seed)
             return featurise(examples, self.tokenizer, windows, negative_windows=data.negative_windows, seed=seed)
         return cached_features(
-            examples, self.tokenizer, windows, negative_windows=data.negative_windows, seed=seed, say=say
+            examples, self.tokenizer, windows, negative_windows=data.negative_windows, seed=seed, log=log
         )
 
 
 class Feed:
-    """Gives the windows of an epoch; while one is learnt from, workers prepare the next."""
+    """Returns the windows of an epoch; workers prepare the next epoch while this one is used."""
 
-    def __init__(self, recipe: Recipe, examples: Sequence[Example], *, say: Say = lambda line: None) -> None:
-        self.recipe, self.examples, self.say = recipe, examples, say
+    def __init__(self, recipe: Recipe, examples: Sequence[Example], *, log: Log = lambda line: None) -> None:
+        self.recipe, self.examples, self.log = recipe, examples, log
         self.workers = recipe.config.data.workers
-        self.changes = recipe.config.data.augment is not None
-        self.epochs = self._count_epochs() if self.changes else 1
+        self.augments = recipe.config.data.augment is not None
+        self.epochs = self._count_epochs() if self.augments else 1
         self.epoch: int | None = None
         self.current: Features | None = None
         self.pool: ProcessPoolExecutor | None = None
         self.next: tuple[int, list[Future[Features]]] | None = None
 
     def __call__(self, epoch: int) -> Features:
-        if self.current is not None and (not self.changes or epoch == self.epoch):
+        if self.current is not None and (not self.augments or epoch == self.epoch):
             return self.current
-        if not self.changes or not self.workers:
-            self.current = self.recipe.features(self.examples, epoch, self.epochs, say=self.say)
+        if not self.augments or not self.workers:
+            self.current = self.recipe.features(self.examples, epoch, self.epochs, log=self.log)
         else:
             if self.next is None or self.next[0] != epoch:
                 self.next = (epoch, self._submit(epoch))
@@ -74,47 +74,47 @@ class Feed:
         return self.current
 
     def close(self) -> None:
-        """Let the workers go."""
+        """Stop the workers."""
         if self.pool is not None:
             self.pool.shutdown(wait=False, cancel_futures=True)
             self.pool = None
 
     def _count_epochs(self) -> int:
-        """How many epochs there will be; of a number of steps, as many as the texts make that are not augmented."""
+        """Return the number of epochs; for a number of steps, estimate it from the windows without augmentation."""
         training = self.recipe.config.training
         if training.max_steps is None:
             return max(1, math.ceil(training.epochs))
-        windows = len(self.recipe.features(self.examples, say=self.say))
+        windows = len(self.recipe.features(self.examples, log=self.log))
         return max(1, math.ceil(training.max_steps * training.batch_size * training.accumulate / max(1, windows)))
 
     def _submit(self, epoch: int) -> list[Future[Features]]:
         if self.pool is None:
-            # Not forked: the libraries of this process have threads by now, and a fork would freeze their locks.
+            # Not forked: libraries have started threads, and a fork could copy their locks while they are held.
             self.pool = ProcessPoolExecutor(
-                self.workers, mp_context=get_context("spawn"), initializer=_remember, initargs=(self.recipe,)
+                self.workers, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(self.recipe,)
             )
         size = math.ceil(len(self.examples) / self.workers)
         parts = [self.examples[begin : begin + size] for begin in range(0, len(self.examples), size)]
-        return [self.pool.submit(_follow, part, epoch, self.epochs) for part in parts]
+        return [self.pool.submit(_make_features, part, epoch, self.epochs) for part in parts]
 
 
-_recipe: Recipe | None = None  # of a worker
+_recipe: Recipe | None = None  # set in worker processes
 
 
-def _remember(recipe: Recipe) -> None:
+def _start_worker(recipe: Recipe) -> None:
     global _recipe
     _recipe = recipe
     if parent := parent_process():
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - no bar of its own on the terminal; errors go back as such
+        threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - no progress bars of workers; errors are returned
 
 
-def _follow(examples: Sequence[Example], epoch: int, epochs: int) -> Features:
+def _make_features(examples: Sequence[Example], epoch: int, epochs: int) -> Features:
     assert _recipe is not None
     return _recipe.features(examples, epoch, epochs)
 
 
-def _end_with(parent: BaseProcess) -> None:
-    """A parent that is killed cannot tell its workers to end: they watch it."""
+def _exit_with(parent: BaseProcess) -> None:
+    """Exit when the parent exits: a parent that is killed cannot stop its workers."""
     parent.join()
     os._exit(1)

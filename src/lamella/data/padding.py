@@ -1,4 +1,4 @@
-"""Windows padded to one length, as arrays: what every kind of model is given. Nothing here needs torch."""
+"""Windows padded to one length, as arrays: the input of every kind of model, without torch."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from lamella.data.features import Features
 from lamella.errors import UsageError
 
 Indices = NDArray[np.int64]
-PAD_TO_MULTIPLE_OF = 8  # what tensor cores and vector units like
+PAD_TO_MULTIPLE_OF = 8  # suits tensor cores and vector units
 
 
 @dataclass(frozen=True)
 class Padded:
-    """Some windows, padded to the longest of them."""
+    """Windows padded to the longest."""
 
     input_ids: NDArray[np.int64]  # [B, T]
     mask: NDArray[np.bool_]  # [B, T] true on real tokens
     token_types: NDArray[np.int64]  # [B, T]
-    is_context: NDArray[np.bool_]  # [B, T] true where an answer may lie
-    max_context: NDArray[np.bool_]  # [B, T] true where no other window shows more text around the token
+    is_context: NDArray[np.bool_]  # [B, T] true on tokens of the context
+    max_context: NDArray[np.bool_]  # [B, T] true if no other window shows more text around the token
     start: NDArray[np.int64]  # [B] labels
     end: NDArray[np.int64]  # [B]
-    windows: Indices  # [B] which windows of the features these are
+    windows: Indices  # [B] indices of the windows in the features
     cls: int  # the position whose logits mean "no answer"
 
 
 def pad(features: Features, windows: Indices, *, multiple_of: int = PAD_TO_MULTIPLE_OF) -> Padded:
-    """Put some windows beside one another."""
+    """Pad windows to a common length."""
     lengths = features.rows[windows + 1] - features.rows[windows]
     width = math.ceil(int(lengths.max()) / multiple_of) * multiple_of
-    width = min(width, features.max_seq_length)  # an encoder may have no positions beyond it
-    places = np.arange(width)
-    mask = places < lengths[:, None]  # [B, T]
+    width = min(width, features.max_seq_length)  # an encoder may have no more positions
+    positions = np.arange(width)
+    mask = positions < lengths[:, None]  # [B, T]
     begin, end = features.context_begin[windows, None], features.context_end[windows, None]
     input_ids = np.full(mask.shape, features.template.pad_id, np.int64)
     input_ids[mask] = np.concatenate([features.input_ids[features.rows[w] : features.rows[w + 1]] for w in windows])
@@ -46,8 +46,8 @@ def pad(features: Features, windows: Indices, *, multiple_of: int = PAD_TO_MULTI
     return Padded(
         input_ids=input_ids,
         mask=mask,
-        token_types=np.where(mask & (places >= begin), features.template.context_type, 0),
-        is_context=(places >= begin) & (places < end),
+        token_types=np.where(mask & (positions >= begin), features.template.context_type, 0),
+        is_context=(positions >= begin) & (positions < end),
         max_context=max_context,
         start=features.start[windows].astype(np.int64),
         end=features.end[windows].astype(np.int64),
@@ -56,15 +56,18 @@ def pad(features: Features, windows: Indices, *, multiple_of: int = PAD_TO_MULTI
     )
 
 
-def refuse_longer_windows(padded: Padded, positions: int | None) -> None:
-    """Windows that an encoder has no positions for, where it is known how many it has."""
+def check_window_length(padded: Padded, positions: int | None) -> None:
+    """Refuse windows that are longer than the positions of the encoder, if their number is known."""
     tokens = padded.mask.shape[1]
     if positions is not None and tokens > positions:
-        raise UsageError(f"windows of {tokens} tokens: expected at most {positions}, all the positions of the encoder.")
+        raise UsageError(
+            f"windows of {tokens} tokens: expected at most {positions}, the number of positions of the encoder; "
+            "lower windows.max_seq_length."
+        )
 
 
 def longest_first(lengths: Indices, batch_size: int) -> Iterator[Indices]:
-    """Every window once, the longest batch first: what does not fit into memory shows at once."""
+    """Yield batches of all windows, longest first, so that a batch that does not fit into memory fails at once."""
     order = np.argsort(-lengths, kind="stable")
     for begin in range(0, len(order), batch_size):
         yield order[begin : begin + batch_size]

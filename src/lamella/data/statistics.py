@@ -1,4 +1,4 @@
-"""A data file in numbers: how many, how long, and what a tokenizer makes of it."""
+"""Statistics of a data file: counts, lengths, and token counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lamella.languages.scripts import main_script
 
 
 class Tokenizer(Protocol):
-    """The part of `tokenizers.Tokenizer` that is used here."""
+    """The methods of `tokenizers.Tokenizer` that are used here."""
 
     def encode_batch(self, input: list[str], is_pretokenized: bool = ..., add_special_tokens: bool = ...) -> Any: ...
 
@@ -29,7 +29,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long texts are."""
+    """Mean and maximum length of texts."""
 
     mean: float
     longest: int
@@ -37,7 +37,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class ScriptTokens:
-    """The tokens of the texts in one script, and how many of them the tokenizer does not know."""
+    """The number of tokens of the texts in one script, and how many of them are unknown to the tokenizer."""
 
     tokens: int
     unknown: int
@@ -46,7 +46,7 @@ class ScriptTokens:
 
 @dataclass(frozen=True)
 class TokenStatistics:
-    """What a tokenizer makes of a file; `questions_cut` counts the questions longer than `max_query_length`."""
+    """Token counts of a file; `questions_cut` counts the questions longer than `max_query_length`."""
 
     contexts: Lengths
     questions: Lengths
@@ -56,7 +56,7 @@ class TokenStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """A file in numbers; lengths in characters. A question asked of several contexts counts once for each."""
+    """Counts of a file, lengths in characters. A question about several contexts counts once per context."""
 
     file: str
     format: str
@@ -73,7 +73,7 @@ class Statistics:
 
 
 def measure(file: DataFile, tokens: TokenStatistics | None) -> Statistics:
-    """Count and measure what a file holds."""
+    """Compute the statistics of a file."""
     contexts = contexts_of(file)
     answers: list[Answer] = [answer for example in file.examples for answer in example.answers]
     return Statistics(
@@ -94,7 +94,7 @@ def measure(file: DataFile, tokens: TokenStatistics | None) -> Statistics:
 
 @dataclass(frozen=True)
 class CountedTokens:
-    """Token counts of a file's contexts and, one per example, of its questions."""
+    """Token counts of the contexts of a file and, one per example, of its questions."""
 
     contexts: list[int]
     questions: list[int]
@@ -107,7 +107,8 @@ class CountedTokens:
 
 
 def count_tokens(file: DataFile, tokenizer: Tokenizer) -> CountedTokens:
-    tokenizer = copy.deepcopy(tokenizer)  # the caller's keeps its settings
+    """Count the tokens of contexts and questions."""
+    tokenizer = copy.deepcopy(tokenizer)  # keep the settings of the caller's tokenizer
     tokenizer.no_padding()
     tokenizer.no_truncation()
     unknown = {tokenizer.token_to_id(token) for token in ("[UNK]", "<unk>")} - {None}
@@ -115,7 +116,7 @@ def count_tokens(file: DataFile, tokenizer: Tokenizer) -> CountedTokens:
     unknowns: Counter[str] = Counter()
 
     def count(texts: Iterable[str]) -> dict[str, int]:
-        """The number of tokens of each different text; adds to the counts of its script."""
+        """Return the number of tokens of each distinct text; add to the counts of its script."""
         counts = {}
         distinct = list(dict.fromkeys(texts))
         for begin in range(0, len(distinct), 1000):
@@ -146,4 +147,5 @@ def _lengths(lengths: Sequence[int]) -> Lengths:
 
 
 def contexts_of(file: DataFile) -> list[Context]:
+    """Return the distinct contexts of a file."""
     return list(dict.fromkeys(example.context for example in file.examples))

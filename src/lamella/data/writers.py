@@ -1,4 +1,4 @@
-"""Examples written as data files, whole or not at all."""
+"""Write examples as data files, atomically."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ SUFFIXES = {".json": "squad", ".jsonl": "flat"}
 
 
 def write(examples: Iterable[Example], path: str | Path, format: str | None = None) -> None:
-    """Write examples in a format; without one, `.json` means squad and `.jsonl` flat, `.gz` after it packs either."""
+    """Write examples in a format; by default, `.json` is squad, `.jsonl` is flat, and `.gz` after it compresses."""
     chosen = format or format_of(Path(path))
     if chosen is None:
-        known = ", ".join(f"{suffix}[.gz] ({name})" for suffix, name in SUFFIXES.items())
-        raise UsageError(f"{path}: the name does not say which format to write; end it in one of {known}.")
+        known = " or ".join(f"{suffix}[.gz] ({name})" for suffix, name in SUFFIXES.items())
+        raise UsageError(f"{path}: expected a file name that ends in {known}; choose such a name or pass the format.")
     part("writer", chosen).make(examples, path)
 
 
 @register("writer", "squad")
 def write_squad(examples: Iterable[Example], path: str | Path, *, version: str = "v2.0") -> None:
-    """SQuAD 2.0: questions under their contexts, contexts under their titles, each in the order of first appearance.
+    """Write SQuAD 2.0: questions under their contexts, contexts under their titles, in order of first appearance.
 
-    Contexts are told apart as objects: a paragraph that a file had twice is written twice. The one addition to the
-    format is `group`, on questions that are asked of several contexts.
+    Contexts are compared as objects: a paragraph that a file had twice is written twice. The only addition to the
+    format is `group`, for questions about several contexts.
     """
     articles: dict[str, dict[Context, list[dict[str, Any]]]] = {}
     for example in examples:
@@ -47,12 +47,12 @@ def write_squad(examples: Iterable[Example], path: str | Path, *, version: str =
 
 @register("writer", "flat")
 def write_flat(examples: Iterable[Example], path: str | Path) -> None:
-    """Flat JSONL: a line with id, title, context, question and answers for each example, in their order."""
+    """Write flat JSONL: one line per example with id, title, context, question and answers."""
     _write(path, [_row(example, example.context) for example in examples])
 
 
 def write_submission(answers: Mapping[str, str], path: Path) -> None:
-    """Answers as Stanford's CS224n leaderboard takes them: csv with `Id,Predicted`, sorted by id, nothing for none."""
+    """Write answers for Stanford's CS224n leaderboard: CSV with `Id,Predicted`, sorted by id, empty for no answer."""
     text = io.StringIO(newline="")
     rows = csv.writer(text)
     rows.writerow(["Id", "Predicted"])
@@ -61,7 +61,7 @@ def write_submission(answers: Mapping[str, str], path: Path) -> None:
 
 
 def format_of(path: Path) -> str | None:
-    """The format that a file's name asks for, if it does."""
+    """Return the format for the suffix of a file name, if any."""
     suffix = path.with_suffix("").suffix if path.suffix.lower() == ".gz" else path.suffix
     return SUFFIXES.get(suffix.lower())
 
@@ -102,4 +102,4 @@ def _encoded(text: str, path: Path) -> bytes:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
-        raise DataError(f"{path}: not written: a text holds half of a surrogate pair, {half}, no character.") from None
+        raise DataError(f"{path}: not written: a text contains {half}, half of a surrogate pair; replace it.") from None

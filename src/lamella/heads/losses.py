@@ -75,7 +75,7 @@ class CrossEntropy:
     def _window_weights(self, has_answer: Tensor, totals: Totals) -> Tensor:
         """What every window counts, [B]; over a whole step this sums to 1, or to 0 where nothing in it counts."""
         weights = (self.answerable, self.unanswerable)
-        counts = totals.kinds(has_answer.device)
+        counts = totals.windows_with_and_without_answer(has_answer.device)
         if self.weigh_by == "example":
             whole = weights[0] * counts[0] + weights[1] * counts[1]
             each = [weight / _or_one(whole) for weight in weights]

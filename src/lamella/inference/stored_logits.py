@@ -25,7 +25,7 @@ from safetensors.numpy import save
 
 from lamella.config import DecodingOptions
 from lamella.data.examples import Context, Example
-from lamella.data.feature_arrays import NAMES, from_arrays, text_places, to_arrays
+from lamella.data.feature_arrays import NAMES, context_indices, from_arrays, to_arrays
 from lamella.data.features import Features, PairTemplate, join_features
 from lamella.data.padding import Padded
 from lamella.errors import UnreadableError, UsageError
@@ -83,8 +83,8 @@ class LogitsWriter:
             "template": asdict(features.template),
             "contexts": [{"text": text, "title": title} for text, title in texts.items()],
             "questions": [
-                {"id": example.id, "question": example.question, "context": place}
-                for example, place in zip(features.examples, text_places(features.examples), strict=True)
+                {"id": example.id, "question": example.question, "context": index}
+                for example, index in zip(features.examples, context_indices(features.examples), strict=True)
             ],
         }
         write_entries(folder / LOGITS_INDEX, index)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lamella import registry
 from lamella.config import HEAD_OPTIONS, DecodingOptions, EncoderOptions, LearnerOptions, RunConfig, WindowOptions
 from lamella.data.batches import Batch
-from lamella.data.padding import Padded, refuse_longer_windows
+from lamella.data.padding import Padded, check_window_length
 from lamella.encoder.device import autocast
 from lamella.encoder.encoder import Encoder, HiddenStates
 from lamella.encoder.pretrained import LoadedEncoder
@@ -215,7 +215,7 @@ class ReaderModel(nn.Module):
     @torch.inference_mode()
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """Return the logits of a padded batch as an array; the model must be in eval mode."""
-        refuse_longer_windows(padded, self.positions)
+        check_window_length(padded, self.positions)
         logits: NDArray[np.float32] = self(Batch.of(padded).to(self.device)).float().cpu().numpy()
         return logits  # [O, B, T]
 

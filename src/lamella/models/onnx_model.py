@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from lamella.config import DecodingOptions, Section, WindowOptions
-from lamella.data.padding import Padded, refuse_longer_windows
+from lamella.data.padding import Padded, check_window_length
 from lamella.encoder.sources import MODEL_CONFIG
 from lamella.errors import MissingExtraError, ModelError, one_line
 from lamella.files import read_json
@@ -116,7 +116,7 @@ class OnnxModel:
 
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """The logits of some windows; 0 at their pads."""
-        refuse_longer_windows(padded, self.config.positions)
+        check_window_length(padded, self.config.positions)
         feed = self._feed(padded)
         lengths = padded.mask.sum(1)
         alone = [

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.batches import Batch
-from lamella.data.padding import Padded, refuse_longer_windows
+from lamella.data.padding import Padded, check_window_length
 from lamella.encoder.device import autocast
 from lamella.encoder.encoder import FAMILIES, positions_of
 from lamella.encoder.fast_attention import suitable_kernels, use_fast_attention
@@ -85,7 +85,7 @@ class StockModel:
     @torch.inference_mode()
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """Start and end logits of some windows."""
-        refuse_longer_windows(padded, self.positions)
+        check_window_length(padded, self.positions)
         batch = Batch.of(padded).to(self.device)
         inputs = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
         if self.reads_token_types:

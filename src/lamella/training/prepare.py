@@ -119,14 +119,14 @@ def prepare(
             model.facts = model.facts.model_copy(update={"start": starts[name].facts})
 
     recipe = Recipe(base.tokenizer, config)
-    feed = Feed(recipe, train_data.examples, say=say)
+    feed = Feed(recipe, train_data.examples, log=say)
     train = feed(0)
     if not len(train):
         raise DataError(f"{', '.join(config.data.train)}: no window is left to train on; see data.negative_windows.")
     if train.lost_answers:
         say(f"{train.lost_answers} answers lie on no token and are taught as no answer")
-    dev = cached_features(dev_data.examples, base.tokenizer, config.windows, say=say)
-    threshold = cached_features(threshold_data.examples, base.tokenizer, config.windows, say=say)
+    dev = cached_features(dev_data.examples, base.tokenizer, config.windows, log=say)
+    threshold = cached_features(threshold_data.examples, base.tokenizer, config.windows, log=say)
     steps = Steps(feed, config.training, [one.learner.fraction for one in configs.values()])
     learners = [
         make_learner(
@@ -138,7 +138,7 @@ def prepare(
             randomness=randomness[name],
             pass_models=list(models.values()),
             alone=processes.count == 1,
-            train=None if feed.changes else train,
+            train=None if feed.augments else train,
         )
         for name, one in configs.items()
     ]

@@ -11,10 +11,10 @@ SPLITS = ("train", "dev")
 
 
 def data_path(name: str) -> Path:
-    """The file that a name means: `demo:train` and `demo:dev` are bundled, anything else is a path."""
+    """Return the file for a name: `demo:train` and `demo:dev` are bundled, anything else is a path."""
     if not name.startswith("demo:"):
-        return Path(os.path.expanduser(name))  # unlike pathlib's, it leaves an unknown ~user as it is
+        return Path(os.path.expanduser(name))  # unlike pathlib, keeps an unknown ~user unchanged
     split = name.removeprefix("demo:")
     if split not in SPLITS:
-        raise UnknownNameError("bundled data", name, [f"demo:{one}" for one in SPLITS])
+        raise UnknownNameError("bundled data", name, [f"demo:{known}" for known in SPLITS])
     return Path(__file__).with_name(f"{split}.json")
