@@ -49,7 +49,7 @@ ORDER = (
     {"models": ("models",)},
     {"inference": ("inference",)},
     {"scoring": ("scoring",)},
-    {"training": ("training",), "export": ("export",), "study": ("study",)},
+    {"training": ("training",), "export": ("export",), "study": ("study",), "testing": ("testing",)},
     {"sweep": ("sweep",), "serve": ("serve",)},
     {"cli": ("cli",)},
     {"package": ("__init__", "__main__")},

@@ -1,23 +1,26 @@
-"""What every mixer owes with every task on every family of encoder. A part registered later is tested here unasked."""
+"""The contract of mixers, on every mixer with every task on every family of encoders.
+
+The checks are those of `lamella.testing`; a part that is registered later is checked here without a new test.
+"""
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from doubles import DEPTH, FAMILIES, HIDDEN, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
 from lamella import registry
 from lamella.encoder.encoder import HiddenStates
-from lamella.heads.head import Head
-from lamella.models.base_encoder import load_encoder
-from lamella.models.model import ReaderModel
+from lamella.heads.head import LayerWeights, Stage, StageShape
+from lamella.heads.pooling import Average
+from lamella.testing import check_mixer
+from lamella.testing.mixer_checks import MIXER_CHECKS, MixerCase
+from lamella.testing.tiny import FAMILIES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -25,163 +28,195 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 EXCEPTIONS: dict[tuple[str, str], str] = {}
 
 CASES = [
-    pytest.param(mixer, task, family, id=f"{mixer}-{task}-{family}")
+    pytest.param(MixerCase(mixer, task, family), id=f"{mixer}-{task}-{family}")
     for mixer, task, family in itertools.product(registry.names("mixer"), registry.names("task"), FAMILIES)
 ]
-every_head = pytest.mark.parametrize(("mixer", "task", "family"), CASES)
 
 
-@pytest.fixture(autouse=True)
-def excepted(request: pytest.FixtureRequest) -> None:
-    """Skip what the table excepts, saying why."""
-    check = request.function.__name__
-    parts = (
-        [request.node.callspec.params[name] for name in ("mixer", "task")] if hasattr(request.node, "callspec") else []
-    )
-    for part in parts:
-        if (part, check) in EXCEPTIONS:
-            pytest.skip(f"{part}: {EXCEPTIONS[part, check]}")
-
-
-@functools.cache
-def all_layers(family: str) -> HiddenStates:
-    """Every layer of a tiny encoder over a padded batch; what stands at the pads is replaced by large garbage."""
-    batch = tiny_batch(family)
-    with torch.no_grad():
-        hidden = tiny_encoder(family).encoder(batch, range(DEPTH + 1))
-    pads = ~batch.mask[..., None]
-    garbage = 50 * torch.randn(hidden.layers[0].shape, generator=torch.Generator().manual_seed(0))
-    return replace(hidden, layers=tuple(torch.where(pads, garbage, layer) for layer in hidden.layers))
-
-
-def make(mixer: str, task: str, family: str) -> tuple[Head, HiddenStates]:
-    """A head with its defaults in evaluation mode, and the hidden states that it asks for."""
-    torch.manual_seed(0)
-    head = Head(DEPTH, HIDDEN, mixer=[{"name": mixer}], task={"name": task}).eval()
-    hidden = all_layers(family)
-    return head, replace(hidden, layers=tuple(hidden.layers[layer].clone() for layer in head.layers))
-
-
-def read_by(head: Head, hidden: HiddenStates) -> Tensor:
-    """The real tokens among those that a head gives logits for."""
-    return hidden.mask[:, :1] if head.at_cls else hidden.mask
-
-
-def slices(hidden: HiddenStates, rows: slice, tokens: slice) -> HiddenStates:
-    return HiddenStates(
-        layers=tuple(layer[rows, tokens] for layer in hidden.layers),
-        mask=hidden.mask[rows, tokens],
-        is_context=hidden.is_context[rows, tokens],
-    )
-
-
-def with_pads(hidden: HiddenStates, count: int = 8) -> HiddenStates:
-    rows = len(hidden.mask)
-    nothing = torch.zeros(rows, count, dtype=torch.bool)
-    return HiddenStates(
-        layers=tuple(torch.cat([layer, torch.full((rows, count, HIDDEN), 30.0)], 1) for layer in hidden.layers),
-        mask=torch.cat([hidden.mask, nothing], 1),
-        is_context=torch.cat([hidden.is_context, nothing], 1),
-    )
-
-
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-
-
-@every_head
-def test_it_gives_a_finite_logit_for_every_output_and_token(mixer: str, task: str, family: str) -> None:
-    head, hidden = make(mixer, task, family)
-    outputs = registry.part("task", task).make.outputs  # type: ignore[attr-defined]
-    B, T = read_by(head, hidden).shape
-    for dtype in (torch.float32, torch.bfloat16):
-        logits = head(replace(hidden, layers=tuple(layer.to(dtype) for layer in hidden.layers)))
-        assert logits.shape == (outputs, B, T)
-        assert logits.dtype == torch.float32
-        assert logits[:, read_by(head, hidden)].isfinite().all()
-    assert all(0 <= layer <= DEPTH for layer in head.layers)
-    assert len(set(head.layers)) == len(head.layers)
-
-
-@every_head
-def test_it_is_the_same_twice(mixer: str, task: str, family: str) -> None:
-    head, hidden = make(mixer, task, family)
-    assert torch.equal(head(hidden), head(hidden))
-
-
-@every_head
-def test_it_depends_on_what_it_reads(mixer: str, task: str, family: str) -> None:
-    head, hidden = make(mixer, task, family)
-    other = replace(hidden, layers=tuple(layer.roll(1, 0) for layer in hidden.layers))
-    assert not torch.allclose(head(hidden), head(other), atol=1e-6)
-
-
-@every_head
-def test_more_pads_change_nothing(mixer: str, task: str, family: str) -> None:
-    head, hidden = make(mixer, task, family)
-    real = read_by(head, hidden)
-    assert_close(head(with_pads(hidden))[..., : real.shape[1]][:, real], head(hidden)[:, real])
-
-
-@every_head
-def test_a_batch_of_one_equals_its_row(mixer: str, task: str, family: str) -> None:
-    head, hidden = make(mixer, task, family)
-    together = head(hidden)
-    for row in range(len(hidden.mask)):
-        length = int(read_by(head, hidden)[row].sum())
-        padded = head(slices(hidden, slice(row, row + 1), slice(None)))
-        assert_close(padded[:, 0, :length], together[:, row, :length])
-        trimmed = head(slices(hidden, slice(row, row + 1), slice(0, int(hidden.mask[row].sum()))))
-        assert_close(trimmed[:, 0], together[:, row, :length])
-
-
-@every_head
-def test_every_parameter_gets_a_gradient(mixer: str, task: str, family: str) -> None:
-    head, hidden = make(mixer, task, family)
-    head.train()
-    logits = head(hidden)
-    # Not the loss: a bias that all tokens share has no gradient there, the softmax over the tokens ignores it.
-    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
-    (logits * weights)[:, read_by(head, hidden)].sum().backward()
-    lacking = [name for name, value in head.named_parameters() if value.grad is None or not value.grad.any()]
-    assert not lacking
-    assert all(value.grad is not None and value.grad.isfinite().all() for value in head.parameters())
-
-
-@every_head
-def test_it_leaves_its_input_alone(mixer: str, task: str, family: str) -> None:
-    head, hidden = make(mixer, task, family)
-    before = [tensor.clone() for tensor in tensors(hidden)]
-    head.train()
-    head(hidden).sum().backward()
-    assert all(torch.equal(old, new) for old, new in zip(before, tensors(hidden), strict=True))
-
-
-def tensors(hidden: HiddenStates) -> Iterator[Tensor]:
-    yield from (*hidden.layers, hidden.mask, hidden.is_context)
-
-
-@pytest.fixture(scope="module")
-def saved_encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("encoders")
-    return {family: save_tiny_encoder(folder / family, family) for family in FAMILIES}
-
-
-@every_head
-def test_it_is_the_same_after_saving_and_loading(
-    mixer: str, task: str, family: str, saved_encoders: dict[str, Path], tmp_path: Path
-) -> None:
-    config = tiny_run_config(encoder={"tuning": "frozen"}, learner={"mixer": mixer, "task": task})
-    model, batch = ReaderModel(load_encoder(str(saved_encoders[family])), config), tiny_batch(family)
-    optimiser = torch.optim.AdamW(model.head.parameters(), lr=0.05)
-    model.train()  # a step in training mode, so that statistics a head may keep have moved as well
-    model(batch).square().mean().backward()
-    optimiser.step()
-    before = model.eval()(batch)
-    model.save(tmp_path / "model")
-    assert torch.equal(ReaderModel.load(tmp_path / "model")(batch), before)
+@pytest.mark.parametrize("case", CASES)
+def test_every_mixer_keeps_the_contract(case: MixerCase) -> None:
+    for name, check in MIXER_CHECKS.items():
+        if not {(case.mixer, name), (case.task, name)} & set(EXCEPTIONS):
+            check(case)
 
 
 def test_the_exceptions_name_parts_and_checks_that_exist() -> None:
     parts = {*registry.names("mixer"), *registry.names("task")}
-    assert all(part in parts and check in globals() for part, check in EXCEPTIONS)
+    assert all(part in parts and check in MIXER_CHECKS for part, check in EXCEPTIONS)
+
+
+@pytest.fixture
+def mixer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], str]:
+    """Return a function that registers a mixer for one test and returns its name."""
+    registry.names("mixer")
+    family = registry.FAMILIES["mixer"]
+    monkeypatch.setitem(registry.FAMILIES, "mixer", replace(family, parts=dict(family.parts)))
+
+    def register(kind: Any) -> str:
+        registry.register("mixer", "wrong")(kind)
+        return "wrong"
+
+    return register
+
+
+def failure(name: str, **options: Any) -> str:
+    with pytest.raises(AssertionError) as caught:
+        check_mixer(name, **options)
+    return str(caught.value).splitlines()[0]
+
+
+class Plain(Stage):
+    """A stage that gives back what it reads."""
+
+    def __init__(self, shape: StageShape) -> None:
+        super().__init__()
+        self.out_shape = shape
+
+    def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:
+        return x
+
+
+class MixesPads(Plain):
+    """The mean over the tokens, pads among them."""
+
+    def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:
+        return x + x.mean(3, keepdim=True)
+
+
+class MixesWindows(Plain):
+    """The mean over the windows of a batch."""
+
+    def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:
+        real = x.masked_fill(~hidden.mask[..., None], 0)
+        return x + real.sum((2, 3), keepdim=True) / hidden.mask.sum()
+
+
+class Constant(Plain):
+    """It reads nothing."""
+
+    def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+
+class Unused(Plain):
+    """A parameter that nothing uses."""
+
+    def __init__(self, shape: StageShape) -> None:
+        super().__init__(shape)
+        self.unused = nn.Parameter(torch.ones(1))
+
+
+class InPlace(Plain):
+    """It changes the layers that it is given."""
+
+    def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:
+        hidden.layers[0].add_(1.0)
+        return x
+
+
+class Random(Plain):
+    """Noise in evaluation mode."""
+
+    def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+class Forgets(Plain):
+    """State that is not saved."""
+
+    def __init__(self, shape: StageShape) -> None:
+        super().__init__(shape)
+        self.scale = 1.0
+
+    def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:
+        if self.training:
+            self.scale = 2.0
+        return x * self.scale
+
+
+class WrongShape(Plain):
+    """It drops tokens."""
+
+    def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:
+        return x[:, :, :, : x.shape[3] - 1] if x.shape[3] > 1 else torch.cat([x, x], 3)
+
+
+class Infinite(Plain):
+    """A logarithm of negative numbers."""
+
+    def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:
+        return x.log()
+
+
+class OtherLayers(Plain):
+    """It asks for a layer that was not offered."""
+
+    @staticmethod
+    def reads(layers: tuple[int, ...]) -> tuple[int, ...]:
+        return (7,)
+
+
+class UnstatedWeights(LayerWeights):
+    """Weights per token, which it does not declare."""
+
+    reads_q = True
+
+    def __init__(self, shape: StageShape) -> None:
+        super().__init__()
+        self.out_shape = replace(shape, streams=shape.outputs, channels=1)
+
+    def weigh(self, project: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
+        return project(q).softmax(1)
+
+
+class OtherWeights(Average):
+    """Learned weights that are not those it applies."""
+
+    @staticmethod
+    def learned_layer_weights(tensors: Any, **options: Any) -> Tensor:
+        return torch.ones(1, 3)
+
+
+def not_a_class(shape: StageShape) -> Plain:
+    """A function."""
+    return Plain(shape)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (MixesPads, "pads change the logits (put pads to zero with hidden.mask before mixing tokens): by"),
+        (MixesWindows, "a window alone has other logits than in a batch: by"),
+        (Constant, "gave the same logits for other hidden states"),
+        (Unused, "parameters without a gradient: stages.0.unused"),
+        (InPlace, "gave different logits for the same input"),
+        (Random, "gave different logits for the same input"),
+        (Forgets, "gave other logits after saving and loading"),
+        (WrongShape, "expected logits of shape"),
+        (Infinite, "gave NaN or infinite logits from layers in torch.float32"),
+        (OtherLayers, "reads((3,)) returned layers that were not offered: (7,)"),
+        (UnstatedWeights, "layer weights differ per token; set weighs_per_token = True"),
+        (OtherWeights, "learned_layer_weights differ from layer_weights: by"),
+        (not_a_class, "expected a class derived from lamella.heads.head.Stage"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_mixer_that_breaks_the_contract_is_refused_in_words(
+    kind: Any, message: str, mixer: Callable[[Any], str]
+) -> None:
+    said = failure(mixer(kind))
+    assert message in said
+    assert said.startswith("mixer 'wrong' with task "), said
+
+
+def test_a_mixer_that_cannot_be_built_is_refused_in_words() -> None:
+    said = failure("encoder_block", heads=5)
+    assert said.startswith(
+        "mixer 'encoder_block' with task 'answerability' on albert: cannot be built: encoder_block.heads"
+    )
+
+
+def test_the_options_reach_the_mixer() -> None:
+    check_mixer("compress", size=3)
+    with pytest.raises(AssertionError, match=r"cannot be built: sise: no such option\. Did you mean 'size'"):
+        check_mixer("compress", sise=3)

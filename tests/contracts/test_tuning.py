@@ -1,9 +1,14 @@
-"""What every way of tuning owes: exactly the declared parameters move, and exactly those are saved."""
+"""The contract of tunings: exactly the declared parameters move, and exactly those are saved.
+
+The checks are those of `lamella.testing`; a tuning that is registered later is checked here without a new test.
+"""
 
 from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +22,10 @@ from lamella import registry
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.tuning import trainable_line
 from lamella.errors import ConfigError
-from lamella.heads.losses import CrossEntropy
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
+from lamella.testing import check_tuning
+from lamella.testing.tuning_checks import TUNING_CHECKS, TuningCase, snapshot, train_steps, trainable_names
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,21 +34,17 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("top_k", "albert"): "one layer's weights serve at every depth, so none is on top",
 }
 
-# What of an encoder a way of tuning trains; a way that is not here is held to the rest of the contract.
+# What a tuning trains of the encoder; a tuning that is not here must train a part of it.
 TRAINS_ALL, TRAINS_NONE = {"full"}, {"frozen"}
 
-# The softmax over the tokens ignores what it adds to all of them alike: these have no gradient but rounding noise, and
-# may or may not move.
-NO_GRADIENT = re.compile(r"\.(key|k|k_lin)\.bias$|^head\.task\.b$")
-
 CASES = [
-    pytest.param(tuning, family, id=f"{tuning}-{family}")
+    pytest.param(TuningCase(tuning, family), id=f"{tuning}-{family}")
     for tuning, family in itertools.product(registry.names("tuning"), FAMILIES)
     if (tuning, family) not in EXCEPTIONS
 ]
-every_tuning = pytest.mark.parametrize(("tuning", "family"), CASES)
+every_tuning = pytest.mark.parametrize("case", CASES)
 
-# Ways with options: what they add to an encoder is other than by default, or less of it is trained.
+# Tunings with options: they add other tensors to an encoder than by default, or train less of it.
 WITH_OPTIONS: list[dict[str, Any]] = [
     {"name": "top_k", "k": 0},
     {"name": "top_k", "k": 2},
@@ -53,7 +55,7 @@ WITH_OPTIONS: list[dict[str, Any]] = [
     {"name": "ia3", "targets": ["query", "ffn_input"]},
 ]
 
-# The ways that put new parts into an encoder, here so that they start from exactly the encoder they are given.
+# The tunings that add tensors to an encoder, with options that start from exactly the encoder they are given.
 ADDING: list[dict[str, Any]] = [{"name": "adapter", "zero": True}, {"name": "lora"}, {"name": "ia3"}]
 ADDED = {
     "adapter": re.compile(r"\.adapter(_\d+)?\."),
@@ -68,96 +70,53 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: save_tiny_encoder(folder / family, family) for family in FAMILIES}
 
 
-def train(model: ReaderModel, family: str, steps: int = 3) -> None:
-    """A few optimiser steps on a batch whose answers lie in the context."""
-    batch = tiny_batch(family)
-    batch.start.copy_(batch.is_context.long().argmax(1))
-    batch.end.copy_(batch.start + 2)
-    optimiser = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=1e-2)
-    loss = CrossEntropy()
-    model.train()
-    for _ in range(steps):
-        optimiser.zero_grad()
-        loss(model.head.task.choices(model(batch), batch), batch)["loss"].backward()
-        optimiser.step()
-    model.eval()
-
-
-def snapshot(module: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+@every_tuning
+@pytest.mark.parametrize("check", TUNING_CHECKS)
+def test_every_tuning_keeps_the_contract(check: str, case: TuningCase) -> None:
+    TUNING_CHECKS[check](case)
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "mpnet"])
 @pytest.mark.parametrize("tuning", WITH_OPTIONS, ids=lambda spec: "-".join(map(str, spec.values())))
 def test_exactly_the_declared_parameters_move_with_options(tuning: dict[str, Any], family: str) -> None:
-    assert_that_exactly_the_declared_parameters_move(tuning, family)
+    name, options = registry.split(tuning)
+    TUNING_CHECKS["moves_exactly_its_parameters"](TuningCase(name, family, options))
+
+
+@pytest.mark.parametrize(("tuning", "family"), EXCEPTIONS)
+def test_a_tuning_refuses_the_families_that_it_does_not_go_with(tuning: str, family: str) -> None:
+    with pytest.raises(ConfigError, match="one layer's weights"):
+        registry.build("tuning", tuning, tiny_encoder(family).encoder)
 
 
 @every_tuning
-def test_exactly_the_declared_parameters_move(tuning: str, family: str) -> None:
-    assert_that_exactly_the_declared_parameters_move(tuning, family)
-
-
-def assert_that_exactly_the_declared_parameters_move(tuning: str | dict[str, Any], family: str) -> None:
-    model = ReaderModel(tiny_encoder(family), tiny_run_config(encoder={"tuning": tuning}))
-    declared = {name for name, value in model.named_parameters() if value.requires_grad}
-    before = snapshot(model)
-    train(model, family)
-    after = snapshot(model)
-    moved = {name for name in after if not torch.equal(before[name], after[name])}
-    assert moved <= declared
-    assert all(NO_GRADIENT.search(name) for name in declared - moved), declared - moved
-    assert "head.task.q" in moved
-
-
-@every_tuning
-def test_what_is_declared(tuning: str, family: str) -> None:
-    encoder = tiny_encoder(family).encoder
+def test_what_is_trained(case: TuningCase) -> None:
+    encoder = tiny_encoder(case.family).encoder
     names = {name for name, _ in encoder.named_parameters()}
-    registry.build("tuning", tuning, encoder)
-    declared = {name for name, value in encoder.named_parameters() if value.requires_grad}
-    if tuning in TRAINS_ALL:
-        assert declared == names
-    elif tuning in TRAINS_NONE:
-        assert declared == set()
+    case.apply(encoder)
+    trained = trainable_names(encoder)
+    if case.tuning in TRAINS_ALL:
+        assert trained == names
+    elif case.tuning in TRAINS_NONE:
+        assert trained == set()
     else:
-        assert declared
-    assert encoder.trainable is bool(declared)
+        assert trained
+    assert encoder.trainable is bool(trained)
 
 
 @every_tuning
-def test_the_saved_file_holds_exactly_the_trained_tensors(
-    tuning: str, family: str, bases: dict[str, Path], tmp_path: Path
-) -> None:
-    model = ReaderModel(load_encoder(str(bases[family])), tiny_run_config(encoder={"tuning": tuning}))
-    train(model, family, steps=1)
-    model.save(tmp_path / "model")
-    saved = load_file(tmp_path / "model" / "model.safetensors")
-    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    assert set(saved) == set(trained)
-    assert all(torch.equal(saved[name], value) for name, value in trained.items())
-    assert all(name.startswith(("encoder.", "head.")) for name in saved)
-    loaded = ReaderModel.load(tmp_path / "model")
-    for name, value in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value), name
-
-
-@every_tuning
-def test_a_second_time_changes_nothing_or_adds_a_second_part(tuning: str, family: str) -> None:
-    encoder = tiny_encoder(family).encoder
+def test_only_adapters_are_stacked(case: TuningCase) -> None:
+    encoder = tiny_encoder(case.family).encoder
     plain = set(encoder.state_dict())
-    registry.build("tuning", tuning, encoder)
-    once, added = trainable(encoder), set(encoder.state_dict()) - plain
-    registry.build("tuning", tuning, encoder)
-    assert bool(added) is any(spec["name"] == tuning for spec in ADDING)
-    if not added:
-        assert trainable(encoder) == once
-        assert set(encoder.state_dict()) == plain
-    elif tuning == "adapter":
-        assert not trainable(encoder) & added
-        assert trainable(encoder) - once == {name.replace(".adapter.", ".adapter_2.") for name in added}
-    else:  # merged into the weights, and begun anew
-        assert trainable(encoder) == once
+    case.apply(encoder)
+    once, added = trainable_names(encoder), set(encoder.state_dict()) - plain
+    case.apply(encoder)
+    assert bool(added) is any(spec["name"] == case.tuning for spec in ADDING)
+    if case.tuning == "adapter":
+        assert not trainable_names(encoder) & added
+        assert trainable_names(encoder) - once == {name.replace(".adapter.", ".adapter_2.") for name in added}
+    else:  # LoRA and IA³ are merged into the weights first
+        assert trainable_names(encoder) == once
 
 
 def tuned_model(base: Path, tuning: str) -> ReaderModel:
@@ -199,12 +158,12 @@ def test_a_part_added_to_a_tuned_encoder_starts_from_it_and_leaves_what_it_learn
     else:
         assert torch.equal(start, before)
 
-    train(model, family)
+    train_steps(model, family)
     after = snapshot(model.encoder)
     for name, value in parts.items():
         if ADDED[first].search(name) and not merged:
             assert torch.equal(after[name], value), name
-    trained = trainable(model.encoder)
+    trained = trainable_names(model.encoder)
     new = {name for name in trained if ADDED[second["name"]].search(name)}
     assert new
     assert not merged or new == trained
@@ -235,10 +194,6 @@ def test_what_cannot_be_stacked_is_refused(family: str, steps: list[Any]) -> Non
     assert len(caught.value.problems) == 1
 
 
-def trainable(encoder: Encoder) -> set[str]:
-    return {name for name, value in encoder.named_parameters() if value.requires_grad}
-
-
 def test_the_line_for_the_user_counts_right() -> None:
     model = ReaderModel(tiny_encoder("bert"), tiny_run_config(encoder={"tuning": "frozen"}))
     layer = 4 * (HIDDEN * HIDDEN + HIDDEN) + (HIDDEN * 48 + 48) + (48 * HIDDEN + HIDDEN) + 2 * 2 * HIDDEN
@@ -250,3 +205,74 @@ def test_the_line_for_the_user_counts_right() -> None:
     )
     full = ReaderModel(tiny_encoder("bert"), tiny_run_config())
     assert trainable_line(full) == f"trainable params: {total:,} || all params: {total:,} || trainable%: 100.0000"
+
+
+@pytest.fixture
+def tuning(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], str]:
+    """Return a function that registers a tuning for one test and returns its name."""
+    registry.names("tuning")
+    family = registry.FAMILIES["tuning"]
+    monkeypatch.setitem(registry.FAMILIES, "tuning", replace(family, parts=dict(family.parts)))
+
+    def register(make: Any) -> str:
+        registry.register("tuning", "wrong")(make)
+        return "wrong"
+
+    return register
+
+
+def undeclared(encoder: Encoder) -> None:
+    """Trains nothing, and does not declare it."""
+    encoder.requires_grad_(False)
+
+
+def unused(encoder: Encoder) -> None:
+    """Adds a parameter that nothing uses."""
+    encoder.requires_grad_(False)
+    encoder.model.register_parameter("unused", nn.Parameter(torch.ones(1)))
+
+
+def refuses(encoder: Encoder) -> None:
+    """Goes with no encoder."""
+    raise ConfigError("encoder.tuning", ["not today."])
+
+
+def unsaved(encoder: Encoder) -> None:
+    """Changes weights that it does not train."""
+    encoder.requires_grad_(False)
+    encoder.layer_modules[-1].requires_grad_(True)
+    with torch.no_grad():
+        next(encoder.layer_modules[0].parameters()).add_(torch.rand(1))
+
+
+def other_the_second_time(encoder: Encoder) -> None:
+    """Trains the top layer, then the one below."""
+    trained = trainable_names(encoder)
+    encoder.requires_grad_(False)
+    everything = len(trained) == len(list(encoder.parameters()))
+    encoder.layer_modules[-1 if everything else 0].requires_grad_(True)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (undeclared, "its trait trains_encoder is True, expected False; declare it where the tuning is registered"),
+        (unused, "parameters did not move in training: encoder.model.unused"),
+        (refuses, "refused every encoder: not today."),
+        (unsaved, "tensors of the loaded reader differ from the saved one: "),
+        (other_the_second_time, "applied twice, it trains other parameters"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_tuning_that_breaks_the_contract_is_refused_in_words(
+    make: Any, message: str, tuning: Callable[[Any], str]
+) -> None:
+    with pytest.raises(AssertionError) as caught:
+        check_tuning(tuning(make))
+    assert message in str(caught.value)
+
+
+def test_the_options_reach_the_tuning_and_a_family_may_be_refused() -> None:
+    check_tuning("top_k", k=2)
+    with pytest.raises(AssertionError, match=r"refused every encoder: sise: no such option"):
+        check_tuning("adapter", sise=2)

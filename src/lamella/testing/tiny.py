@@ -1,0 +1,140 @@
+"""Tiny random encoders of every family with real tokenizers, and batches for them; no network is needed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import unicodedata
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from lamella.config import RunConfig
+from lamella.data.batches import Batch, collate
+from lamella.data.demo import data_path
+from lamella.data.examples import Context, Example
+from lamella.data.features import featurise
+from lamella.encoder.encoder import Encoder
+from lamella.encoder.pretrained import LoadedEncoder
+from lamella.validation import check_config
+
+FAMILIES = ("albert", "bert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
+HIDDEN, DEPTH = 32, 3
+AWKWARD = (
+    "Cafe\u0301 Zoë naïve 서울은 한국의 수도 東京は日本 القاهرة مدينة שלום עולם 👩‍🚀 went 🇫🇷 to the 👍🏽 "
+    "“moon” — at 3.5°C नमस्ते दुनिया e\u0301\u0327te\u0301"
+)
+
+
+def tiny_encoder(family: str = "bert", *, seed: int = 0, pooler: bool = False, **options: Any) -> LoadedEncoder:
+    """Return a random encoder of the family in evaluation mode; `options` go to its configuration."""
+    torch.manual_seed(seed)
+    config = tiny_config(family, **options)
+    pooling = {} if family in ("distilbert", "electra") else {"add_pooling_layer": pooler}
+    auto: Any = transformers.AutoModel
+    model = auto.from_config(config, **pooling)
+    return LoadedEncoder(Encoder(model.eval()), tiny_tokenizer(family), f"tiny-{family}", "0" * 64)
+
+
+def save_tiny_encoder(folder: Path, family: str = "bert", *, seed: int = 0, **options: Any) -> Path:
+    """Write a tiny encoder to a folder, as transformers does, and return the folder."""
+    loaded = tiny_encoder(family, seed=seed, **options)
+    loaded.encoder.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tiny_run_config(**sections: Any) -> RunConfig:
+    """Return the options of a run whose windows fit the tiny encoders."""
+    windows = {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24}
+    return check_config({"windows": windows, **sections}, where="tests")
+
+
+def tiny_batch(family: str = "bert", count: int = 4, *, characters: int = 60) -> Batch:
+    """Return windows of different lengths over the bundled contexts, so that all but the longest are padded.
+
+    The context of window i has `characters` · (i + 1) characters.
+    """
+    texts = [context[: characters * (number + 1)] for number, context in enumerate(corpus()[:count])]
+    examples = [
+        Example(id=f"q{number}", question="What is it?", context=Context(text)) for number, text in enumerate(texts)
+    ]
+    features = featurise(examples, tiny_tokenizer(family), tiny_run_config().windows)
+    return collate(features, np.arange(len(features)))
+
+
+def tiny_config(family: str, **options: Any) -> Any:
+    """Return the configuration of an encoder with a few thousand parameters."""
+    sizes: dict[str, Any] = {
+        "vocab_size": 1000,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": DEPTH,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 130,
+    }
+    if family == "distilbert":
+        sizes = {"vocab_size": 1000, "dim": HIDDEN, "n_layers": DEPTH, "n_heads": 4, "hidden_dim": 48,
+                 "max_position_embeddings": 130}  # fmt: skip
+    if family in ("albert", "electra"):
+        sizes["embedding_size"] = 16
+    return transformers.AutoConfig.for_model(family, **{**sizes, **options})
+
+
+def corpus() -> list[str]:
+    """Return text to learn small vocabularies from: the bundled contexts and some awkward characters."""
+    document = json.loads(data_path("demo:train").read_text(encoding="utf-8"))
+    contexts = [paragraph["context"] for article in document["data"] for paragraph in article["paragraphs"]]
+    return [*contexts, AWKWARD]
+
+
+@functools.cache
+def tiny_tokenizer(family: str) -> Any:
+    """Return a tokenizer of the family's own class and pipeline, with a small vocabulary from the bundled text."""
+    if family in ("bert", "electra", "distilbert", "mpnet"):
+        special = ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"] if family == "mpnet" else None
+        special = special or ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        vocabulary = {piece: number for number, piece in enumerate([*special, *_word_pieces()])}
+        kinds: dict[str, Any] = {"mpnet": transformers.MPNetTokenizer, "distilbert": transformers.DistilBertTokenizer}
+        return kinds.get(family, transformers.BertTokenizer)(vocab=vocabulary)
+    return _byte_pair_tokenizer() if family == "roberta" else _unigram_tokenizer(family)
+
+
+def _byte_pair_tokenizer() -> Any:
+    trained: Any = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    trained.train_from_iterator(corpus(), trainer)
+    model = json.loads(trained.to_str())["model"]
+    kind: Any = transformers.RobertaTokenizer
+    return kind(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]])
+
+
+def _unigram_tokenizer(family: str) -> Any:
+    albert = family == "albert"
+    special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"] if albert else ["<s>", "<pad>", "</s>", "<unk>"]
+    trained: Any = Tokenizer(models.Unigram())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=700, special_tokens=special, unk_token="<unk>", show_progress=False)
+    trained.train_from_iterator([text.lower() for text in corpus()] if albert else corpus(), trainer)
+    kind: Any = transformers.AlbertTokenizer if albert else transformers.XLMRobertaTokenizer
+    return kind(vocab=[tuple(entry) for entry in json.loads(trained.to_str())["model"]["vocab"]])
+
+
+def _word_pieces() -> list[str]:
+    """Return frequent words and all characters; in a fixed order, unlike a trained vocabulary."""
+    words = Counter(re.findall(r"\w+", " ".join(corpus()).lower()))
+    characters = sorted({character for text in corpus() for character in unicodedata.normalize("NFD", text.lower())})
+    frequent = sorted(word for word, count in words.items() if count >= 4 and len(word) > 1)
+    return [*characters, *(f"##{character}" for character in characters), *frequent]
