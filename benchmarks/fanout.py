@@ -124,14 +124,14 @@ class Losses:
     def __init__(self) -> None:
         self.losses: dict[str, list[float]] = {}
 
-    def log(self, learner: Learner, records: Sequence[Record]) -> None:
+    def write_history(self, learner: Learner, records: Sequence[Record]) -> None:
         self.losses.setdefault(learner.name, []).extend(record["loss"] for record in records)
 
     def evaluate(self, learners: Sequence[Learner], step: int, epoch: float) -> None: ...
 
-    def keep(self, learners: Sequence[Learner], epoch: float) -> None: ...
+    def save_models(self, learners: Sequence[Learner], epoch: float) -> None: ...
 
-    def checkpoint(self, position: Position) -> None: ...
+    def save_checkpoint(self, position: Position) -> None: ...
 
 
 def agree(alone: list[float], together: list[float]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from pydantic import (
     AfterValidator,
@@ -71,6 +71,16 @@ Metric = Literal[
 ]
 Interval = Annotated[float, Field(gt=0)] | Annotated[str, AfterValidator(_steps)]
 Modules = Annotated[list[Annotated[str, AfterValidator(_module_name)]], BeforeValidator(_list)]
+
+
+FolderKind = Literal["model", "logits"]  # a saved model, or a run with kept logits
+
+
+class TeacherFolder(NamedTuple):
+    """A folder that a teacher reads, as the run file names it."""
+
+    name: str
+    kind: FolderKind
 
 
 class Section(BaseModel):
@@ -215,6 +225,17 @@ class LearnerOptions(Section):
     )
 
     @property
+    def teacher_folders(self) -> list[TeacherFolder]:
+        """The folders that the distiller declares to read (its trait `reads`), in the order of the run file."""
+        if self.distil is None:
+            return []
+        name, options = registry.split(self.distil)
+        reads: Mapping[str, FolderKind] = registry.trait("distiller", name, "reads")
+        return [
+            TeacherFolder(folder, kind) for option, kind in reads.items() for folder in _list(options.get(option, []))
+        ]
+
+    @property
     def reads_pooled(self) -> bool:
         """Whether the head reads the encoder's pooled output, which is built only for such heads."""
         if not isinstance(self.layers, str) or not self.layers.startswith("pooled"):
@@ -295,7 +316,8 @@ class RunConfig(Section):
     def model_names(self) -> list[str]:
         """The names of the models that the run loads: its encoder, its warm start, its teachers."""
         start = [] if self.learner.start is None else [self.learner.start]
-        return [self.encoder.name, *start, *(self.learner.distil or {}).get("models", [])]
+        teachers = [teacher.name for teacher in self.learner.teacher_folders if teacher.kind == "model"]
+        return [self.encoder.name, *start, *teachers]
 
     @property
     def inherited_options(self) -> list[str]:

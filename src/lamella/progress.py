@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 DELAY = 2.0  # seconds before the bar is shown
 
+Log = Callable[[str], None]  # receives each line that a command reports
+
 _active: Progress | None = None  # nested bars share one display: two displays would overwrite each other
+
+
+def silent(line: str) -> None:
+    """Discard a line: the default `log` of functions that are called from Python."""
 
 
 @contextmanager

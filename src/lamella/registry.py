@@ -138,6 +138,8 @@ FAMILIES: dict[str, Family] = {
             "distiller",
             "adds the predictions of a teacher to the loss",
             ("lamella.training.teachers", "lamella.training.stored_teacher"),
+            # reads: the options that name folders, and what these hold: a "model", or a run with kept "logits"
+            traits={"reads": {}},
         ),
     )
 }

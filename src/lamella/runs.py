@@ -84,14 +84,7 @@ def new_run(
     `within` names the folders of further runs inside this one. `data` records the questions that are answered, `model`
     what answers them, `files` the data files that training reads.
     """
-    run_folder = folder.resolve()
-    for path in needs:
-        needed = path.resolve()
-        if needed == run_folder or run_folder in needed.parents:
-            raise RunError(f"{folder}: contains {path}, which this run reads; choose another --out.")
-        if needed in run_folder.parents and not (needed / RUN).is_file():  # a run may contain others, a model may not
-            raise RunError(f"{folder}: lies inside {path}, which this run reads; choose another --out.")
-    check_run_folder(folder, overwrite=overwrite or resume)
+    check_run_folder(folder, overwrite=overwrite or resume, needs=needs)
     earlier = _record(folder) if folder.exists() else None
     record: dict[str, Any] = {"state": "unfinished", "command": command, "lamella": __version__, "started": _now()}
     if resume and earlier:
@@ -122,8 +115,15 @@ def new_run(
         write_json(folder / RUN, {**record, "state": "finished", "ended": _now()})
 
 
-def check_run_folder(folder: Path, *, overwrite: bool = False) -> None:
-    """Refuse a folder that holds anything that must not be overwritten; change nothing."""
+def check_run_folder(folder: Path, *, overwrite: bool = False, needs: Iterable[Path] = ()) -> None:
+    """Refuse a folder that holds anything that must not be overwritten, or that a run `needs`; change nothing."""
+    run_folder = folder.resolve()
+    for path in needs:
+        needed = path.resolve()
+        if needed == run_folder or run_folder in needed.parents:
+            raise RunError(f"{folder}: contains {path}, which this run reads; choose another --out.")
+        if needed in run_folder.parents and not (needed / RUN).is_file():  # a run may contain others, a model may not
+            raise RunError(f"{folder}: lies inside {path}, which this run reads; choose another --out.")
     try:
         occupied = any(not path.name.endswith(TEMPORARY) for path in folder.iterdir())
     except FileNotFoundError:

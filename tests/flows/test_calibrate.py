@@ -57,7 +57,7 @@ def table(files: dict[str, Path], **sections: Any) -> dict[str, Any]:
 
 
 def train(given: dict[str, Any], out: Path, **options: Any) -> Path:
-    train_plan(make_plan(given, where="test"), out, say=SILENT, **options)
+    train_plan(make_plan(given, where="test"), out, **options)
     return out
 
 
@@ -189,7 +189,7 @@ def test_a_run_file_names_the_data_to_tune_on(
     """The same weights as without it; the scores of the run are those at the threshold, and say both."""
     told: list[str] = []
     given = table(files, data={"threshold": str(files["tuning"])})
-    best = train_plan(make_plan(given, where="test"), tmp_path / "run", say=told.append)
+    best = train_plan(make_plan(given, where="test"), tmp_path / "run", log=told.append)
     run = tmp_path / "run"
     weights = Path("model") / "model.safetensors"
     assert (run / weights).read_bytes() == (trained / weights).read_bytes()
@@ -263,7 +263,7 @@ def test_contexts_that_are_shared_are_told(files: dict[str, Path], tmp_path: Pat
     shutil.copy(files["dev"], tmp_path / "copy.json")
     told: list[str] = []
     given = table(files, data={"threshold": str(tmp_path / "copy.json")}, training={"max_steps": 0})
-    train_plan(make_plan(given, where="test"), tmp_path / "run", say=told.append)
+    train_plan(make_plan(given, where="test"), tmp_path / "run", log=told.append)
     assert any("in the threshold and in the dev data" in line for line in told)
 
 

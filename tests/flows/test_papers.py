@@ -124,7 +124,7 @@ def test_a_row_builds_and_trains_a_step(path: Path, name: str, encoders: dict[st
             before = {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
             model.train()
             for _ in range(2):  # the first step of a warm-up has a rate of 0
-                learner.learn(batch, None, Totals.of([batch]))
+                learner.add_gradients(batch, None, Totals.of([batch]))
                 learner.step(0.0)
             moved = [
                 name for name, value in model.named_parameters() if name in before and not before[name].equal(value)

@@ -105,7 +105,7 @@ def test_heads_can_stand_on_it() -> None:
 def test_it_can_be_adapted(tmp_path: Path) -> None:
     """As docs/how-to/adapt.md has it: the run file says nothing of encoder, tuning and head."""
     few = ["data.max_train_samples=4", "data.max_eval_samples=2", "training.max_steps=1", "training.batch_size=2"]
-    train_plan(load_plan(ROOT / "configs" / "adapt.toml", few), tmp_path / "mine", say=str)
+    train_plan(load_plan(ROOT / "configs" / "adapt.toml", few), tmp_path / "mine")
     (mine, default) = (ReaderModel.from_pretrained(name) for name in (tmp_path / "mine", DEFAULT_READER))
     assert (mine.tuning, mine.base_sha256) == (default.tuning, default.base_sha256)
     assert mine.decoding.null_score_diff_threshold == 0

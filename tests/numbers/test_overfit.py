@@ -42,23 +42,23 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(out: Path, train: object = "demo:train", **sections: Any) -> list[str]:
-    said: list[str] = []
+    lines: list[str] = []
     plan = make_plan({"data": {"train": str(train)}, "training": {"precision": "fp32"}, **sections}, where="test")
-    train_plan(plan, out, overfit=32, say=said.append)
-    return said
+    train_plan(plan, out, overfit=32, log=lines.append)
+    return lines
 
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_a_tiny_reader_learns_32_questions_by_heart(mixer: str, encoder: Path, short: Path, tmp_path: Path) -> None:
-    said = check(
+    lines = check(
         tmp_path / "run",
         short,
         windows=WINDOWS,
         encoder={"name": str(encoder)},
         learner={"mixer": {"name": mixer, **SMALLER.get(mixer, {})}, "learning_rate": 2e-3, "head_learning_rate": 5e-3},
     )
-    assert "possible, at step" in said[-2]
+    assert "possible, at step" in lines[-2]
 
 
 @pytest.mark.slow
@@ -70,5 +70,5 @@ def test_a_real_reader_learns_32_questions_by_heart(mixer: str, tmp_path: Path) 
 @pytest.mark.usefixtures("one_thread")
 def test_one_that_cannot_learn_is_told_so(encoder: Path, short: Path, tmp_path: Path) -> None:
     """A frozen random encoder: nothing in its layers tells the answers apart."""
-    with pytest.raises(RunError, match=r"not learnt by heart within 400 steps: run: exact .* possible"):
+    with pytest.raises(RunError, match=r"not memorised within 400 steps: run: exact .* possible"):
         check(tmp_path / "run", short, windows=WINDOWS, encoder={"name": str(encoder), "tuning": "frozen"})

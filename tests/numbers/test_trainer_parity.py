@@ -129,9 +129,9 @@ def follow(trainer: RecordingTrainer, options: LearnerOptions) -> tuple[Learner,
     learner = make_learner(like(trainer.start), options, STEPS)
     for step, inputs in enumerate(trainer.batches):
         batch = as_batch(inputs)
-        learner.learn(batch, None, Totals.of([batch]))
+        learner.add_gradients(batch, None, Totals.of([batch]))
         learner.step(epoch=(step + 1) / STEPS)
-    return learner, [record["loss"] for record in learner.records(lambda values: values)[0]]
+    return learner, [record["loss"] for record in learner.take_records(lambda values: values)[0]]
 
 
 def test_fed_the_trainers_batches_the_losses_are_the_trainers(trainer: RecordingTrainer) -> None:

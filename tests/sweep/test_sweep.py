@@ -110,7 +110,7 @@ def test_a_sweep_makes_the_runs_that_train_makes(tmp_path: Path, encoder: Path) 
         ("tuned", "finished", False),
     ]
     for file in files:
-        train_plan(load_plan(file), tmp_path / "alone" / file.stem, say=quiet)
+        train_plan(load_plan(file), tmp_path / "alone" / file.stem)
     for name, alone in {"heads-dot": "heads/dot", "mean": "mean", "tuned": "tuned"}.items():
         there, here = outcome(tmp_path / "alone" / alone), outcome(out / name)
         assert there["predictions.json"] == here["predictions.json"]
@@ -209,14 +209,14 @@ def test_an_error_of_any_kind_is_that_run_s_alone(
     tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [write(tmp_path / "a.toml", encoder), write(tmp_path / "b.toml", encoder)]
-    whole = bookkeeping.PassWatcher.evaluate
+    whole = bookkeeping.Bookkeeper.evaluate
 
     def broken(self: Any, *arguments: Any, **options: Any) -> Any:
         if self.folders["a" if "a" in self.folders else "b"].name == "a":
             raise RuntimeError("the device\nis gone")
         return whole(self, *arguments, **options)
 
-    monkeypatch.setattr(bookkeeping.PassWatcher, "evaluate", broken)
+    monkeypatch.setattr(bookkeeping.Bookkeeper, "evaluate", broken)
     rows = run_sweep(read_sweep(files, tmp_path / "out"), tmp_path / "out", say=quiet)
     assert [(row.state, row.error) for row in rows] == [("failed", "the device is gone"), ("finished", None)]
 
@@ -383,7 +383,7 @@ def test_what_is_no_sweep_is_refused_in_one_line(tmp_path: Path, encoder: Path) 
         with pytest.raises(kind, match=words):
             read_sweep([tmp_path / name for name in names], tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    train_plan(load_plan(file), tmp_path / "trained", say=quiet)
+    train_plan(load_plan(file), tmp_path / "trained")
     with pytest.raises(RunError, match="holds a run of train, not a sweep"):
         run_sweep(read_sweep([file], tmp_path / "trained"), tmp_path / "trained", say=quiet)
     (tmp_path / "mine").mkdir()

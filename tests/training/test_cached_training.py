@@ -41,7 +41,7 @@ def silent(line: str) -> None:
 
 
 def train(given: dict[str, Any], out: Path, **options: Any) -> dict[str, list[dict[str, Any]]]:
-    train_plan(make_plan(given, where="test"), out, say=silent, **options)
+    train_plan(make_plan(given, where="test"), out, **options)
     return {
         path.parent.name: [json.loads(line) for line in path.read_text().splitlines()]
         for path in out.rglob("history.jsonl")
@@ -54,7 +54,7 @@ def test_an_epoch_from_the_cache_has_the_losses_of_live(
 ) -> None:
     """Live hidden states are rounded as storing rounds them; then the two agree to 1e-4."""
     given = table(encoder)
-    extract(make_plan(given, where="test"), tmp_path / "cache", storage=storage, say=silent)
+    extract(make_plan(given, where="test"), tmp_path / "cache", storage=storage)
     encode = ReaderModel.encode
     monkeypatch.setattr(ReaderModel, "encode", lambda self, *given: round_states(encode(self, *given), storage))
     live = train(given, tmp_path / "live")
@@ -77,7 +77,7 @@ def test_an_epoch_from_the_cache_has_the_losses_of_live(
 def test_rounding_shows_without_the_same_rounding(encoder: Path, tmp_path: Path) -> None:
     """So that the test above can fail."""
     given = table(encoder, grid={"learner": {"seed": [0]}})
-    extract(make_plan(given, where="test"), tmp_path / "cache", storage="int8", say=silent)
+    extract(make_plan(given, where="test"), tmp_path / "cache", storage="int8")
     live, cached = train(given, tmp_path / "live"), train(given, tmp_path / "cached", cache=tmp_path / "cache")
     pairs = zip(live["live"], cached["cached"], strict=True)
     assert any(abs(one["loss"] / two["loss"] - 1) > 1e-4 for one, two in pairs if "loss" in one)
@@ -86,7 +86,7 @@ def test_rounding_shows_without_the_same_rounding(encoder: Path, tmp_path: Path)
 def test_the_pooled_output_is_cached_too(encoder: Path, tmp_path: Path) -> None:
     learner = {"task": "answerability", "layers": "pooled+all"}
     given = table(encoder, learner=learner, grid={"learner": {"mixer": ["average", "compress"]}})
-    extract(make_plan(given, where="test"), tmp_path / "cache", storage="fp32", say=silent)
+    extract(make_plan(given, where="test"), tmp_path / "cache", storage="fp32")
     live, cached = train(given, tmp_path / "live"), train(given, tmp_path / "cached", cache=tmp_path / "cache")
     for name, records in live.items():
         for expected, found in zip(records, cached[name], strict=True):
@@ -96,7 +96,7 @@ def test_the_pooled_output_is_cached_too(encoder: Path, tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused_in_a_line(encoder: Path, tmp_path: Path) -> None:
     given = table(encoder)
-    extract(make_plan(given, where="test"), tmp_path / "cache", say=silent)
+    extract(make_plan(given, where="test"), tmp_path / "cache")
 
     def refused(error: type[Exception], match: str, **changes: Any) -> None:
         out = tmp_path / "out"
@@ -111,10 +111,10 @@ def test_what_does_not_fit_is_refused_in_a_line(encoder: Path, tmp_path: Path) -
     other = save_tiny_encoder(tmp_path / "other", seed=1)
     refused(RunError, "was extracted with sha256", encoder={"name": str(other)})
     with pytest.raises(ConfigError, match="augmented texts"):
-        extract(make_plan(table(encoder, data={"augment": "eda"}), where="test"), tmp_path / "new", say=silent)
+        extract(make_plan(table(encoder, data={"augment": "eda"}), where="test"), tmp_path / "new")
     several = make_plan(table(encoder, grid={"training": {"order_seed": [0, 1]}}), where="test")
     with pytest.raises(UsageError, match="one pass"):
-        extract(several, tmp_path / "new", say=silent)
+        extract(several, tmp_path / "new")
 
 
 def test_the_commands(encoder: Path, tmp_path: Path, lamella: Any) -> None:

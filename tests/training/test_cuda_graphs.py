@@ -1,4 +1,4 @@
-"""Recorded steps: the same as plain ones, whatever the shape; on a GPU, with its graphs."""
+"""GraphedBackward steps: the same as plain ones, whatever the shape; on a GPU, with its graphs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lamella.data.features import Features, featurise
 from lamella.encoder.tensors import trained_tensors
 from lamella.models.model import ReaderModel
 from lamella.training import cuda_graphs
-from lamella.training.cuda_graphs import Recorded
-from lamella.training.learner import Learner, Randomness, make_learner
+from lamella.training.cuda_graphs import GraphedBackward
+from lamella.training.learner import Learner, RandomStream, make_learner
 from lamella.training.steps import BEGINNING, Steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -47,9 +47,9 @@ def train(learner: Learner, features: Features, device: str = "cpu") -> list[dic
         batches = [collate(step.features, windows, multiple_of=4) for windows in step.batches]
         totals = Totals.of(batches)
         for batch in batches:
-            learner.learn(batch.to(torch.device(device)), None, totals)
+            learner.add_gradients(batch.to(torch.device(device)), None, totals)
         learner.step(step.epoch)
-    return learner.records(lambda values: values)[0]
+    return learner.take_records(lambda values: values)[0]
 
 
 def learner_of(loss: dict[str, Any], tuning: str, *, device: str = "cpu") -> Learner:
@@ -60,43 +60,43 @@ def learner_of(loss: dict[str, Any], tuning: str, *, device: str = "cpu") -> Lea
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: "-".join(map(str, loss.values())))
 @pytest.mark.parametrize("tuning", ["full", "adapter"])
-def test_recorded_steps_are_plain_steps(loss: dict[str, Any], tuning: str) -> None:
-    plain, recorded = learner_of(loss, tuning), learner_of(loss, tuning)
-    recordings = 0
+def test_graphed_steps_equal_plain_steps(loss: dict[str, Any], tuning: str) -> None:
+    plain, graphed = learner_of(loss, tuning), learner_of(loss, tuning)
+    captures = 0
 
-    def record(body: Any) -> Any:  # a graph repeats what was recorded on the very tensors it was recorded on
-        nonlocal recordings
-        recordings += 1
+    def capture(body: Any) -> Any:  # a graph repeats what was captured, on the same tensors
+        nonlocal captures
+        captures += 1
         return body
 
-    recorded.recorded = Recorded(recorded.backward, record)
+    graphed.graphed = GraphedBackward(graphed.backward, capture)
     features = some_features(plain.model)
-    assert train(plain, features) == train(recorded, features)
-    assert recordings > 2, "several widths"
-    there = trained_tensors(recorded.model)
-    assert all(torch.equal(tensor, there[name]) for name, tensor in trained_tensors(plain.model).items())
+    assert train(plain, features) == train(graphed, features)
+    assert captures > 2, "several widths"
+    tensors = trained_tensors(graphed.model)
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in trained_tensors(plain.model).items())
 
 
-def test_what_cannot_be_recorded_is_computed_plainly() -> None:
-    plain, recorded = (learner_of(LOSSES[0], "full") for _ in range(2))
+def test_steps_that_cannot_be_captured_are_computed_without_a_graph() -> None:
+    plain, graphed = (learner_of(LOSSES[0], "full") for _ in range(2))
 
     def refuse(body: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    recorded.recorded = Recorded(recorded.backward, refuse)
+    graphed.graphed = GraphedBackward(graphed.backward, refuse)
     features = some_features(plain.model)
-    assert train(plain, features) == train(recorded, features)
-    assert recorded.recorded.problem is not None
-    assert "not permitted" in recorded.recorded.problem
+    assert train(plain, features) == train(graphed, features)
+    assert graphed.graphed.problem is not None
+    assert "not permitted" in graphed.graphed.problem
 
 
 class FakeCuda:
-    """What of torch.cuda a recording touches; at its end a spoilt one raises and tidies nothing up, as PyTorch does."""
+    """The part of torch.cuda that a capture uses; a broken one raises at its end and cleans up nothing."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, *, spoilt: bool) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, *, broken: bool) -> None:
         self.calls: list[Any] = []
         self.outside, self.inside = SimpleNamespace(device_index=0), SimpleNamespace(device_index=1)
-        self.stream, self.spoilt = self.outside, spoilt
+        self.stream, self.broken = self.outside, broken
         for name in ("clone_state", "graphsafe_set_state"):
             setattr(self, name, lambda *given, name=name: self.calls.append(name))
         patch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
@@ -114,39 +114,39 @@ class FakeCuda:
         try:
             yield
         finally:
-            if self.spoilt:
+            if self.broken:
                 raise RuntimeError("operation failed due to a previous error during capture")
             self.stream = self.outside
 
 
-@pytest.mark.parametrize("spoilt", [True, False])
-def test_a_recording_that_fails_leaves_nothing_behind(spoilt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value that is read back spoils the recording; an error of a part, or a full memory, does not."""
-    cuda = FakeCuda(monkeypatch, spoilt=spoilt)
+@pytest.mark.parametrize("broken", [True, False])
+def test_a_failed_capture_is_cleaned_up(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that is read back breaks the capture; an error of a part, or a full memory, does not."""
+    cuda = FakeCuda(monkeypatch, broken=broken)
     plain, other = (learner_of(LOSSES[0], "full") for _ in range(2))
-    backward, recorded_tensors = other.backward, []
+    backward, captured_tensors = other.backward, []
 
     def reading_back(*arguments: Any) -> Any:
         if cuda.stream is cuda.inside:
             loss = torch.zeros(())
-            recorded_tensors.append(weakref.ref(loss))
+            captured_tensors.append(weakref.ref(loss))
             raise RuntimeError("operation not permitted when stream is capturing")
-        assert all(tensor() is None for tensor in recorded_tensors), "the error still holds them"
+        assert all(tensor() is None for tensor in captured_tensors), "the error still holds them"
         return backward(*arguments)
 
-    other.recorded = Recorded(reading_back)
+    other.graphed = GraphedBackward(reading_back)
     features = some_features(plain.model)
     assert train(plain, features) == train(other, features)
-    assert len(recorded_tensors) == 1
-    assert other.recorded.problem == "operation not permitted when stream is capturing"
+    assert len(captured_tensors) == 1
+    assert other.graphed.problem == "operation not permitted when stream is capturing"
     assert cuda.stream is cuda.outside
     ended = ["clone_state", "graphsafe_set_state", ("endAllocateToPool", 0, "pool"), ("releasePool", 0, "pool")]
-    assert cuda.calls == (ended if spoilt else [])
+    assert cuda.calls == (ended if broken else [])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need an NVIDIA GPU")
-def test_a_gpu_goes_on_after_a_recording_that_was_spoilt() -> None:
-    def run(*, recorded: bool) -> list[dict[str, Any]]:
+def test_a_gpu_continues_after_a_failed_capture() -> None:
+    def run(*, graphed: bool) -> list[dict[str, Any]]:
         learner = learner_of(LOSSES[0], "full", device="cuda")
         backward = learner.backward
 
@@ -155,58 +155,65 @@ def test_a_gpu_goes_on_after_a_recording_that_was_spoilt() -> None:
             assert terms["loss"].item() > 0
             return terms
 
-        learner.recorded = Recorded(reading_back) if recorded else None
+        learner.graphed = GraphedBackward(reading_back) if graphed else None
         records = train(learner, some_features(learner.model), "cuda")
-        assert not recorded or "not permitted" in str(learner.recorded.problem)  # type: ignore[union-attr]
+        assert not graphed or "not permitted" in str(learner.graphed.problem)  # type: ignore[union-attr]
         return records
 
-    plain, taken_back = run(recorded=False), run(recorded=True)
-    assert [one["loss"] for one in taken_back] == pytest.approx([one["loss"] for one in plain], rel=2e-2)
+    plain, graphs = run(graphed=False), run(graphed=True)
+    assert [record["loss"] for record in graphs] == pytest.approx([record["loss"] for record in plain], rel=2e-2)
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
-    test_graphs_repeat_the_steps("bert", "full")  # another learner records its own
+    test_graphs_repeat_the_steps("bert", "full")  # another learner captures its own
 
 
 @pytest.mark.filterwarnings("ignore:.*GradScaler is enabled, but CUDA is not available")
 @pytest.mark.parametrize(
-    ("records", "tuning", "precision", "options", "alone"),
+    ("captures", "tuning", "precision", "options", "single_process"),
     [
         (True, "full", "bf16", {}, True),
         (True, "adapter", "fp32", {}, True),
-        (False, "full", "bf16", {}, False),  # several processes add up gradients into tensors of their own
+        (False, "full", "bf16", {}, False),  # several processes sum gradients into tensors of their own
         (False, "frozen", "bf16", {}, True),
         (False, "full", "fp16", {}, True),  # the loss is scaled, by another factor every time
         (False, "full", "bf16", {"distil": {"name": "sda"}}, True),  # its teachers change
     ],
 )
-def test_who_records_its_steps_on_a_gpu(
-    records: bool, tuning: str, precision: str, options: dict[str, Any], alone: bool, monkeypatch: pytest.MonkeyPatch
+def test_which_learners_capture_graphs_on_a_gpu(
+    captures: bool,
+    tuning: str,
+    precision: str,
+    options: dict[str, Any],
+    single_process: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = tiny_model(encoder={"tuning": {"name": tuning}})
-    model.precision, randomness = precision, Randomness(model.device)
+    model.precision, random_stream = precision, RandomStream(model.device)
     monkeypatch.setattr(ReaderModel, "device", property(lambda self: torch.device("cuda")))
-    monkeypatch.setattr(cuda_graphs, "_cuda_graphs", lambda: lambda body: body)
-    learner = make_learner(model, LearnerOptions(**options), 30, randomness=randomness, alone=alone)
-    assert (learner.recorded is not None) == records
+    monkeypatch.setattr(cuda_graphs, "_make_capture", lambda: lambda body: body)
+    learner = make_learner(
+        model, LearnerOptions(**options), 30, random_stream=random_stream, single_process=single_process
+    )
+    assert (learner.graphed is not None) == captures
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need an NVIDIA GPU")
 @pytest.mark.parametrize("tuning", ["full", "adapter"])
 @pytest.mark.parametrize("family", ["bert", "mpnet", "albert", "distilbert", "electra", "roberta"])
 def test_graphs_repeat_the_steps(family: str, tuning: str) -> None:
-    def run(recorded: bool) -> list[dict[str, Any]]:
+    def run(graphed: bool) -> list[dict[str, Any]]:
         torch.manual_seed(1)
         model = tiny_model(family, encoder={"tuning": {"name": tuning}}, dropout=True).cuda()
         model.precision = "bf16"
         learner = make_learner(model, LearnerOptions(learning_rate=1e-3), 30)
-        assert learner.recorded is not None
-        if not recorded:
-            learner.recorded = None
+        assert learner.graphed is not None
+        if not graphed:
+            learner.graphed = None
         records = train(learner, some_features(model), "cuda")
-        if learner.recorded is not None:
-            assert learner.recorded.problem is None
-            assert len(learner.recorded.recordings) > 2
+        if learner.graphed is not None:
+            assert learner.graphed.problem is None
+            assert len(learner.graphed.graphs) > 2
         return records
 
     plain, graphs = run(False), run(True)
-    assert [one["loss"] for one in graphs] == pytest.approx([one["loss"] for one in plain], rel=2e-2)
+    assert [record["loss"] for record in graphs] == pytest.approx([record["loss"] for record in plain], rel=2e-2)
     assert graphs[-1]["loss"] < graphs[0]["loss"]

@@ -38,15 +38,15 @@ def test_kept_windows_train_and_score_as_fresh_ones(tmp_path: Path, monkeypatch:
         where="test",
     )
     monkeypatch.setenv("LAMELLA_CACHE", str(tmp_path / "cache"))
-    train_plan(plan, tmp_path / "fresh", say=lambda line: None)
+    train_plan(plan, tmp_path / "fresh")
     assert not (tmp_path / "cache").exists()
-    said: dict[str, list[str]] = {"kept": [], "taken": []}
+    logged: dict[str, list[str]] = {"kept": [], "taken": []}
     monkeypatch.setattr(feature_cache, "MIN_QUESTIONS", 1)
-    for name, lines in said.items():
-        train_plan(plan, tmp_path / name, say=lines.append)
-    assert len([line for line in said["kept"] if "for later runs" in line]) == 2  # train and dev
-    assert len([line for line in said["taken"] if "cached windows" in line]) == 2
-    assert not [line for line in said["taken"] if "for later runs" in line]
+    for name, lines in logged.items():
+        train_plan(plan, tmp_path / name, log=lines.append)
+    assert len([line for line in logged["kept"] if "for later runs" in line]) == 2  # train and dev
+    assert len([line for line in logged["taken"] if "cached windows" in line]) == 2
+    assert not [line for line in logged["taken"] if "for later runs" in line]
     fresh = outcome(tmp_path / "fresh")
     assert runs.HISTORY in fresh
     assert outcome(tmp_path / "kept") == fresh

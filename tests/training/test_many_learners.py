@@ -41,7 +41,7 @@ def table(folder: Path, **sections: Any) -> dict[str, Any]:
 
 
 def train(given: dict[str, Any], out: Path, **options: Any) -> Path:
-    train_plan(make_plan(given, where="test"), out, say=SILENT, **options)
+    train_plan(make_plan(given, where="test"), out, **options)
     return out
 
 
@@ -117,10 +117,10 @@ def test_the_summary_says_what_varied(encoder: Path, tmp_path: Path) -> None:
 
 
 def test_a_learner_that_diverges_does_not_take_the_others_with_it(encoder: Path, tmp_path: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     given = table(encoder) | {"grid": {"learner": {"learning_rate": [1e-3, 1e38]}}}
-    train_plan(make_plan(given, where="test"), tmp_path / "out", say=said.append)
-    assert any("ended at step" in line and "the loss at step" in line for line in said)
+    train_plan(make_plan(given, where="test"), tmp_path / "out", log=lines.append)
+    assert any("ended at step" in line and "the loss at step" in line for line in lines)
     assert (tmp_path / "out" / "learning_rate0.001" / "model").is_dir()
     states = [
         json.loads((tmp_path / "out" / name / "run.json").read_text())["state"]
@@ -200,9 +200,9 @@ def test_a_fraction_is_a_prefix_of_one_order_of_the_questions() -> None:
     assert first == second  # the same questions in every epoch
     assert [len(ids) for ids in first] == [10, 20, 70]
     assert first[0] == {id for id, rank in ranks.items() if rank < 10}
-    assert steps.taken_by(0.1) == 2 * 2
-    assert steps.taken_by(0.3) == 2 * (2 + 3)
-    assert steps.taken_by(1.0) == steps.total
+    assert steps.steps_for(0.1) == 2 * 2
+    assert steps.steps_for(0.3) == 2 * (2 + 3)
+    assert steps.steps_for(1.0) == steps.total
 
 
 def test_the_contexts_of_a_question_stay_together() -> None:
@@ -228,10 +228,10 @@ def test_steps_go_on_in_the_middle(interrupted_after: int) -> None:
 
 
 def test_a_pass_ends_when_all_its_learners_have_learnt_enough(encoder: Path, tmp_path: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     given = table(encoder, training={"epochs": 50, "patience": 2, "evaluate_every": "2 steps"})
     train_plan(
-        make_plan(given | {"grid": {"learner": {"seed": [0, 1]}}}, where="test"), tmp_path / "out", say=said.append
+        make_plan(given | {"grid": {"learner": {"seed": [0, 1]}}}, where="test"), tmp_path / "out", log=lines.append
     )
     for seed in (0, 1):
         history = [
@@ -240,7 +240,7 @@ def test_a_pass_ends_when_all_its_learners_have_learnt_enough(encoder: Path, tmp
         scores = [record["f1"] for record in history if record["event"] == "evaluation"]
         best = scores.index(max(scores))
         assert len(scores) == best + 1 + 2 < 50
-    assert sum("no better f1 for 2 evaluations" in line for line in said) == 2
+    assert sum("no better f1 for 2 evaluations" in line for line in lines) == 2
 
 
 def test_training_stops_at_the_target(encoder: Path, tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ from lamella.training.run import train_plan
 
 folder = Path(sys.argv[1])
 for name, table in json.loads((folder / "plans.json").read_text()).items():
-    said = []
-    best = train_plan(make_plan(table, where=name), folder / "two" / name, say=said.append)
-    (folder / f"{name}-{os.environ['RANK']}.json").write_text(json.dumps({"best": best, "said": said}))
+    lines = []
+    best = train_plan(make_plan(table, where=name), folder / "two" / name, log=lines.append)
+    (folder / f"{name}-{os.environ['RANK']}.json").write_text(json.dumps({"best": best, "lines": lines}))
 """
 
 
@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert launched.returncode == 0, launched.stderr[-3000:]
     for name, table in plans(encoder).items():
-        train_plan(make_plan(table, where=name), folder / "one" / name, say=lambda line: None)
+        train_plan(make_plan(table, where=name), folder / "one" / name)
     return folder
 
 
@@ -129,8 +129,8 @@ def test_all_processes_know_the_scores_and_one_speaks(folder: Path, name: str) -
     first, second = (json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in (0, 1))
     assert first["best"] == second["best"]
     assert first["best"]
-    assert second["said"] == []
-    assert any("2 processes" in line for line in first["said"])
+    assert second["lines"] == []
+    assert any("2 processes" in line for line in first["lines"])
 
 
 def test_the_command_line_under_torchrun(folder: Path, tmp_path: Path) -> None:

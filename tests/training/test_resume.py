@@ -69,7 +69,7 @@ for line in sys.stdin:
     child = os.fork()
     if not child:
         try:
-            train_plan(load_plan(config), out, resume=True, say=lambda line: None)
+            train_plan(load_plan(config), out, resume=True)
         finally:
             os._exit(0)
     print(child, flush=True)
@@ -88,7 +88,7 @@ def test_killed_ten_times_at_random_moments(encoder: Path, tmp_path: Path) -> No
     # Dropout is on, so a wrong random state would show. Enough steps that a process lives to be killed.
     given = table(encoder, training={"epochs": 40, "evaluate_every": 10, "save_at": []})
     config.write_text(json.dumps(given))
-    train_plan(make_plan(given, where="test"), tmp_path / "whole", say=lambda line: None)
+    train_plan(make_plan(given, where="test"), tmp_path / "whole")
 
     out, dice, halves, steps = tmp_path / "killed", random.Random(5), 0, []
     nursery = subprocess.Popen(
@@ -127,15 +127,15 @@ def test_killed_ten_times_at_random_moments(encoder: Path, tmp_path: Path) -> No
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, evaluation: int) -> None:
     """End the process's work at the n-th evaluation, as a kill would: no file says so."""
-    evaluate, calls = bookkeeping.PassWatcher.evaluate, []
+    evaluate, calls = bookkeeping.Bookkeeper.evaluate, []
 
-    def maybe(self: bookkeeping.PassWatcher, *arguments: Any) -> None:
+    def maybe(self: bookkeeping.Bookkeeper, *arguments: Any) -> None:
         calls.append(arguments)
         if len(calls) == evaluation:
             raise Killed
         evaluate(self, *arguments)
 
-    monkeypatch.setattr(bookkeeping.PassWatcher, "evaluate", maybe)
+    monkeypatch.setattr(bookkeeping.Bookkeeper, "evaluate", maybe)
 
 
 @pytest.mark.parametrize(
@@ -156,22 +156,22 @@ def test_everything_that_learning_depends_on_is_in_the_checkpoint(
     changes: dict[str, Any], encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(table(encoder, **changes), where="test")
-    train_plan(plan, tmp_path / "whole", say=lambda line: None)
+    train_plan(plan, tmp_path / "whole")
     for evaluation in (3, 2, 4):
         killed_at(monkeypatch, evaluation)
         with pytest.raises(Killed):
-            train_plan(plan, tmp_path / "out", resume=True, say=lambda line: None)
+            train_plan(plan, tmp_path / "out", resume=True)
         monkeypatch.undo()
-    train_plan(plan, tmp_path / "out", resume=True, say=lambda line: None)
+    train_plan(plan, tmp_path / "out", resume=True)
     assert outcome(tmp_path / "out") == outcome(tmp_path / "whole")
 
 
 def test_a_finished_run_stays_as_it_is(encoder: Path, tmp_path: Path) -> None:
     plan = make_plan(table(encoder, training={"max_steps": 2}), where="test")
-    train_plan(plan, tmp_path / "out", say=lambda line: None)
-    before, said = outcome(tmp_path / "out"), []
-    train_plan(plan, tmp_path / "out", resume=True, say=said.append)
-    assert said == [f"{tmp_path / 'out'}: is finished already"]
+    train_plan(plan, tmp_path / "out")
+    before, lines = outcome(tmp_path / "out"), []
+    train_plan(plan, tmp_path / "out", resume=True, log=lines.append)
+    assert lines == [f"{tmp_path / 'out'}: already finished"]
     assert outcome(tmp_path / "out") == before
     assert not (tmp_path / "out" / runs.CHECKPOINT).exists()
 
@@ -181,7 +181,6 @@ def test_where_nothing_is_resume_starts(encoder: Path, tmp_path: Path) -> None:
         make_plan(table(encoder, training={"max_steps": 1}), where="test"),
         tmp_path / "out",
         resume=True,
-        say=lambda line: None,
     )
     assert runs.run_state(tmp_path / "out") == "finished"
 
@@ -189,7 +188,7 @@ def test_where_nothing_is_resume_starts(encoder: Path, tmp_path: Path) -> None:
 def interrupted(encoder: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     killed_at(monkeypatch, 2)
     with pytest.raises(Killed):
-        train_plan(make_plan(table(encoder), where="test"), out, say=lambda line: None)
+        train_plan(make_plan(table(encoder), where="test"), out)
     monkeypatch.undo()
     return out
 
@@ -201,7 +200,7 @@ def test_a_pass_takes_the_time_of_all_its_sittings(
     content = torch.load(out / runs.CHECKPOINT, weights_only=True)
     assert 0 < content["seconds"] < 100
     torch.save({**content, "seconds": content["seconds"] + 1000}, out / runs.CHECKPOINT)
-    train_plan(make_plan(table(encoder), where="test"), out, resume=True, say=lambda line: None)
+    train_plan(make_plan(table(encoder), where="test"), out, resume=True)
     cost = read_json(out / runs.COST)
     assert 1000 + content["seconds"] < cost["pass_seconds"] < 1100
 
@@ -210,8 +209,8 @@ def test_other_options_are_refused(encoder: Path, tmp_path: Path, monkeypatch: p
     out = interrupted(encoder, tmp_path / "out", monkeypatch)
     before = outcome(out)
     other = make_plan(table(encoder, learner={"learning_rate": 1e-2}), where="test")
-    with pytest.raises(RunError, match=r"began with learner\.learning_rate = 0\.001\. Got 0\.01; .*--overwrite"):
-        train_plan(other, out, resume=True, say=lambda line: None)
+    with pytest.raises(RunError, match=r"began with learner\.learning_rate = 0\.001, got 0\.01\. .*--overwrite"):
+        train_plan(other, out, resume=True)
     assert outcome(out) == before
 
 
@@ -220,8 +219,8 @@ def test_a_damaged_checkpoint_is_said_to_be_one(encoder: Path, tmp_path: Path, m
     path = out / runs.CHECKPOINT
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(RunError, match=r"checkpoint\.pt: is damaged, .*--overwrite\.$"):
-        train_plan(make_plan(table(encoder), where="test"), out, resume=True, say=lambda line: None)
-    train_plan(make_plan(table(encoder), where="test"), out, overwrite=True, say=lambda line: None)
+        train_plan(make_plan(table(encoder), where="test"), out, resume=True)
+    train_plan(make_plan(table(encoder), where="test"), out, overwrite=True)
 
 
 def test_other_runs_are_refused(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,14 +228,14 @@ def test_other_runs_are_refused(encoder: Path, tmp_path: Path, monkeypatch: pyte
     several = make_plan(table(encoder, grid={"learner": {"seed": [0, 1]}}), where="test")
     killed_at(monkeypatch, 6)
     with pytest.raises(Killed):
-        train_plan(several, tmp_path / "several", say=lambda line: None)
+        train_plan(several, tmp_path / "several")
     monkeypatch.undo()
     one = interrupted(encoder, tmp_path / "one", monkeypatch)
     before = outcome(one), outcome(tmp_path / "several")
-    with pytest.raises(RunError, match=r"holds the runs seed0, seed1, and the run file describes one run"):
-        train_plan(make_plan(table(encoder), where="test"), tmp_path / "several", resume=True, say=lambda line: None)
-    with pytest.raises(RunError, match=r"holds one run, and the run file describes the runs seed0, seed1"):
-        train_plan(several, one, resume=True, say=lambda line: None)
+    with pytest.raises(RunError, match=r"holds the runs seed0, seed1, but the run file describes one run"):
+        train_plan(make_plan(table(encoder), where="test"), tmp_path / "several", resume=True)
+    with pytest.raises(RunError, match=r"holds one run, but the run file describes the runs seed0, seed1"):
+        train_plan(several, one, resume=True)
     assert (outcome(one), outcome(tmp_path / "several")) == before
 
 
@@ -247,13 +246,13 @@ def test_other_data_is_refused(encoder: Path, tmp_path: Path, monkeypatch: pytes
     plan = make_plan(table(encoder, data={"train": str(data), "max_train_samples": None}), where="test")
     killed_at(monkeypatch, 2)
     with pytest.raises(Killed):
-        train_plan(plan, tmp_path / "out", say=lambda line: None)
+        train_plan(plan, tmp_path / "out")
     monkeypatch.undo()
     data.write_text("".join(lines[10:]))
-    with pytest.raises(RunError, match=r"began with other training data than there are now; .*--overwrite\.$"):
-        train_plan(plan, tmp_path / "out", resume=True, say=lambda line: None)
+    with pytest.raises(RunError, match=r"expected the training data that the run began with, .*--overwrite\.$"):
+        train_plan(plan, tmp_path / "out", resume=True)
     data.write_text("".join(lines))
-    train_plan(plan, tmp_path / "out", resume=True, say=lambda line: None)
+    train_plan(plan, tmp_path / "out", resume=True)
 
 
 def test_other_data_than_a_finished_run_of_several_had_is_refused(
@@ -268,14 +267,14 @@ def test_other_data_than_a_finished_run_of_several_had_is_refused(
     assert len(plan.passes) == 2
     monkeypatch.setattr("lamella.training.run.train_pass", second_dies(train_pass))
     with pytest.raises(Killed):
-        train_plan(plan, out, say=lambda line: None)
+        train_plan(plan, out)
     monkeypatch.undo()
     assert runs.is_over(out / "seed0")
     before = outcome(out)
     data.write_bytes(data.read_bytes() + b"\n")
-    told = r"seed0: this run was made with .*train\.json of sha256 .*; the one found here has .*--overwrite\.$"
+    told = r"seed0: expected .*train\.json with sha256 .*, which this run was made with, got .*--overwrite\.$"
     with pytest.raises(RunError, match=told):
-        train_plan(plan, out, resume=True, say=lambda line: None)
+        train_plan(plan, out, resume=True)
     assert outcome(out) == before
 
 
@@ -296,4 +295,4 @@ def test_without_resume_or_overwrite_the_run_is_safe(
 ) -> None:
     out = interrupted(encoder, tmp_path / "out", monkeypatch)
     with pytest.raises(RunError, match=r"already holds a run \(\w+\); .*--overwrite, or --resume"):
-        train_plan(make_plan(table(encoder), where="test"), out, say=lambda line: None)
+        train_plan(make_plan(table(encoder), where="test"), out)

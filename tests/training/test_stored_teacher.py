@@ -318,14 +318,14 @@ def test_real_tokenizers_teach_one_another(
 # --- the objective ------------------------------------------------------------------------------------------------
 
 
-def taught_by(student: ReaderModel, train: Features | None, *folders: str, **more: Any) -> Any:
+def teacher_facts(student: ReaderModel, train: Features | None, *folders: str, **more: Any) -> Any:
     return make_learner(student, options(runs=list(folders), **more), 10, train=train).objective
 
 
 def terms_of(objective: Any, student: ReaderModel, batch: Batch) -> tuple[dict[str, float], list[torch.Tensor]]:
     """Its terms on a batch, and the gradients."""
     student.zero_grad()
-    terms = objective(Forward(student, batch, None, objective.gather(batch)), batch, Totals.of([batch]))
+    terms = objective(Forward(student, batch, None, objective.stored_logits(batch)), batch, Totals.of([batch]))
     terms["loss"].backward()
     gradients = [parameter.grad for parameter in student.parameters() if parameter.grad is not None]
     return {name: value.item() for name, value in terms.items()}, [one.clone() for one in gradients]
@@ -342,7 +342,7 @@ def test_with_the_same_tokens_it_is_the_teacher_itself(measure: str, over: str, 
     student = tiny_model(seed=3, dropout=False)
     train = windows_of(student, examples)
     batch = collate(train, np.array([4, 0, 2, 5]))
-    stored = taught_by(student, train, folder, measure=measure, over=over, weight=2.0)
+    stored = teacher_facts(student, train, folder, measure=measure, over=over, weight=2.0)
     live = make_learner(
         student,
         LearnerOptions.model_validate(
@@ -365,10 +365,12 @@ def test_with_the_same_tokens_it_is_the_teacher_itself(measure: str, over: str, 
         torch.testing.assert_close(mine, other, rtol=1e-2, atol=1e-3)
     if measure == "mse":
         with torch.no_grad():
-            said = teacher(batch)
-        torch.testing.assert_close(stored.gather(batch)[:, batch.mask], said[:, batch.mask], rtol=1e-3, atol=2e-3)
+            taught = teacher(batch)
+        torch.testing.assert_close(
+            stored.stored_logits(batch)[:, batch.mask], taught[:, batch.mask], rtol=1e-3, atol=2e-3
+        )
     assert stored.folders == (Path(folder),)
-    assert stored.more_forwards == 0
+    assert stored.extra_forwards == 0
 
 
 def test_temperature_and_the_weight_of_the_labels(tmp_path: Path) -> None:
@@ -382,7 +384,7 @@ def test_temperature_and_the_weight_of_the_labels(tmp_path: Path) -> None:
         theirs, own = (model(batch).masked_fill(~batch.mask, -1e9) / 3 for model in (teacher, student))
     p, q = theirs.softmax(2), own.softmax(2)
     divergence = (p * (p.clamp(min=1e-30) / q.clamp(min=1e-30)).log()).sum((0, 2)).mean() / 2 * 9
-    terms, _ = terms_of(taught_by(student, train, folder, temperature=3.0, labels=0.25, weight=0.5), student, batch)
+    terms, _ = terms_of(teacher_facts(student, train, folder, temperature=3.0, labels=0.25, weight=0.5), student, batch)
     assert terms["distillation"] == pytest.approx(divergence.item(), rel=1e-2)
     task = (terms["start"] + terms["end"]) / 2
     assert terms["loss"] == pytest.approx(0.25 * task + 0.5 * terms["distillation"], rel=1e-5)
@@ -396,19 +398,19 @@ def test_a_doubted_label_counts_as_far_as_it_is_believed(tmp_path: Path) -> None
     train = windows_of(student, examples)
     batch = collate(train, np.arange(len(train)))
     with torch.no_grad():
-        said, own = (model(batch).masked_fill(~batch.mask, -1e9).log_softmax(2) for model in (teacher, student))
+        taught, own = (model(batch).masked_fill(~batch.mask, -1e9).log_softmax(2) for model in (teacher, student))
     expected = 0.0
     for window in range(len(train)):
         at = [(0, window, int(batch.start[window])), (1, window, int(batch.end[window]))]
-        belief = float(np.sqrt(np.prod([said[one].exp() for one in at]))) if window < 4 else 1.0
+        belief = float(np.sqrt(np.prod([taught[one].exp() for one in at]))) if window < 4 else 1.0
         expected += belief * -float(np.mean([own[one] for one in at])) / len(train)
-    doubting = taught_by(student, train, folder, doubt=True, weight=0.0)
-    plain, _ = terms_of(taught_by(student, train, folder, weight=0.0), student, batch)
+    doubting = teacher_facts(student, train, folder, doubt=True, weight=0.0)
+    plain, _ = terms_of(teacher_facts(student, train, folder, weight=0.0), student, batch)
     terms, _ = terms_of(doubting, student, batch)
     assert terms["loss"] == pytest.approx(expected, rel=1e-2)
     assert terms["loss"] < 0.9 * plain["loss"]
     assert (terms["start"], terms["end"]) == (plain["start"], plain["end"])
-    late, _ = terms_of(taught_by(student, train, folder, doubt=True, weight=0.0, warmup=0.5), student, batch)
+    late, _ = terms_of(teacher_facts(student, train, folder, doubt=True, weight=0.0, warmup=0.5), student, batch)
     assert late["loss"] == plain["loss"]
 
 
@@ -423,18 +425,18 @@ def test_several_runs_teach_with_the_mean_of_their_probabilities(tmp_path: Path)
         first, second = (model(batch).masked_fill(~batch.mask, -1e9).softmax(2) for model in models)
     expected = first.clone()
     expected[:, :3] = (first[:, :3] + second[:, :3]) / 2  # the last three are known to the first alone
-    objective = taught_by(student, train, *folders)
-    torch.testing.assert_close(objective.gather(batch).exp(), expected, rtol=1e-2, atol=1e-3)
+    objective = teacher_facts(student, train, *folders)
+    torch.testing.assert_close(objective.stored_logits(batch).exp(), expected, rtol=1e-2, atol=1e-3)
     assert objective.remark == "6 of 6 windows are taught by the logits that 2 runs kept"
-    objective = taught_by(student, train, *folders, measure="mse")
+    objective = teacher_facts(student, train, *folders, measure="mse")
     with torch.no_grad():
         logits = torch.stack([model(batch) for model in models])
-    said = objective.gather(batch)
+    taught = objective.stored_logits(batch)
     torch.testing.assert_close(
-        said[:, :3][:, batch.mask[:3]], logits.mean(0)[:, :3][:, batch.mask[:3]], rtol=1e-2, atol=5e-3
+        taught[:, :3][:, batch.mask[:3]], logits.mean(0)[:, :3][:, batch.mask[:3]], rtol=1e-2, atol=5e-3
     )
     torch.testing.assert_close(
-        said[:, 3:][:, batch.mask[3:]], logits[0][:, 3:][:, batch.mask[3:]], rtol=1e-2, atol=5e-3
+        taught[:, 3:][:, batch.mask[3:]], logits[0][:, 3:][:, batch.mask[3:]], rtol=1e-2, atol=5e-3
     )
 
 
@@ -444,7 +446,7 @@ def test_questions_that_no_run_answers_are_not_taught(measure: str, tmp_path: Pa
     folder = kept_by(loud(tiny_model(seed=1)), examples[1:3], tmp_path / "run")
     student = tiny_model(seed=3, dropout=False)
     train = windows_of(student, examples)
-    objective = taught_by(student, train, folder, measure=measure, labels=0.0)
+    objective = teacher_facts(student, train, folder, measure=measure, labels=0.0)
     assert objective.remark == "2 of 6 windows are taught by the logits that a run kept"
     terms, gradients = terms_of(objective, student, collate(train, np.array([0, 3, 4])))
     assert (terms["loss"], terms["distillation"]) == (0, 0)
@@ -465,12 +467,12 @@ def test_before_it_begins_the_labels_teach_alone(tmp_path: Path) -> None:
     student = tiny_model(seed=3, dropout=False)
     train = windows_of(student, examples)
     batch = collate(train, np.arange(3))
-    late, at_once = (taught_by(student, train, folder, warmup=warmup, labels=0.0) for warmup in (0.2, 0.0))
-    assert (late.steady, at_once.steady) == (False, True)
+    late, at_once = (teacher_facts(student, train, folder, warmup=warmup, labels=0.0) for warmup in (0.2, 0.0))
+    assert (late.capturable, at_once.capturable) == (False, True)
     for _ in range(2):
         terms, _ = terms_of(late, student, batch)
         assert terms["loss"] == pytest.approx((terms["start"] + terms["end"]) / 2)
-        late.stepped()
+        late.after_step()
     assert terms_of(late, student, batch)[0] == terms_of(at_once, student, batch)[0]
 
 
@@ -481,24 +483,24 @@ def test_what_it_does_with_a_batch_can_be_recorded(measure: str, doubt: bool, tm
     folder = kept_by(loud(tiny_model(seed=1)), examples[:3], tmp_path / "run")
     student = tiny_model(seed=3, dropout=False)
     train = windows_of(student, examples)
-    objective = taught_by(student, train, folder, measure=measure, labels=0.5, doubt=doubt)
+    objective = teacher_facts(student, train, folder, measure=measure, labels=0.5, doubt=doubt)
     taught, other = collate(train, np.array([1, 2])), collate(train, np.array([4, 1]))
     width = min(batch.mask.shape[1] for batch in (taught, other))
     totals = Totals(1.0, 1.0, 30.0)
 
-    def loss(logits: torch.Tensor, beside: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def loss(logits: torch.Tensor, stored_logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         class Given:
             def __call__(self) -> torch.Tensor:
                 return logits
 
         forward: Any = Given()
-        forward.beside = beside
+        forward.stored_logits = stored_logits
         batch = replace(taught, mask=mask, is_context=taught.is_context[:, :width])
         result: torch.Tensor = objective(forward, batch, totals)["loss"]
         return result
 
     given = [
-        (torch.randn(2, 2, width), objective.gather(batch)[:, :, :width], batch.mask[:, :width])
+        (torch.randn(2, 2, width), objective.stored_logits(batch)[:, :, :width], batch.mask[:, :width])
         for batch in (taught, other)
     ]
     assert torch.isneginf(given[1][1][:, 0]).all()
@@ -544,7 +546,7 @@ def test_a_student_learns_from_the_teacher_alone_what_the_labels_deny(tmp_path: 
     batch = collate(train, np.arange(len(train)))
     student.train()
     for _ in range(80):
-        learner.learn(batch, None, Totals.of([batch]))
+        learner.add_gradients(batch, None, Totals.of([batch]))
         learner.step(0.0)
     answers = predict(student.eval(), examples)
     assert [one.text(0.0) for one in answers.values()] == words
@@ -603,12 +605,12 @@ def test_what_cannot_teach_is_refused_in_one_line(tmp_path: Path) -> None:
         (student, train, (good,), {"temperature": 2.0, "doubt": True}, "doubt: expected temperature 1"),
         (student, train, (good,), {"labels": 0.0, "doubt": True}, "doubt: is of the labels, which count nothing"),
     ]
-    for model, features, folders, more, said in cases:
+    for model, features, folders, more, taught in cases:
         with pytest.raises(LamellaError) as caught:
-            taught_by(model, features, *folders, **more)
+            teacher_facts(model, features, *folders, **more)
         *headline, problem = str(caught.value).splitlines()
         assert headline in ([], ["learner.distil: 1 problem"])
-        assert said in problem
+        assert taught in problem
 
 
 def test_an_id_with_another_question_or_context_is_refused_with_both(tmp_path: Path) -> None:
@@ -618,7 +620,7 @@ def test_an_id_with_another_question_or_context_is_refused_with_both(tmp_path: P
     turned = [replace(one, question=examples[n - 1].question) for n, one in enumerate(examples)]
     folder = kept_by(tiny_model(seed=1), turned, tmp_path / "turned")
     with pytest.raises(LamellaError) as caught:
-        taught_by(student, train, folder)
+        teacher_facts(student, train, folder)
     assert str(caught.value) == (
         f"{folder}: question q0: expected the question of the training data, 'Which '. It kept logits of "
         "'Which Which Which Which Which Which '; predict these very questions with --keep-logits."
@@ -626,7 +628,7 @@ def test_an_id_with_another_question_or_context_is_refused_with_both(tmp_path: P
     ended = [replace(one, context=Context(TEXT + " Twice.")) for one in examples]
     folder = kept_by(tiny_model(seed=1), ended, tmp_path / "ended")
     with pytest.raises(LamellaError) as caught:
-        taught_by(student, train, folder)
+        teacher_facts(student, train, folder)
     assert str(caught.value) == (  # texts that begin alike are shown where they part
         f"{folder}: question q0: expected the context of the training data, …'e had built himself.'. It kept logits "
         "of …'e had built himself. Twice.'; predict these very questions with --keep-logits."
@@ -655,7 +657,7 @@ def test_logits_that_are_no_numbers_are_refused(
 def test_a_folder_without_logits_is_not_to_be_written_over(tmp_path: Path) -> None:
     student = tiny_model(seed=2)
     train = windows_of(student, some_examples())
-    said = "expected a run with kept logits. Found none; make it with: lamella predict TRAIN"
+    taught = "expected a run with stored logits, found none; create it with: lamella predict TRAIN"
     trained, answered, new = (tmp_path / name for name in ("mpnet", "answered", "new"))
     with runs.new_run(trained, "train"):
         ReaderModel(load_encoder(str(save_tiny_encoder(tmp_path / "encoder"))), tiny_run_config()).save(
@@ -669,8 +671,8 @@ def test_a_folder_without_logits_is_not_to_be_written_over(tmp_path: Path) -> No
         new: f"--model TEACHER --keep-logits --out {new}",
     }.items():
         with pytest.raises(LamellaError) as caught:
-            taught_by(student, train, str(folder))
-        assert str(caught.value).splitlines()[-1].strip().endswith(f"{folder}: {said} {advice}")
+            teacher_facts(student, train, str(folder))
+        assert str(caught.value).splitlines()[-1].strip().endswith(f"{folder}: {taught} {advice}")
 
 
 def test_runs_made_before_do_not_tell_who_taught(tmp_path: Path) -> None:
@@ -681,8 +683,8 @@ def test_runs_made_before_do_not_tell_who_taught(tmp_path: Path) -> None:
     writer.write(tmp_path / "after")
     student = tiny_model(seed=2)
     train = windows_of(student, examples)
-    assert list(taught_by(student, train, before).taught_by) == []
-    both = taught_by(student, train, before, str(tmp_path / "after")).taught_by
+    assert list(teacher_facts(student, train, before).teacher_facts) == []
+    both = teacher_facts(student, train, before, str(tmp_path / "after")).teacher_facts
     assert [one.model_dump(exclude_none=True) for one in both] == [
         {"run": "before"},
         {"run": "after", "model": "away", "sha256": "abc"},
@@ -780,24 +782,24 @@ def test_a_run_does_not_go_on_with_other_logits(tmp_path: Path, monkeypatch: pyt
         "training": {"epochs": 2, "batch_size": 4, "precision": "fp32", "checkpoint_every": "2 steps"},
     }
     plan = make_plan(table, where="tests")
-    train_plan(plan, tmp_path / "whole", say=lambda line: None)
-    saved = bookkeeping.PassWatcher.checkpoint
+    train_plan(plan, tmp_path / "whole")
+    saved = bookkeeping.Bookkeeper.checkpoint
 
     def save_and_die(*arguments: Any) -> None:
         saved(*arguments)
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(bookkeeping.PassWatcher, "checkpoint", save_and_die)
+        patched.setattr(bookkeeping.Bookkeeper, "checkpoint", save_and_die)
         with pytest.raises(Killed):
-            train_plan(plan, tmp_path / "out", say=lambda line: None)
+            train_plan(plan, tmp_path / "out")
     shutil.move(tmp_path / "teacher", tmp_path / "before")
     kept_by(loud(tiny_model(seed=2)), examples, tmp_path / "teacher")
-    with pytest.raises(RunError, match="began with other kept logits than there are now"):
-        train_plan(plan, tmp_path / "out", resume=True, say=lambda line: None)
+    with pytest.raises(RunError, match="expected the kept logits that the run began with"):
+        train_plan(plan, tmp_path / "out", resume=True)
     shutil.rmtree(tmp_path / "teacher")
     shutil.move(tmp_path / "before", tmp_path / "teacher")
-    train_plan(plan, tmp_path / "out", resume=True, say=lambda line: None)
+    train_plan(plan, tmp_path / "out", resume=True)
     weights = [sorted((tmp_path / name / runs.MODEL).rglob("*.safetensors")) for name in ("whole", "out")]
     assert weights[0]
     assert [one.read_bytes() for one in weights[0]] == [one.read_bytes() for one in weights[1]]

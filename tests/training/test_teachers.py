@@ -48,7 +48,7 @@ from lamella.training.loop import fit
 from lamella.training.objective import Forward, TaskLoss
 from lamella.training.processes import Processes
 from lamella.training.steps import BEGINNING, Steps
-from lamella.training.teachers import Distilled
+from lamella.training.teachers import DistillationLoss
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = "Christiaan Huygens discovered Titan in 1655 with a telescope that he had built himself."
@@ -84,9 +84,9 @@ def train(learner: Learner, batches: Sequence[Batch]) -> list[dict[str, float]]:
         frozen = not learner.model.encoder.trainable
         layers = sorted({*learner.model.head.layers, *learner.objective.layers})
         hidden = learner.model.encode(batch, layers) if frozen else None
-        learner.learn(batch, hidden, Totals.of([batch]))
+        learner.add_gradients(batch, hidden, Totals.of([batch]))
         learner.step(0.0)
-    return learner.records(lambda values: values)[0]
+    return learner.take_records(lambda values: values)[0]
 
 
 def without_noise(model: ReaderModel) -> ReaderModel:
@@ -232,7 +232,7 @@ def test_the_teacher_is_in_evaluation_mode_and_leaves_the_student_as_it_was(kind
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modes = [module.training for module in model.modules()]
     drawn = torch.get_rng_state()
-    taught = learner.objective.teach(Forward(model, batch, None), torch.zeros(()))  # type: ignore[attr-defined]
+    taught = learner.objective.teacher_logits(Forward(model, batch, None), torch.zeros(()))  # type: ignore[attr-defined]
     torch.testing.assert_close(taught, expected)
     assert taught.grad_fn is None
     assert not taught.requires_grad
@@ -308,14 +308,14 @@ def test_a_checkpoint_goes_on_bit_for_bit(kind: str, done: int) -> None:
     expected = train(whole, batches)
     records = train(first, batches[:done])
     file = io.BytesIO()
-    torch.save({"learner": first.state(), "random": first.randomness.state}, file)
+    torch.save({"learner": first.state(), "random": first.random_stream.state}, file)
     file.seek(0)
     content = torch.load(file, weights_only=True)
     with torch.no_grad():
         for parameter in second.model.parameters():
             parameter.add_(1.0)  # nothing may be left of what was there
-    second.put_state(content["learner"])
-    second.randomness.state = content["random"]
+    second.load_state(content["learner"])
+    second.random_stream.state = content["random"]
     records += train(second, batches[done:])
     assert records == expected
     assert all(map(torch.equal, tensors_of(whole.model), tensors_of(second.model)))
@@ -342,26 +342,26 @@ def test_loss_scaling_and_a_step_that_is_skipped_leave_the_teacher_sound() -> No
 def test_what_the_past_costs_is_known(kind: str, tuning: str, expected: int) -> None:
     model = tiny_model(**TUNINGS[tuning])
     learner = make_learner(model, options({"name": kind, "k": 4}), 8)
-    assert learner.objective.more_forwards == expected
+    assert learner.objective.extra_forwards == expected
     batches = some_batches(model, 5)
     train(learner, batches[:4])
     hidden = model.encode(batches[4], model.head.layers) if tuning == "frozen" else None
     calls = []
     model.encoder.register_forward_hook(lambda *_: calls.append(1))
-    learner.learn(batches[4], hidden, Totals.of(batches[4:]))
+    learner.add_gradients(batches[4], hidden, Totals.of(batches[4:]))
     assert len(calls) == expected + (tuning != "frozen")
 
 
 # --- the distance -------------------------------------------------------------------------------------------------
 
 
-class Fixed(Distilled):
+class Fixed(DistillationLoss):
     """A teacher that says what it was told to."""
 
-    said: Tensor
+    taught: Tensor
 
     def teach(self, forward: Forward, own: Tensor) -> Tensor:
-        return self.said
+        return self.taught
 
 
 def made_batch(lengths: Sequence[int], starts: Sequence[int], pads: int = 2) -> Batch:
@@ -379,15 +379,15 @@ def rows(batch: Batch, chosen: Any) -> Batch:
     return replace(batch, **{name: getattr(batch, name)[chosen] for name in names})
 
 
-def distance(task: Any, own: Tensor, said: Tensor, batch: Batch, totals: Totals | None = None, **more: Any) -> Any:
+def distance(task: Any, own: Tensor, taught: Tensor, batch: Batch, totals: Totals | None = None, **more: Any) -> Any:
     wanted = {"weight": 1.0, "measure": "mse", "over": "all", "warmup": 0.0, **more}
     objective = Fixed(TaskLoss(task, CrossEntropy()), 1, **wanted)
-    objective.said = said
+    objective.taught = taught
     return objective(lambda: own, batch, totals or Totals.of([batch]))  # type: ignore[arg-type]
 
 
-def by_numpy(own: Tensor, said: Tensor, real: Tensor, measure: str, outputs: Sequence[int]) -> float:
-    mine, theirs, real = (tensor.detach().double().numpy() for tensor in (own, said, real))
+def by_numpy(own: Tensor, taught: Tensor, real: Tensor, measure: str, outputs: Sequence[int]) -> float:
+    mine, theirs, real = (tensor.detach().double().numpy() for tensor in (own, taught, real))
     found = []
     for output in outputs:
         for window in range(len(real)):
@@ -414,11 +414,11 @@ def test_the_distance_is_that_of_numpy_and_pads_do_not_matter(
 ) -> None:
     random = torch.Generator().manual_seed(seed)
     batch = made_batch(lengths, [number % 2 for number in range(len(lengths))])
-    own, said = torch.randn(2, 2, *batch.mask.shape, generator=random)
-    expected = by_numpy(own, said, batch.mask, measure, [0, 1] if over == "all" else [0])
+    own, taught = torch.randn(2, 2, *batch.mask.shape, generator=random)
+    expected = by_numpy(own, taught, batch.mask, measure, [0, 1] if over == "all" else [0])
     for garbage in (0.0, 1e30, float("inf"), float("-inf"), float("nan")):
         mine = own.masked_fill(~batch.mask, garbage).requires_grad_()
-        theirs = said.masked_fill(~batch.mask, -garbage)
+        theirs = taught.masked_fill(~batch.mask, -garbage)
         terms = distance(Span(4), mine, theirs, batch, measure=measure, over=over, weight=0.5)
         assert terms["distillation"].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
         task = (terms["start"] + terms["end"]) / 2
@@ -435,10 +435,10 @@ def test_the_distance_is_that_of_numpy_and_pads_do_not_matter(
 def test_the_distance_of_answerability_is_over_its_two_classes(seed: int, measure: str, over: str) -> None:
     random = torch.Generator().manual_seed(seed)
     batch = made_batch([4, 2, 6], [0, 1, 3])
-    own, said = torch.randn(2, 2, 3, 1, generator=random)
-    classes = [one[:, :, 0].T[None] for one in (own, said)]  # [1, B, 2]
+    own, taught = torch.randn(2, 2, 3, 1, generator=random)
+    classes = [one[:, :, 0].T[None] for one in (own, taught)]  # [1, B, 2]
     expected = by_numpy(*classes, torch.ones(3, 2), measure, [0])
-    terms = distance(Answerability(4), own, said, batch, measure=measure, over=over)
+    terms = distance(Answerability(4), own, taught, batch, measure=measure, over=over)
     assert terms["distillation"].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
@@ -450,13 +450,13 @@ def test_the_terms_of_parts_add_up_to_those_of_the_whole(
     random = torch.Generator().manual_seed(seed)
     batch = made_batch(lengths, [number % 2 for number in range(len(lengths))])
     places = batch.mask.shape[1] if task is Span else 1
-    own, said = torch.randn(2, 2, len(lengths), places, generator=random)
+    own, taught = torch.randn(2, 2, len(lengths), places, generator=random)
     own.requires_grad_()
     cut = min(cut, len(lengths) - 1)
     totals = Totals.of([batch])
-    whole = distance(task(4), own, said, batch, measure=measure)
+    whole = distance(task(4), own, taught, batch, measure=measure)
     parts = [
-        distance(task(4), own[:, chosen], said[:, chosen], rows(batch, chosen), totals, measure=measure)
+        distance(task(4), own[:, chosen], taught[:, chosen], rows(batch, chosen), totals, measure=measure)
         for chosen in (slice(cut), slice(cut, None))
     ]
     for name, value in whole.items():
@@ -468,20 +468,20 @@ def test_the_terms_of_parts_add_up_to_those_of_the_whole(
 # --- models that teach --------------------------------------------------------------------------------------------
 
 
-class Watcher:
+class Records:
     """Notes the records of every learner."""
 
     def __init__(self) -> None:
         self.records: dict[str, list[dict[str, Any]]] = {}
 
-    def log(self, learner: Learner, records: Sequence[dict[str, Any]]) -> None:
+    def write_history(self, learner: Learner, records: Sequence[dict[str, Any]]) -> None:
         self.records.setdefault(learner.name, []).extend(records)
 
     def evaluate(self, learners: Sequence[Learner], step: int, epoch: float) -> None: ...
 
-    def keep(self, learners: Sequence[Learner], epoch: float) -> None: ...
+    def save_models(self, learners: Sequence[Learner], epoch: float) -> None: ...
 
-    def checkpoint(self, position: Any) -> None: ...
+    def save_checkpoint(self, position: Any) -> None: ...
 
 
 def one_pass(
@@ -495,9 +495,9 @@ def one_pass(
         make_learner(model, one, steps.total, name=f"learner{number}", pass_models=models)
         for number, (model, one) in enumerate(zip(models, wanted, strict=True))
     ]
-    watcher = Watcher()
-    fit(learners, steps, training, Processes(Accelerator(cpu=True)), watcher, encode=models[0].encode)
-    return watcher.records
+    callbacks = Records()
+    fit(learners, steps, training, Processes(Accelerator(cpu=True)), callbacks, encode=models[0].encode)
+    return callbacks.records
 
 
 def batches_of(features: Features, epochs: int = 2, batch: int = 4) -> list[Batch]:
@@ -563,7 +563,7 @@ def calls_of(student: ReaderModel, objective: Any, hidden: Any = None) -> int:
     for encoder in {student.encoder, *(model.encoder for model in objective.models)}:
         encoder.register_forward_hook(lambda *_: calls.append(1))
     batch = some_batches(student, 1)[0]
-    taught = objective.teach(Forward(student, batch, hidden), torch.zeros(()))
+    taught = objective.teacher_logits(Forward(student, batch, hidden), torch.zeros(()))
     with torch.no_grad():
         expected = sum(model(batch) for model in objective.models) / len(objective.models)
     torch.testing.assert_close(taught, expected)
@@ -580,7 +580,7 @@ def test_frozen_teachers_share_the_encoder_of_the_student(encoder_folder: Path, 
     objective = teach(student, *paths)
     assert all(model.encoder is student.encoder for model in objective.models)
     assert objective.layers == (0, 1, 2)
-    assert objective.more_forwards == 0
+    assert objective.extra_forwards == 0
     hidden = student.encode(some_batches(student, 1)[0], (0, 1, 2, DEPTH))
     assert calls_of(student, objective, hidden) == 0
 
@@ -595,7 +595,7 @@ def test_a_tuned_teacher_keeps_its_own_encoder(encoder_folder: Path, tmp_path: P
     assert teacher.encoder is not student.encoder
     assert not teacher.training
     assert not any(parameter.requires_grad for parameter in teacher.parameters())
-    assert (objective.layers, objective.more_forwards) == ((), 1)
+    assert (objective.layers, objective.extra_forwards) == ((), 1)
     assert calls_of(student, objective) == 1
     batch = some_batches(student, 1)[0]
     with torch.no_grad():
@@ -614,7 +614,7 @@ def test_teachers_on_one_other_encoder_run_it_once(encoder_folder: Path, tmp_pat
         objective = teach(student, *paths)
         assert objective.models[0].encoder is objective.models[1].encoder
         assert objective.models[0].encoder is not student.encoder
-        assert (objective.layers, objective.more_forwards) == ((), 1)
+        assert (objective.layers, objective.extra_forwards) == ((), 1)
         assert calls_of(student, objective) == 1
 
 
@@ -787,9 +787,9 @@ def train_run(lamella: Any, encoder: Path, out: Path, *more: str) -> str:
     config = out.parent / "run.toml"
     config.write_text("")
     settings = [word for setting in (*SMALL, f"encoder.name={encoder}", *more) for word in ("--set", setting)]
-    code, said, err = lamella("train", config, "--out", out, *settings)
+    code, output, err = lamella("train", config, "--out", out, *settings)
     assert (code, err) == (0, ""), err
-    return str(said)
+    return str(output)
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
@@ -800,8 +800,8 @@ def history(folder: Path) -> list[dict[str, Any]]:
 def test_the_history_of_a_run_has_every_term_apart(lamella: Any, encoder_folder: Path, tmp_path: Path) -> None:
     few = ("data.max_train_samples=24", "data.max_eval_samples=4", "training.batch_size=4")
     distil = 'learner.distil={name = "sdv", k = 2, weight = 0.5}'
-    said = train_run(lamella, encoder_folder, tmp_path / "sdv", *few, distil)
-    assert "2 times more on every batch" in said
+    output = train_run(lamella, encoder_folder, tmp_path / "sdv", *few, distil)
+    assert "2 more times per batch" in output
     steps = history(tmp_path / "sdv")
     assert [step["distillation"] > 0 for step in steps] == [False, False] + [True] * (len(steps) - 2)
     for step in steps:
@@ -809,8 +809,8 @@ def test_the_history_of_a_run_has_every_term_apart(lamella: Any, encoder_folder:
         assert step["loss"] == pytest.approx(task + 0.5 * step["distillation"], rel=1e-5)
 
     peers = ('learner.distil="peers"', 'encoder.tuning="frozen"', "grid.learner.seed=[0, 1]")
-    said = train_run(lamella, encoder_folder, tmp_path / "peers", *few, *peers)
-    assert "times more" not in said
+    output = train_run(lamella, encoder_folder, tmp_path / "peers", *few, *peers)
+    assert "more times" not in output
     for seed in (0, 1):
         steps = history(tmp_path / "peers" / f"seed{seed}")
         assert all(step["distillation"] > 0 for step in steps)
@@ -820,7 +820,7 @@ def test_an_ensemble_becomes_one_student(encoder_folder: Path, tmp_path: Path) -
     """Taught by three readers of other seeds, a student is nearer to their mean than one that had only the labels."""
     base = load_encoder(str(encoder_folder))
     ensemble = [reader(base, seed, encoder=FROZEN, learner={"mixer": "scalar_mix"}) for seed in (1, 2, 3)]
-    alone, taught = (reader(base, 4, encoder=FROZEN, learner={"mixer": "scalar_mix"}) for _ in range(2))
+    alone, output = (reader(base, 4, encoder=FROZEN, learner={"mixer": "scalar_mix"}) for _ in range(2))
     train_set, dev_set = (
         featurise(read(name).examples[::12], base.tokenizer, alone.windows) for name in ("demo:train", "demo:dev")
     )
@@ -831,7 +831,7 @@ def test_an_ensemble_becomes_one_student(encoder_folder: Path, tmp_path: Path) -
         model.eval().save(tmp_path / str(number))
         members.append(str(tmp_path / str(number)))
     distil = {"name": "teacher", "models": members, "weight": 10.0}
-    one_pass([alone, taught], [options(**linear), options(distil, **linear)], train_set, epochs=5)
+    one_pass([alone, output], [options(**linear), options(distil, **linear)], train_set, epochs=5)
 
     def apart(model: ReaderModel) -> float:
         """The mean squared distance to the mean logits of the ensemble."""
@@ -839,4 +839,4 @@ def test_an_ensemble_becomes_one_student(encoder_folder: Path, tmp_path: Path) -
         with torch.no_grad():
             return mean_squares(model.eval()(batch), sum(one(batch) for one in ensemble) / 3, batch).item()
 
-    assert apart(taught) < 0.1 * apart(alone)
+    assert apart(output) < 0.1 * apart(alone)

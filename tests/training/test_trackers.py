@@ -29,7 +29,7 @@ def train(tmp_path: Path, trackers: list[str], **grid: Any) -> Path:
         "training": {"epochs": 1, "batch_size": 4, "precision": "fp32", "trackers": trackers},
         **grid,
     }
-    train_plan(make_plan(table, where="test"), tmp_path / "run", say=lambda line: None)
+    train_plan(make_plan(table, where="test"), tmp_path / "run")
     return tmp_path / "run"
 
 

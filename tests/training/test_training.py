@@ -29,25 +29,25 @@ TEXT = "Christiaan Huygens discovered Titan in 1655 with a telescope that he had
 PINNED = [4.3482, 4.2871, 4.2470, 3.9801, 3.8124, 3.5815, 3.2520, 3.2075, 3.0412]
 
 
-class Watcher:
-    """Notes what the loop tells it to do."""
+class Recorder:
+    """Records the calls of the loop."""
 
     def __init__(self) -> None:
         self.records: dict[str, list[dict[str, Any]]] = {}
         self.evaluations: list[tuple[int, float]] = []
-        self.kept: list[float] = []
+        self.saved: list[float] = []
         self.checkpoints: list[Position] = []
 
-    def log(self, learner: Learner, records: Sequence[dict[str, Any]]) -> None:
+    def write_history(self, learner: Learner, records: Sequence[dict[str, Any]]) -> None:
         self.records.setdefault(learner.name, []).extend(records)
 
     def evaluate(self, learners: Sequence[Learner], step: int, epoch: float) -> None:
         self.evaluations.append((step, epoch))
 
-    def keep(self, learners: Sequence[Learner], epoch: float) -> None:
-        self.kept.append(epoch)
+    def save_models(self, learners: Sequence[Learner], epoch: float) -> None:
+        self.saved.append(epoch)
 
-    def checkpoint(self, position: Position) -> None:
+    def save_checkpoint(self, position: Position) -> None:
         self.checkpoints.append(position)
 
 
@@ -62,19 +62,19 @@ def some_features(model: ReaderModel, count: int = 10) -> Features:
     return featurise(examples, model.tokenizer, model.windows)
 
 
-def watch(
+def record(
     model: ReaderModel, learner_options: LearnerOptions, options: TrainingOptions, count: int = 10, **more: Any
-) -> Watcher:
+) -> Recorder:
     features = some_features(model, count)
     steps = Steps(lambda epoch: features, options, [1.0])
-    watcher = Watcher()
-    fit([make_learner(model, learner_options, steps.total)], steps, options, alone(), watcher, **more)
-    return watcher
+    callbacks = Recorder()
+    fit([make_learner(model, learner_options, steps.total)], steps, options, alone(), callbacks, **more)
+    return callbacks
 
 
 def losses_of(model: ReaderModel, learner_options: LearnerOptions, options: TrainingOptions, count: int = 10) -> Any:
-    watcher = watch(model, learner_options, options, count)
-    return watcher.records[""], watcher.evaluations
+    callbacks = record(model, learner_options, options, count)
+    return callbacks.records[""], callbacks.evaluations
 
 
 @pytest.mark.parametrize("name", registry.names("schedule"))
@@ -163,7 +163,7 @@ def test_evaluations_fall_on_every_tenth_of_an_epoch_whatever_its_length() -> No
 
 def test_models_are_kept_at_the_epochs_asked_for() -> None:
     options = TrainingOptions(epochs=2, batch_size=2, save_at=[1.5, 0, 0.3, 2])
-    assert watch(tiny_model(), LearnerOptions(), options).kept == [0, 0.3, 1.5, 2]
+    assert record(tiny_model(), LearnerOptions(), options).saved == [0, 0.3, 1.5, 2]
 
 
 def test_accumulated_batches_step_as_one_big_batch_does() -> None:

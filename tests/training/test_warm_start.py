@@ -30,8 +30,8 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(encoder: Path, out: Path, *, tuning: Any = "full", steps: int = 0, **learner: Any) -> list[str]:
-    """Train on the bundled questions; gives what was said."""
-    said: list[str] = []
+    """Train on the bundled questions; gives what was lines."""
+    lines: list[str] = []
     given = {
         "data": {"train": "demo:train", "max_train_samples": 10},
         "windows": {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24},
@@ -39,8 +39,8 @@ def train(encoder: Path, out: Path, *, tuning: Any = "full", steps: int = 0, **l
         "learner": {"learning_rate": 0.01, **learner},
         "training": {"max_steps": steps, "batch_size": 4, "precision": "fp32"},
     }
-    train_plan(make_plan(given, where="test"), out, say=said.append)
-    return said
+    train_plan(make_plan(given, where="test"), out, log=lines.append)
+    return lines
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +62,11 @@ def tuned(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_model_of_the_same_tuning_goes_on(encoder: Path, tmp_path: Path, tuning: Any, mixer: str) -> None:
     train(encoder, tmp_path / "first", tuning=tuning, steps=2, seed=1, mixer=mixer)
     start = str(tmp_path / "first")
-    said = train(encoder, tmp_path / "second", tuning=tuning, start=start, seed=2, mixer=mixer)
+    lines = train(encoder, tmp_path / "second", tuning=tuning, start=start, seed=2, mixer=mixer)
     first, second = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("first", "second"))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert any("starts with all that it learnt" in line for line in said)
+    assert any("warm start from " in line for line in lines)
     sha256 = hashlib.sha256((tmp_path / "first" / "model" / "model.safetensors").read_bytes()).hexdigest()
     facts = json.loads((tmp_path / "second" / "model" / "config.json").read_text())["facts"]
     assert facts["start"] == {"model": "first", "sha256": sha256}
@@ -81,23 +81,23 @@ def test_what_a_run_does_not_say_is_as_its_start_has_it(encoder: Path, tmp_path:
         "learner": {"start": start},
         "training": {"max_steps": 0, "precision": "fp32"},
     }
-    train_plan(make_plan(given, where="test"), tmp_path / "second", say=str)
+    train_plan(make_plan(given, where="test"), tmp_path / "second")
     first, second = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("first", "second"))
     assert all(torch.equal(first[name], second[name]) for name in first)
     config = json.loads((tmp_path / "second" / "config.json").read_text())
     assert (config["encoder"]["name"], config["encoder"]["tuning"]["size"]) == (str(encoder), 3)
     assert config["learner"]["mixer"][0]["name"] == "scalar_mix"
     assert config["windows"]["max_seq_length"] == 128
-    train_plan(make_plan(given, where="test"), tmp_path / "second", resume=True, say=str)
+    train_plan(make_plan(given, where="test"), tmp_path / "second", resume=True)
     given["learner"]["mixer"] = "last"
     given["windows"] = {"max_seq_length": 96, "doc_stride": 16, "max_query_length": 12}
-    train_plan(make_plan(given, where="test"), tmp_path / "third", say=str)
+    train_plan(make_plan(given, where="test"), tmp_path / "third")
     config = json.loads((tmp_path / "third" / "config.json").read_text())
     assert config["learner"]["mixer"] == [{"name": "last"}]
     assert (config["windows"]["max_seq_length"], config["windows"]["doc_stride"]) == (96, 16)
     given["encoder"] = {"tuning": "full"}
     with pytest.raises(ConfigError, match=r"expected the same encoder\.tuning as here, full"):
-        train_plan(make_plan(given, where="test"), tmp_path / "fourth", say=str)
+        train_plan(make_plan(given, where="test"), tmp_path / "fourth")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_what_training_then_does_is_its_own(encoder: Path, tuned: Path, tmp_path
 
 def test_lora_of_full_rank_starts_as_the_trained_model(encoder: Path, tuned: Path, tmp_path: Path) -> None:
     lora = {"name": "lora", "rank": 64, "alpha": 7, "targets": ALL, "also": ["layer_norm", "bias", "token_types"]}
-    said = train(encoder, tmp_path / "lora", tuning=lora, start=str(tuned))
+    lines = train(encoder, tmp_path / "lora", tuning=lora, start=str(tuned))
     ours, theirs = (ReaderModel.from_pretrained(run) for run in (tmp_path / "lora", tuned))
     merge(ours.encoder)
     mine, others = (dict(one.encoder.model.named_parameters()) for one in (ours, theirs))
@@ -127,12 +127,12 @@ def test_lora_of_full_rank_starts_as_the_trained_model(encoder: Path, tuned: Pat
             torch.testing.assert_close(mine[name], value, msg=name, rtol=1e-4, atol=1e-5)
     for name, value in theirs.head.named_parameters():
         assert torch.equal(dict(ours.head.named_parameters())[name], value)
-    assert any("100 % of what was added" in line for line in said)
+    assert any("100 % of what it added" in line for line in lines)
 
 
 def test_lora_of_low_rank_starts_nearer_than_nothing(encoder: Path, tuned: Path, tmp_path: Path) -> None:
-    said = train(encoder, tmp_path / "lora", tuning={"name": "lora", "rank": 2, "targets": ALL}, start=str(tuned))
-    told = next(line for line in said if "% of what was added" in line)
+    lines = train(encoder, tmp_path / "lora", tuning={"name": "lora", "rank": 2, "targets": ALL}, start=str(tuned))
+    told = next(line for line in lines if "% of what it added" in line)
     share = int(told.split(" %")[0].split()[-1])
     assert 10 < share < 100
 
@@ -161,8 +161,8 @@ def test_the_nearest_matrix_of_a_rank() -> None:
 
 
 def test_a_head_that_is_built_otherwise_is_new(encoder: Path, tuned: Path, tmp_path: Path) -> None:
-    said = train(encoder, tmp_path / "other", start=str(tuned), mixer="scalar_mix")
-    assert any("a new head" in line for line in said)
+    lines = train(encoder, tmp_path / "other", start=str(tuned), mixer="scalar_mix")
+    assert any("a new head" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_adapters_are_nothing_to_start_lora_with(encoder: Path, tmp_path: Path) 
 def test_a_model_on_another_encoder_is_refused(encoder: Path, tuned: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     another = save_tiny_encoder(tmp_path / "another", seed=5)
-    with pytest.raises(ConfigError, match="stands on"):
+    with pytest.raises(ConfigError, match="expected a model on the base encoder"):
         train(another, tmp_path / "out", start=str(tuned))
 
 

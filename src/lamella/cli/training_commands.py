@@ -61,7 +61,7 @@ def train(
         auto_batch=auto_batch,
         overfit=overfit,
         cache=cache,
-        say=typer.echo,
+        log=typer.echo,
     )
 
 
@@ -90,7 +90,7 @@ def extract(
 
     from lamella.training.extract import extract as extract_states
 
-    extract_states(plan, out, storage=storage, all_layers=all_layers, overwrite=overwrite, say=typer.echo)
+    extract_states(plan, out, storage=storage, all_layers=all_layers, overwrite=overwrite, log=typer.echo)
 
 
 def _check_starts(plan: Plan, file: Path) -> None:

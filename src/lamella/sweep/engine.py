@@ -213,7 +213,7 @@ def train_job(job: Job, out: Path, say: Say) -> None:
     plan = Plan((job.configs,), {name: {} for name in job.configs})
     folder = job.checkpoint(out).parent
     if len(job.configs) == 1:
-        train_plan(plan, folder, resume=True, say=say)
+        train_plan(plan, folder, resume=True, log=say)
         return
-    train_plan(plan, folder, resume=True, runs_in=out, say=say)
+    train_plan(plan, folder, resume=True, runs_folder=out, log=say)
     shutil.rmtree(folder)

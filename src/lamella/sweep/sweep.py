@@ -20,7 +20,8 @@ from lamella.files import read_json, write_json
 from lamella.plan import is_folder_name, load_plan, share_passes
 from lamella.run_file import read_table
 from lamella.sweep.engine import Engine, Job, LocalEngine, RayEngine, Say
-from lamella.training.provenance import refuse_changed
+from lamella.training.provenance import check_unchanged
+from lamella.training.resume import check_same_options
 
 ADVICE = "Choose another --out, or remove the folder of the run."
 
@@ -92,8 +93,9 @@ def run_sweep(sweep: Sweep, out: Path, *, engine: Engine | None = None, say: Say
     kind = runs.kind_of_run(out)
     if kind is not None and kind[0] != "sweep":
         raise RunError(f"{out}: holds a run of {kind[0]}, not a sweep; choose another --out.")
-    _refuse_other_options(sweep, out)
-    refuse_changed({out / name: config for name, config in sweep.runs.items()}, advice=ADVICE)
+    by_folder = {out / name: config for name, config in sweep.runs.items()}
+    check_same_options(by_folder, advice=ADVICE)
+    check_unchanged(by_folder, advice=ADVICE)
     rows = {name: _row_of(out, name) for name in sweep.runs if runs.is_over(out / name)}
     jobs = _left_to_do(sweep, out)
     earlier = [name for name in (kind[1] if kind else []) if (out / name / runs.RUN).is_file()]
@@ -272,24 +274,6 @@ def _write_summary(sweep: Sweep, out: Path, rows: Mapping[str, Row]) -> None:
             }
         )
     write_json(out / runs.SUMMARY, {"varied": varied, "runs": listed})
-
-
-def _refuse_other_options(sweep: Sweep, out: Path) -> None:
-    """A run that is there must be the run that is asked for; before any is trained."""
-    for name, config in sweep.runs.items():
-        path = out / name / runs.CONFIG
-        if not path.is_file():
-            continue
-        then = read_json(path)
-        for key, value in config.flat().items():
-            section, _, option = key.partition(".")
-            if key in config.inherited_options:
-                continue  # what the start had stands there
-            if config.encoder.from_run is not None and key in ("encoder.name", "encoder.from"):
-                continue  # the folder of that run stands there
-            before = then.get(section, {}).get(option)
-            if before != value:
-                raise RunError(f"{path}: this run has {key} = {before!r}. Got {value!r}. {ADVICE}")
 
 
 def absolute(path: Path) -> Path:

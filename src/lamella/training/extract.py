@@ -1,4 +1,4 @@
-"""The hidden states that the learners of a run file read, written to disk."""
+"""Write the hidden states that the learners of a run file read to disk."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from lamella.encoder.extraction import CacheReport, write_cache
 from lamella.encoder.storage import Storage
 from lamella.errors import UsageError
 from lamella.plan import Plan
-from lamella.training.learner import layers_of
-from lamella.training.prepare import Say, located, prepare, refuse_uncacheable
+from lamella.progress import Log, silent
+from lamella.training.early_checks import check_cacheable, check_data_files
+from lamella.training.learner import layers_read_by
+from lamella.training.prepare import prepare_pass, resolve_references
 from lamella.training.processes import Processes, make_accelerator
+from lamella.training.splits import SPLITS
 
 
 def extract(
@@ -20,19 +23,23 @@ def extract(
     storage: Storage = "fp16",
     all_layers: bool = False,
     overwrite: bool = False,
-    say: Say = print,
+    log: Log = silent,
 ) -> CacheReport:
-    """Write the hidden states that the learners of a plan read, of its training and its dev windows, into a cache."""
+    """Write the hidden states that the learners of a plan read, for its training and dev windows, into a cache."""
     if len(plan.passes) > 1:
-        raise UsageError("extract: expected a run file of one pass; its grid varies what the encoder reads.")
-    configs = located(plan.passes[0], out.parent)
+        raise UsageError(
+            f"extract: expected a run file of one pass, got {len(plan.passes)}; take the options of the encoder, the "
+            "data and the windows out of its grid."
+        )
+    configs = resolve_references(plan.passes[0], out.parent)
     config = next(iter(configs.values()))
-    refuse_uncacheable(config)
-    prepared = prepare(configs, Processes(make_accelerator()), say=say)
-    model, layers = prepared.learners[0].model, set(layers_of(prepared.learners))
+    check_cacheable(config)
+    check_data_files(config, SPLITS)
+    prepared = prepare_pass(configs, Processes(make_accelerator()), log=log)
+    model, layers = prepared.learners[0].model, set(layers_read_by(prepared.learners))
     if all_layers:
         layers |= set(range(model.encoder.depth + 1))
-    splits = {"train": prepared.feed(0), "dev": prepared.dev}
+    splits = {"train": prepared.windows.train, "dev": prepared.windows.dev}
     return write_cache(
         out,
         model.encoder,
@@ -43,5 +50,5 @@ def extract(
         precision=model.precision,
         batch_size=config.training.eval_batch_size,
         overwrite=overwrite,
-        say=say,
+        say=log,
     )

@@ -1,4 +1,4 @@
-"""A learner: a head (and perhaps its encoder) with its objective, its optimiser and its own randomness."""
+"""A learner: a head (and perhaps its encoder) with its objective, its optimiser and its own random numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.tensors import trained_tensors
 from lamella.errors import RunError
 from lamella.models.model import ReaderModel
-from lamella.training.cuda_graphs import Recorded
+from lamella.training.cuda_graphs import GraphedBackward
 from lamella.training.objective import Forward, Objective, PassFacts, TaskLoss
 from lamella.training.steps import Step
 
@@ -37,13 +37,13 @@ PROGRESS = (
     "windows",
     "encoder_seconds",
     "head_seconds",
-)  # what a checkpoint keeps as it is
+)  # attributes that a checkpoint holds as they are
 
 
 @dataclass
 class Learner:
-    """One of the learners of a pass. What it becomes depends on its options and its batches, not on its neighbours,
-    unless these are its teachers.
+    """One learner of a pass. It depends on its options and its batches, not on the other learners, unless these are
+    its teachers.
     """
 
     name: str
@@ -54,16 +54,16 @@ class Learner:
     scaler: GradScaler
     max_grad_norm: float
     stratum: int  # it takes the steps of the strata up to this one
-    randomness: Randomness
+    random_stream: RandomStream
     steps: int = 0
     best: Record = field(default_factory=dict)  # the scores of its best evaluation
     stale: int = 0  # evaluations since then
     ended: str | None = None  # why it stopped before the pass did
     failed: str | None = None  # what went wrong, if that was the reason
-    windows: int = 0  # learnt from, each as often as it came, in this process
+    windows: int = 0  # trained on in this process, counted once per epoch
     encoder_seconds: float = 0.0  # of an encoder that it shares
-    head_seconds: float = 0.0  # its own: of its head, and of the encoder where it trains that
-    recorded: Recorded | None = None  # its forward and backward, where it trains its encoder on a GPU
+    head_seconds: float = 0.0  # of its head, and of its encoder where it trains that
+    graphed: GraphedBackward | None = None  # replaces `backward` where it trains its encoder on a GPU
     _terms: dict[str, Tensor] = field(default_factory=dict)
     _pending: list[tuple[int, float, float, dict[str, Tensor]]] = field(default_factory=list)
 
@@ -72,43 +72,44 @@ class Learner:
         return [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
 
     @property
-    def statistics(self) -> list[Tensor]:
-        """The running means of normalisations: they follow what a process has seen, not its gradients."""
+    def running_statistics(self) -> list[Tensor]:
+        """The running means of normalisations: they follow the batches that a process has seen, not its gradients."""
         tensors = trained_tensors(self.model).values()
-        return [one for one in tensors if not isinstance(one, nn.Parameter) and one.is_floating_point()]
+        return [tensor for tensor in tensors if not isinstance(tensor, nn.Parameter) and tensor.is_floating_point()]
 
     def takes(self, step: Step) -> bool:
+        """Whether it trains on a step of the pass."""
         return self.ended is None and step.stratum <= self.stratum
 
-    def learn(self, batch: Batch, hidden: HiddenStates | None, totals: Totals) -> None:
-        """Add the gradient of one batch."""
+    def add_gradients(self, batch: Batch, hidden: HiddenStates | None, totals: Totals) -> None:
+        """Add the gradients of one batch, with this learner's own random numbers."""
         began = time.perf_counter()
-        with self.randomness.used():
-            beside = self.objective.gather(batch)
-            if self.recorded is not None and hidden is None:
-                terms = self.recorded(batch, beside, totals)
+        with self.random_stream.active():
+            stored_logits = self.objective.stored_logits(batch)
+            if self.graphed is not None and hidden is None:
+                terms = self.graphed(batch, stored_logits, totals)
             else:
-                terms = self.backward(batch, beside, totals, hidden)
+                terms = self.backward(batch, stored_logits, totals, hidden)
         for name, value in terms.items():
             self._terms[name] = self._terms.get(name, 0.0) + value
         self.windows += len(batch.windows)
         self.head_seconds += time.perf_counter() - began
 
     def backward(
-        self, batch: Batch, beside: Tensor | None, totals: Totals, hidden: HiddenStates | None = None
+        self, batch: Batch, stored_logits: Tensor | None, totals: Totals, hidden: HiddenStates | None = None
     ) -> dict[str, Tensor]:
-        """Add the gradient of one batch to those that are there, and give the terms of its loss."""
-        terms = self.objective(Forward(self.model, batch, hidden, beside), batch, totals)
+        """Add the gradients of one batch, and return the terms of its loss."""
+        terms = self.objective(Forward(self.model, batch, hidden, stored_logits), batch, totals)
         torch.autograd.backward(self.scaler.scale(terms["loss"]))
         return {name: value.detach() for name, value in terms.items()}
 
-    def forget(self) -> None:
-        """Drop the gradients since the last step; what is recorded adds to them where they lie."""
-        self.optimiser.zero_grad(set_to_none=self.recorded is None)
+    def zero_gradients(self) -> None:
+        """Drop the gradients since the last step; CUDA graphs add to them in place, so these are set to zero."""
+        self.optimiser.zero_grad(set_to_none=self.graphed is None)
         self._terms = {}
 
     def step(self, epoch: float) -> None:
-        """Follow the gradients, which all processes have added up."""
+        """Clip the gradients, which all processes have summed, and update the weights."""
         began = time.perf_counter()
         self.scaler.unscale_(self.optimiser)
         nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
@@ -117,22 +118,22 @@ class Learner:
         self.scaler.update()
         self.schedule.step()
         self.steps += 1
-        self.objective.stepped()
+        self.objective.after_step()
         self._pending.append((self.steps, epoch, rate, self._terms))
-        self.forget()
+        self.zero_gradients()
         self.head_seconds += time.perf_counter() - began
 
-    def records(self, add_up: Callable[[Tensor], Tensor]) -> tuple[list[Record], str | None]:
-        """The steps since the last time, up to the first whose loss is not a number, and what is to be said of that.
+    def take_records(self, sum_processes: Callable[[Tensor], Tensor]) -> tuple[list[Record], str | None]:
+        """Return the steps since the last call, up to the first whose loss is not finite, and the error message then.
 
         Reading a loss waits for the device, so it is done for several steps at once.
         """
         if not self._pending:
             return [], None
-        names = self.objective.names  # not those found: this process may have had no window of a step
+        names = self.objective.names  # not the keys of the terms: this process may have had no window in a step
         nothing = torch.zeros((), device=self.model.device)
         rows = [torch.stack([terms.get(name, nothing).float() for name in names]) for *_, terms in self._pending]
-        values = add_up(torch.stack(rows)).tolist()
+        values = sum_processes(torch.stack(rows)).tolist()
         pending, self._pending = self._pending, []
         records: list[Record] = []
         for (step, epoch, rate, _), row in zip(pending, values, strict=True):
@@ -143,12 +144,11 @@ class Learner:
             records.append({"event": "step", "step": step, "epoch": round(epoch, 6), **terms, "learning_rate": rate})
         return records, None
 
-    def is_finite(self) -> bool:
-        """Whether its weights are numbers still."""
+    def has_finite_weights(self) -> bool:
         return all(bool(parameter.isfinite().all()) for parameter in self.parameters)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: everything that the next step depends on, but for the randomness."""
+        """Return what a checkpoint holds: everything the next step depends on, except the random state."""
         return {
             "tensors": trained_tensors(self.model),
             "optimiser": self.optimiser.state_dict(),
@@ -158,40 +158,45 @@ class Learner:
             **{name: getattr(self, name) for name in PROGRESS},
         }
 
-    def put_state(self, state: Mapping[str, Any]) -> None:
-        own = trained_tensors(self.model)
-        if own.keys() != state["tensors"].keys():
-            raise RunError("the checkpoint has other tensors than this lamella trains; start anew with --overwrite.")
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        tensors = trained_tensors(self.model)
+        if tensors.keys() != state["tensors"].keys():
+            raise RunError(
+                "checkpoint: expected the tensors that this version of lamella trains, got others; start again from "
+                "scratch with --overwrite."
+            )
         with torch.no_grad():
-            for name, tensor in own.items():
+            for name, tensor in tensors.items():
                 tensor.copy_(state["tensors"][name])
         self.optimiser.load_state_dict(state["optimiser"])
         self.schedule.load_state_dict(state["schedule"])
         self.scaler.load_state_dict(state["scaler"])
-        self.objective.put_state(state["objective"])
+        self.objective.load_state(state["objective"])
         for name in PROGRESS:
             setattr(self, name, state[name])
 
 
-class Randomness:
-    """A stream of random numbers of its own, so that what one learner draws does not depend on the others."""
+class RandomStream:
+    """A separate stream of random numbers, so that what one learner draws does not depend on the others."""
 
     def __init__(self, device: torch.device) -> None:
-        """Goes on from where the process's own stream is now."""
+        """Start at the current state of the process's own stream."""
         self.module = None if device.type == "cpu" else torch.get_device_module(device)
-        self.state = self._now()
+        self.state = self._get()
 
     @contextmanager
-    def used(self) -> Iterator[None]:
-        outside = self._now()
+    def active(self) -> Iterator[None]:
+        """Draw from this stream inside the block."""
+        outside = self._get()
         self._set(self.state)
         try:
             yield
         finally:
-            self.state = self._now()
+            self.state = self._get()
             self._set(outside)
 
-    def _now(self) -> list[Tensor]:
+    def _get(self) -> list[Tensor]:
         return [torch.get_rng_state(), *([self.module.get_rng_state()] if self.module else [])]
 
     def _set(self, state: list[Tensor]) -> None:
@@ -207,14 +212,16 @@ def make_learner(
     *,
     name: str = "",
     stratum: int = 0,
-    randomness: Randomness | None = None,
+    random_stream: RandomStream | None = None,
     pass_models: Sequence[ReaderModel] = (),
     train: Features | None = None,
-    alone: bool = True,
+    single_process: bool = True,
 ) -> Learner:
-    """Put together what the options describe. Teachers may need the `pass_models` of all learners and the windows to
-    `train` on, which they are given where these are the same in every epoch. Only a process that trains `alone` records
-    its steps: gradients that several add up come back as other tensors than those that a recording adds to.
+    """Build the learner that the options describe.
+
+    Teachers may need the `pass_models` of all learners and the windows to `train` on, if these are the same in every
+    epoch. CUDA graphs are captured only in a `single_process`: gradients that several processes sum come back as other
+    tensors than those that a graph adds to.
     """
     head_rate = options.head_learning_rate or options.learning_rate
     groups = [
@@ -227,7 +234,7 @@ def make_learner(
     if options.distil is not None:
         facts = PassFacts(total_steps, pass_models, train)
         objective = registry.build("distiller", options.distil, objective, model, facts)
-    # Half precision with few exponent bits needs its loss scaled; only a trained encoder computes gradients in it.
+    # fp16 has few exponent bits, so its loss must be scaled; only a trained encoder computes gradients in it.
     scales = model.precision == "fp16" and model.encoder.trainable
     learner = Learner(
         name=name,
@@ -238,23 +245,24 @@ def make_learner(
         scaler=GradScaler(model.device.type, enabled=scales),
         max_grad_norm=options.max_grad_norm,
         stratum=stratum,
-        randomness=randomness or Randomness(model.device),
+        random_stream=random_stream or RandomStream(model.device),
     )
-    if alone and model.device.type == "cuda" and model.encoder.trainable and objective.steady and not scales:
-        learner.recorded = Recorded(learner.backward)
+    trains_on_gpu = model.device.type == "cuda" and model.encoder.trainable
+    if single_process and trains_on_gpu and objective.capturable and not scales:
+        learner.graphed = GraphedBackward(learner.backward)
     return learner
 
 
-def layers_of(learners: Sequence[Learner]) -> list[int]:
-    """All that some learners read of their encoder, with their heads and for their teachers."""
-    return sorted({layer for one in learners for layer in (*one.model.head.layers, *one.objective.layers)})
+def layers_read_by(learners: Sequence[Learner]) -> list[int]:
+    """Return the hidden layers that learners read, with their heads and for their teachers."""
+    return sorted({layer for learner in learners for layer in (*learner.model.head.layers, *learner.objective.layers)})
 
 
 def parameter_groups(module: nn.Module, learning_rate: float, weight_decay: float) -> list[dict[str, Any]]:
-    """The trained parameters in two groups: matrices are decayed; biases, LayerNorms and single factors are not."""
+    """Split the trained parameters in two groups: matrices are decayed; biases, LayerNorms and scalars are not."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
         ([parameter for parameter in trained if parameter.ndim >= 2], weight_decay),
         ([parameter for parameter in trained if parameter.ndim < 2], 0.0),
     ]
-    return [{"params": found, "lr": learning_rate, "weight_decay": decay} for found, decay in groups if found]
+    return [{"params": members, "lr": learning_rate, "weight_decay": decay} for members, decay in groups if members]

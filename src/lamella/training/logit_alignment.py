@@ -44,7 +44,7 @@ Numbers = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
-class Aligned:
+class AlignedLogits:
     """What teachers say of every token of some windows, kept as logits are: fp16, less the largest of each window."""
 
     rows: Indices  # those of the windows
@@ -68,7 +68,7 @@ class Aligned:
         return digest.hexdigest()
 
 
-def align(folders: Sequence[Path], train: Features, *, temperature: float | None) -> Aligned:
+def align(folders: Sequence[Path], train: Features, *, temperature: float | None) -> AlignedLogits:
     """What runs with kept logits say of the windows of `train`.
 
     With a temperature T: the logarithm of the mean of their probabilities, each the softmax of z / T over its own
@@ -100,7 +100,7 @@ def align(folders: Sequence[Path], train: Features, *, temperature: float | None
             del kept  # before the next is read
     if counts is None:
         tops -= np.log(np.maximum(teachers, 1)).astype(np.float32)  # from the sum of probabilities to their mean
-    return Aligned(train.rows, values, tops, teachers > 0, tuple(models))
+    return AlignedLogits(train.rows, values, tops, teachers > 0, tuple(models))
 
 
 def _pair(folder: Path, theirs: Features, train: Features) -> tuple[Indices, Indices, NDArray[np.int64]]:
@@ -112,7 +112,7 @@ def _pair(folder: Path, theirs: Features, train: Features) -> tuple[Indices, Ind
     numbers: dict[str, int] = {}
     contexts = np.full(len(train.examples), -1, np.int64)
     for own in np.flatnonzero(answered >= 0).tolist():
-        _refuse_another(folder, train.examples[own], theirs.examples[answered[own]])
+        _check_same_question(folder, train.examples[own], theirs.examples[answered[own]])
         contexts[own] = numbers.setdefault(train.examples[own].context.text, len(numbers))
     ours = np.flatnonzero(answered[train.example] >= 0)
     if not len(ours):
@@ -124,7 +124,7 @@ def _pair(folder: Path, theirs: Features, train: Features) -> tuple[Indices, Ind
     return ours[order], best[order], contexts
 
 
-def _refuse_another(folder: Path, ours: Example, theirs: Example) -> None:
+def _check_same_question(folder: Path, ours: Example, theirs: Example) -> None:
     """An id alone does not make two questions the same one."""
     for what, own, other in (
         ("question", ours.question, theirs.question),
@@ -201,7 +201,7 @@ def _carry_over(
 
     low = int(token.min())
     logits = kept.of_tokens(low, int(token.max()) + 1)[token - low]  # [n, 2]
-    _refuse_no_numbers(kept, theirs, logits, window)
+    _check_finite(kept, theirs, logits, window)
     change = np.flatnonzero(np.diff(window, prepend=-1))  # where each window begins: they all have a [CLS]
     _, chosen, number = np.unique(contexts[train.example[ours]], return_index=True, return_inverse=True)
     own_offsets = [train.offsets[train.example[ours[one]]] for one in chosen]  # a window of each context
@@ -233,7 +233,7 @@ def _carry_over(
     return found
 
 
-def _refuse_no_numbers(kept: StoredLogits, windows: Indices, logits: NDArray[np.float16], window: Indices) -> None:
+def _check_finite(kept: StoredLogits, windows: Indices, logits: NDArray[np.float16], window: Indices) -> None:
     """No model's answers are kept with such, so that the file is damaged; a run would be said to have diverged."""
     bad = ~np.isfinite(kept.tops[windows]).all(axis=1)
     bad[window[~np.isfinite(logits).all(axis=1)]] = True

@@ -1,7 +1,7 @@
-"""The overfit check: a reader that cannot learn a few questions by heart has something wrong with it.
+"""The overfit check: if a reader cannot memorise a few questions, something is wrong with it.
 
-What can be reached is what decoding the true labels gives: an answer longer than `max_answer_length`, or one that ends
-within a token, is out of reach for any reader.
+The best possible score is the one that decoding the true labels gives: an answer longer than `max_answer_length`, or
+one that ends within a token, is out of reach for any reader.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lamella.scoring.evaluate import score_predictions
 from lamella.scoring.metrics import language_of
 
 STEPS = 400
-# Nothing may stand between the reader and its 32 questions: no dropout, no decay, no end of the learning rate.
+# Nothing may hinder memorising: no dropout, no weight decay, no decay of the learning rate.
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "data": {"augment": None, "max_eval_samples": None, "threshold": []},
     "encoder": {"dropout": 0.0},
@@ -46,19 +46,20 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
-RATES = {"learning_rate": 1e-4, "head_learning_rate": 1e-3}  # where the run file names none
+RATES = {"learning_rate": 1e-4, "head_learning_rate": 1e-3}  # used if the run file sets none
 
 
 def overfit_plan(plan: Plan) -> Plan:
-    """The same runs with the options of the check."""
+    """Return the same runs with the options of the check."""
     passes = []
     for configs in plan.passes:
         changed = {}
         for name, config in configs.items():
             given = config.learner.model_fields_set
-            rates = {name: rate for name, rate in RATES.items() if name not in given}
+            rates = {option: rate for option, rate in RATES.items() if option not in given}
             stages = {
-                name: [_without_dropout(one) for one in getattr(config.learner, name)] for name in ("mixer", "beside")
+                option: [_without_dropout(stage) for stage in getattr(config.learner, option)]
+                for option in ("mixer", "beside")
             }
             metric = "answerability_accuracy" if config.learner.task["name"] == "answerability" else "exact"
             sections = {
@@ -77,15 +78,15 @@ def _without_dropout(stage: Mapping[str, Any]) -> dict[str, Any]:
     return {**stage, "dropout": 0.0} if has else dict(stage)
 
 
-def spread(examples: Sequence[Example], count: int) -> tuple[Example, ...]:
-    """So many examples, evenly from all: the first ones of a file are often about one thing."""
+def sample_evenly(examples: Sequence[Example], count: int) -> tuple[Example, ...]:
+    """Return `count` examples, evenly from all: the first ones of a file are often about one topic."""
     if len(examples) <= count:
         return tuple(examples)
     return tuple(examples[place] for place in np.linspace(0, len(examples) - 1, count).round().astype(int))
 
 
-def best_possible(model: ReaderModel, features: Features) -> float:
-    """The score of a model that gives the true labels."""
+def best_possible_score(model: ReaderModel, features: Features) -> float:
+    """Return the score of a model that predicts the true labels."""
     if not model.gives_text:
         return 100.0
     merger = WindowMerger(model.decoding)
@@ -100,18 +101,18 @@ def best_possible(model: ReaderModel, features: Features) -> float:
     return float(score_predictions(model, features.examples, predictions, language=language)["exact"])
 
 
-def verdict(best: Mapping[str, Mapping[str, Any]], targets: Mapping[str, float]) -> list[str]:
-    """A line for every run; an error if one of them did not learn all that can be learnt."""
-    lines: list[str] = []
-    short: list[str] = []
+def check_memorised(best: Mapping[str, Mapping[str, Any]], targets: Mapping[str, float]) -> list[str]:
+    """Return a line for every run; raise if one of them did not reach the best possible score."""
+    reached: list[str] = []
+    missed: list[str] = []
     for name, target in targets.items():
         metric = "exact" if "exact" in best[name] else "answerability_accuracy"
-        reached = float(best[name].get(metric, 0.0))
-        line = f"{name}: {metric} {reached:.2f} of {target:.2f} possible, at step {best[name].get('step', 0)}"
-        (lines if reached >= target - 1e-9 else short).append(line)
-    if short:
+        score = float(best[name].get(metric, 0.0))
+        line = f"{name}: {metric} {score:.2f} of {target:.2f} possible, at step {best[name].get('step', 0)}"
+        (reached if score >= target - 1e-9 else missed).append(line)
+    if missed:
         raise RunError(
-            f"not learnt by heart within {STEPS} steps: {'; '.join(short)}. Is the encoder trained (encoder.tuning)? "
+            f"not memorised within {STEPS} steps: {'; '.join(missed)}. Is the encoder trained (encoder.tuning)? "
             "Are the labels right (lamella check)?"
         )
-    return lines
+    return reached

@@ -1,249 +1,255 @@
-"""What a pass needs before it can begin: data, encoder, learners; nothing is written here."""
+"""What a pass needs before it can begin: data, encoder, models, windows, learners; nothing is written here."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import set_seed
+from transformers import PreTrainedTokenizerFast
 
-from lamella import registry
 from lamella.config import RunConfig
-from lamella.data.dataset import Dataset, load_examples
 from lamella.data.feature_cache import cached_features
 from lamella.data.features import Features
 from lamella.data.feed import Feed, Recipe
 from lamella.encoder.cache import open_cache
 from lamella.encoder.device import choose_precision
+from lamella.encoder.pretrained import LoadedEncoder
 from lamella.encoder.tuning import trainable_line
-from lamella.errors import ConfigError, DataError
+from lamella.errors import DataError
 from lamella.inference.one_pass import Encode
 from lamella.models.base_encoder import load_encoder
 from lamella.models.facts import Facts, data_facts
 from lamella.models.model import ReaderModel
 from lamella.models.names import resolve_encoder_from
 from lamella.plan import Pass
-from lamella.scoring.calibrate import check_tunable
-from lamella.training.learner import Learner, Randomness, layers_of, make_learner
-from lamella.training.overfit import best_possible, spread
+from lamella.progress import Log, silent
+from lamella.training.early_checks import check_cacheable
+from lamella.training.learner import Learner, RandomStream, layers_read_by, make_learner
+from lamella.training.overfit import best_possible_score
 from lamella.training.processes import Processes
+from lamella.training.splits import Datasets, Splits, read_splits
 from lamella.training.steps import Steps
-from lamella.training.warm_start import Start, as_its_start, begin_with
-from lamella.validation import THRESHOLD_OVERLAP
-
-Say = Callable[[str], None]
+from lamella.training.warm_start import WarmStart, apply_warm_start, inherit_options
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedPass:
     """Everything a pass needs, read and checked before a folder is touched."""
 
     configs: Pass
     learners: list[Learner]
     steps: Steps
-    dev: Features
-    threshold: Features  # to tune it on, once training is over
-    feed: Feed
-    targets: dict[str, float]  # of the overfit check: what each model can reach
-    starts: list[Start]
+    windows: Windows
+    hidden_states: HiddenStateSource
+    targets: dict[str, float]  # of the overfit check: the score that each model can reach
+    starts: list[WarmStart]
     files: list[dict[str, Any]]  # name, size and sha256 of each data file, as it was read
-    made_from: dict[str, str]  # hashes of what is learnt from: a run goes on with nothing else
-    encode: Encode | None  # for all learners at once; None where the one learner trains its encoder
-    encode_dev: Encode | None
+    source_hashes: dict[str, str]  # of what is learnt from; a resumed run must have the same
 
     @property
     def any_config(self) -> RunConfig:
-        """All but the learner's options is the same in each."""
+        """One config of the pass: all but the learner's options is the same in each."""
         return next(iter(self.configs.values()))
 
     @property
     def needs(self) -> tuple[Path, ...]:
-        found = [(*learner.model.folders, *learner.objective.folders) for learner in self.learners]
-        found += [start.folders for start in self.starts]
-        return tuple(dict.fromkeys(folder for folders in found for folder in folders))
+        """The folders that were read, which must not be written over."""
+        folders = [
+            *(folder for learner in self.learners for folder in (*learner.model.folders, *learner.objective.folders)),
+            *(folder for start in self.starts for folder in start.folders),
+        ]
+        return tuple(dict.fromkeys(folders))
 
 
-def prepare(
-    configs: Pass, processes: Processes, *, overfit: int | None = None, cache: Path | None = None, say: Say
-) -> Prepared:
-    """Read the data, load the encoder, build the models, cut the windows.
+@dataclass(frozen=True)
+class BuiltModel:
+    """A new model, its own random numbers, and what it starts with."""
 
-    With `overfit` so many training questions are those to score on as well. With `cache` the hidden states are read
-    from there, and the encoder stands by idle.
+    model: ReaderModel
+    random_stream: RandomStream
+    start: WarmStart | None
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of each split; those of the training data per epoch."""
+
+    feed: Feed
+    train: Features  # of the first epoch
+    dev: Features
+    threshold: Features  # to tune the threshold on after training
+
+
+@dataclass(frozen=True)
+class HiddenStateSource:
+    """Where the hidden layers of a batch come from."""
+
+    storage: str  # "live", or the number format of a cache
+    encode: Encode | None  # for all learners at once; None where the single learner trains its encoder
+    encode_dev: Encode | None  # a cache of the dev windows; None where the encoder runs
+
+
+def prepare_pass(
+    configs: Pass,
+    processes: Processes,
+    *,
+    datasets: Datasets | None = None,
+    overfit: int | None = None,
+    cache: Path | None = None,
+    log: Log = silent,
+) -> PreparedPass:
+    """Read the data, load the encoder, build the models, cut the windows, make the learners.
+
+    With `overfit`, N training questions are also the dev data. With `cache`, hidden states are read from that folder
+    and the encoder does not run.
     """
     config = next(iter(configs.values()))
-    if not config.data.train:
-        raise ConfigError("run file", ["data.train: is required and was not given."])
-    train_data = read_data(config.data.train, config, config.data.max_train_samples, say)
-    if overfit is None:
-        dev_data = read_data(config.data.dev, config, config.data.max_eval_samples, say)
-    else:
-        dev_data = train_data = replace(train_data, examples=spread(train_data.examples, overfit))
-    leaked = {one.context.text for one in train_data.examples} & {one.context.text for one in dev_data.examples}
-    if leaked and overfit is None:
-        say(f"{len(leaked)} contexts are in the train and in the dev data: the scores will be too good")
-    threshold_data = read_data(config.data.threshold, config, None, say)
-    if threshold_data.examples:
-        check_tunable(threshold_data.examples, config.data.threshold)
-        apart = {one.context.text for one in threshold_data.examples}
-        for split, other in {"train": train_data, "dev": dev_data}.items():
-            if shared := len(apart & {one.context.text for one in other.examples}):
-                say(f"{shared} contexts are in the threshold and in the {split} data: {THRESHOLD_OVERLAP[split]}")
-
-    pooler = any(one.learner.reads_pooled for one in configs.values())
+    splits = read_splits(config, datasets=datasets, overfit=overfit, log=log)
+    pooler = any(config.learner.reads_pooled for config in configs.values())
     base = load_encoder(config.encoder.name, dropout=config.encoder.dropout, pooler=pooler)
-    facts = Facts(
-        train=data_facts(config.data.train, train_data.examples),
-        dev=data_facts(config.data.dev, dev_data.examples) if config.data.dev and overfit is None else None,
+    models = build_models(configs, base, _describe_data(config, splits, overfit), processes, log)
+    windows = cut_windows(splits, config, base.tokenizer, log)
+    steps = Steps(windows.feed, config.training, [config.learner.fraction for config in configs.values()])
+    learners = make_learners(configs, models, windows, steps, processes)
+    hidden_states = choose_hidden_states(config, base, learners, windows, cache)
+    starts = {name: built.start for name, built in models.items() if built.start is not None}
+    targets = {}
+    if overfit is not None:
+        targets = {name: best_possible_score(built.model, windows.dev) for name, built in models.items()}
+    return PreparedPass(
+        configs=configs,
+        learners=learners,
+        steps=steps,
+        windows=windows,
+        hidden_states=hidden_states,
+        targets=targets,
+        starts=list(starts.values()),
+        files=splits.file_records,
+        source_hashes=_hash_sources(windows, base.sha256, hidden_states, starts, learners),
     )
-    models, randomness, starts = {}, {}, {}
-    for name, one in configs.items():
-        set_seed(one.learner.seed)
-        model = ReaderModel(base, one).to(processes.device)
-        model.facts = facts.model_copy(update={"fraction": one.learner.fraction})
-        model.precision = choose_precision(config.training.precision, processes.device)
-        models[name] = model
-        if processes.rank:  # the same weights in every process, but not the same dropout
-            torch.manual_seed(one.learner.seed * 1_000_003 + processes.rank)
-        randomness[name] = Randomness(processes.device)
-        whose = f"{name}: " if len(configs) > 1 else ""
-        say(f"{whose}{trainable_line(model)}")
-        if one.learner.start is not None:
-            starts[name] = begin_with(model, one.learner.start)
-            say(f"{whose}{starts[name].remark}")
-            model.facts = model.facts.model_copy(update={"start": starts[name].facts})
 
-    recipe = Recipe(base.tokenizer, config)
-    feed = Feed(recipe, train_data.examples, log=say)
+
+def resolve_references(configs: Pass, runs_folder: Path) -> Pass:
+    """Replace `encoder.from` by the folder it means, and fill in the options that a warm start decides."""
+    return {name: inherit_options(resolve_encoder_from(config, runs_folder)) for name, config in configs.items()}
+
+
+def build_models(
+    configs: Pass, base: LoadedEncoder, facts: Facts, processes: Processes, log: Log
+) -> dict[str, BuiltModel]:
+    """Build the model of each run from its own seed, and load what it starts with."""
+    models = {}
+    for name, config in configs.items():
+        prefix = f"{name}: " if len(configs) > 1 else ""
+        set_seed(config.learner.seed)
+        model = ReaderModel(base, config).to(processes.device)
+        model.precision = choose_precision(config.training.precision, processes.device)
+        model.facts = facts.model_copy(update={"fraction": config.learner.fraction})
+        if processes.rank:  # the same weights in every process, but not the same dropout
+            torch.manual_seed(config.learner.seed * 1_000_003 + processes.rank)
+        random_stream = RandomStream(processes.device)
+        log(f"{prefix}{trainable_line(model)}")
+        start = None
+        if config.learner.start is not None:
+            start = apply_warm_start(model, config.learner.start)
+            log(f"{prefix}{start.remark}")
+            model.facts = model.facts.model_copy(update={"start": start.facts})
+        models[name] = BuiltModel(model, random_stream, start)
+    return models
+
+
+def cut_windows(splits: Splits, config: RunConfig, tokenizer: PreTrainedTokenizerFast, log: Log) -> Windows:
+    """Cut the examples of all splits into windows of tokens."""
+    feed = Feed(Recipe(tokenizer, config), splits.train.examples, log=log)
     train = feed(0)
     if not len(train):
         raise DataError(f"{', '.join(config.data.train)}: no window is left to train on; see data.negative_windows.")
     if train.lost_answers:
-        say(f"{train.lost_answers} answers lie on no token and are taught as no answer")
-    dev = cached_features(dev_data.examples, base.tokenizer, config.windows, log=say)
-    threshold = cached_features(threshold_data.examples, base.tokenizer, config.windows, log=say)
-    steps = Steps(feed, config.training, [one.learner.fraction for one in configs.values()])
-    learners = [
-        make_learner(
-            models[name],
-            one.learner,
-            steps.taken_by(one.learner.fraction),
+        log(f"{train.lost_answers} answers cover no token and are trained as no answer")
+    dev = cached_features(splits.dev.examples, tokenizer, config.windows, log=log)
+    threshold = cached_features(splits.threshold.examples, tokenizer, config.windows, log=log)
+    return Windows(feed, train, dev, threshold)
+
+
+def make_learners(
+    configs: Pass, models: Mapping[str, BuiltModel], windows: Windows, steps: Steps, processes: Processes
+) -> list[Learner]:
+    """Give each model its objective, optimiser and schedule."""
+    learners = []
+    for name, config in configs.items():
+        built, fraction = models[name], config.learner.fraction
+        learner = make_learner(
+            built.model,
+            config.learner,
+            steps.count_for(fraction),
             name=name,
-            stratum=steps.stratum(one.learner.fraction),
-            randomness=randomness[name],
-            pass_models=list(models.values()),
-            alone=processes.count == 1,
-            train=None if feed.augments else train,
+            stratum=steps.stratum(fraction),
+            random_stream=built.random_stream,
+            pass_models=[neighbour.model for neighbour in models.values()],
+            single_process=processes.count == 1,
+            train=None if windows.feed.augments else windows.train,
         )
-        for name, one in configs.items()
-    ]
-    for learner in learners:
-        taught_by = list(learner.objective.taught_by)
-        learner.model.facts = learner.model.facts.model_copy(update={"teachers": taught_by})
-    encode: Encode | None = None if base.encoder.trainable else learners[0].model.encode
-    encode_dev: Encode | None = None
-    storage = "live"
-    if cache is not None:
-        refuse_uncacheable(config)
-        states = open_cache(cache, identity={"sha256": base.sha256})
-        states.require(layers_of(learners))
-        storage = states.index.storage
-        encode, encode_dev = states.source(train), states.source(dev) if len(dev) else None
-    _check_metric(config, list(models.values()), dev)
-    targets = {} if overfit is None else {name: best_possible(model, dev) for name, model in models.items()}
-    made_from = {
-        "training data": _hash(train),
-        "dev data": _hash(dev),
-        "encoder weights": base.sha256,
-        "hidden states": storage,
-        **{f"start{f' of {name}' if len(configs) > 1 else ''}": start.sha256 for name, start in starts.items()},
+        teachers = list(learner.objective.teacher_facts)
+        learner.model.facts = learner.model.facts.model_copy(update={"teachers": teachers})
+        learners.append(learner)
+    return learners
+
+
+def choose_hidden_states(
+    config: RunConfig, base: LoadedEncoder, learners: list[Learner], windows: Windows, cache: Path | None
+) -> HiddenStateSource:
+    """Choose between a cache on disk, the shared frozen encoder, and an encoder that its learner trains."""
+    if cache is None:
+        return HiddenStateSource("live", None if base.encoder.trainable else learners[0].model.encode, None)
+    check_cacheable(config)
+    states = open_cache(cache, identity={"sha256": base.sha256})
+    states.require(layers_read_by(learners))
+    encode_dev = states.source(windows.dev) if len(windows.dev) else None
+    return HiddenStateSource(states.index.storage, states.source(windows.train), encode_dev)
+
+
+def _describe_data(config: RunConfig, splits: Splits, overfit: int | None) -> Facts:
+    scored = bool(config.data.dev) and overfit is None
+    return Facts(
+        train=data_facts(config.data.train, splits.train.examples),
+        dev=data_facts(config.data.dev, splits.dev.examples) if scored else None,
+    )
+
+
+def _hash_sources(
+    windows: Windows,
+    encoder_sha256: str,
+    hidden_states: HiddenStateSource,
+    starts: Mapping[str, WarmStart],
+    learners: list[Learner],
+) -> dict[str, str]:
+    """Hash everything that the pass learns from; the keys are the words of the error when one changed."""
+
+    def key(source: str, learner: str) -> str:
+        return f"{source} of {learner}" if len(learners) > 1 else source
+
+    return {
+        "training data": _hash_windows(windows.train),
+        "dev data": _hash_windows(windows.dev),
+        "encoder weights": encoder_sha256,
+        "hidden states": hidden_states.storage,
+        **{key("start", name): start.sha256 for name, start in starts.items()},
         **{
-            f"{what}{f' of {one.name}' if len(learners) > 1 else ''}": value
-            for one in learners
-            for what, value in one.objective.made_from.items()
+            key(source, learner.name): sha256
+            for learner in learners
+            for source, sha256 in learner.objective.source_hashes.items()
         },
     }
-    return Prepared(
-        configs=configs,
-        learners=learners,
-        steps=steps,
-        dev=dev,
-        threshold=threshold,
-        feed=feed,
-        targets=targets,
-        starts=list(starts.values()),
-        files=_files(train_data, dev_data, threshold_data),
-        made_from=made_from,
-        encode=encode,
-        encode_dev=encode_dev,
-    )
 
 
-def located(configs: Pass, runs_folder: Path) -> Pass:
-    """The same runs with `encoder.from` resolved to a folder, and what they leave to the model they start with said."""
-    return {name: as_its_start(resolve_encoder_from(config, runs_folder)) for name, config in configs.items()}
-
-
-def named_folders(configs: Pass) -> list[Path]:
-    """The folders on disk that some runs name as their encoder, their start or their teachers."""
-    named = [
-        name
-        for config in configs.values()
-        for name in (*config.model_names, *(config.learner.distil or {}).get("runs", []))
-    ]
-    return [Path(os.path.expanduser(name)) for name in named if os.path.isdir(os.path.expanduser(name))]
-
-
-def refuse_uncacheable(config: RunConfig) -> None:
-    if registry.trait("tuning", config.encoder.tuning, "trains_encoder"):
-        raise ConfigError(
-            "encoder.tuning", ["expected frozen: the hidden states of an encoder that learns change at every step."]
-        )
-    if config.data.augment is not None:
-        raise ConfigError(
-            "data.augment", ["expected none with a cache: augmented texts are new in every epoch, and so in no cache."]
-        )
-
-
-def _check_metric(config: RunConfig, models: Sequence[ReaderModel], dev: Features) -> None:
-    """A metric that the dev data or the task does not have would show only after an epoch."""
-    metric = config.training.metric
-    if metric is None or not len(dev):
-        return
-    answerable = {example.answerable for example in dev.examples}
-    absent = (metric.startswith("HasAns") and True not in answerable) or (
-        metric.startswith("NoAns") and False not in answerable
-    )
-    if absent:
-        raise ConfigError("training.metric", [f"{metric}: the dev data has no question of that kind."])
-    if any(not model.gives_text for model in models) and not metric.startswith("answerability"):
-        raise ConfigError("training.metric", [f"{metric}: a reader of answerability gives no text to score so."])
-
-
-def _files(*data: Dataset) -> list[dict[str, Any]]:
-    """What says years later which files these were; one that is read twice is told once."""
-    read = {file.path: file for one in data for file in one.files}
-    return [{"name": name, "size": file.size, "sha256": file.sha256} for name, file in read.items()]
-
-
-def _hash(features: Features) -> str:
-    """Of windows and labels."""
+def _hash_windows(features: Features) -> str:
+    """Hash tokens and labels."""
     digest = hashlib.sha256()
     for array in (features.input_ids, features.rows, features.start, features.end):
         digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def read_data(paths: Sequence[str], config: RunConfig, limit: int | None, say: Say) -> Dataset:
-    """The first examples of some files, checked; reports what was fixed or skipped."""
-    if not paths:
-        return Dataset((), (), fixed=0, skipped=0)
-    loaded = load_examples(paths, on_bad_answer=config.data.on_bad_answer, labelled=True)
-    if loaded.fixed or loaded.skipped:
-        say(f"{', '.join(paths)}: {loaded.fixed} problems fixed, {loaded.skipped} questions skipped")
-    return replace(loaded, examples=loaded.examples[:limit])

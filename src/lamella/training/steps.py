@@ -1,4 +1,4 @@
-"""Which windows every optimiser step of a pass takes, and how a pass goes on in its middle."""
+"""Which windows every optimiser step of a pass takes, and how a pass continues in its middle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lamella.errors import DataError
 
 @dataclass(frozen=True)
 class Position:
-    """How far a pass has come: steps done in all, the epoch it is in, steps done of that epoch."""
+    """How far a pass has come: steps done in all, the current epoch, steps done in that epoch."""
 
     step: int = 0
     epoch: int = 0
@@ -44,9 +44,9 @@ class Step:
 
 
 class Steps:
-    """The steps of a pass. `feed(epoch)` gives the windows of an epoch; augmentation makes them afresh each time.
+    """The steps of a pass. `feed(epoch)` gives the windows of an epoch; augmentation changes them every epoch.
 
-    The first epoch says how many steps an epoch has. Augmented texts may cut into a few windows more or fewer: the
+    The first epoch decides how many steps an epoch has. Augmented texts may give a few windows more or fewer: the
     number of steps stays, so that schedules and evaluations stay, and the last epoch ends a little early or late.
     """
 
@@ -59,32 +59,33 @@ class Steps:
         self.first = self._order(first)
         self.per_epoch = len(self.first)
         self.total = total_steps(options, self.per_epoch)
-        empty = [cut for cut in fractions if not self.taken_by(cut) and self.total]
+        empty = [fraction for fraction in fractions if not self.count_for(fraction) and self.total]
         if empty:
             raise DataError(
-                f"learner.fraction: {empty[0]:g} of the questions makes no window to learn from; take more."
+                f"learner.fraction: expected enough questions for at least one window, got none with {empty[0]:g}; "
+                "raise it."
             )
 
     def stratum(self, fraction: float) -> int:
-        """The last stratum that a learner of this fraction takes."""
+        """Return the last stratum that a learner of this fraction takes."""
         return self.cuts.index(fraction)
 
-    def taken_by(self, fraction: float) -> int:
-        """How many steps of the pass such a learner takes."""
+    def count_for(self, fraction: float) -> int:
+        """Return how many steps of the pass a learner of this fraction takes."""
         last = self.stratum(fraction)
         epochs, rest = divmod(self.total, max(1, self.per_epoch))
-        an_epoch = sum(self.first.groups_in(stratum) for stratum in range(min(last + 1, len(self.first.members))))
-        partly = [group.stratum <= last for group in self.first.epoch(epochs)] if rest else []
-        return epochs * an_epoch + sum(partly[:rest])
+        per_epoch = sum(self.first.groups_in(stratum) for stratum in range(min(last + 1, len(self.first.members))))
+        partial = [group.stratum <= last for group in self.first.epoch(epochs)] if rest else []
+        return epochs * per_epoch + sum(partial[:rest])
 
     def epochs_done(self, position: Position) -> float:
-        """How many epochs lie behind a position."""
+        """Return how many epochs are done at a position."""
         return position.epoch + (
             position.place / len(self._order(self.feed(position.epoch))) if position.place else 0.0
         )
 
     def after(self, position: Position) -> Iterator[Step]:
-        """The steps that are left."""
+        """Yield the steps that are left."""
         number, epoch, place = position.step, position.epoch, position.place
         while number < self.total:
             features = self.feed(epoch)
@@ -93,42 +94,42 @@ class Steps:
                 if number == self.total:
                     return
                 number, place = number + 1, place + 1
-                at = Position(number, epoch, place)
-                yield Step(at, epoch + place / len(order), features, group.stratum, group.batches)
+                position = Position(number, epoch, place)
+                yield Step(position, epoch + place / len(order), features, group.stratum, group.batches)
             epoch, place = epoch + 1, 0
 
     def _order(self, features: Features) -> BucketOrder:
         options = self.options
-        of_example = np.array([self.ranks[one.question_id] for one in features.examples])
+        rank_of_example = np.array([self.ranks[example.question_id] for example in features.examples])
         bounds = [max(1, round(cut * len(self.ranks))) for cut in self.cuts]
-        strata = np.searchsorted(bounds, of_example[features.example], side="right")
-        strata[strata == len(bounds)] = -1  # what is in no learner's fraction is not part of the pass
+        strata = np.searchsorted(bounds, rank_of_example[features.example], side="right")
+        strata[strata == len(bounds)] = -1  # questions in no learner's fraction are not part of the pass
         return BucketOrder(
             features.lengths, options.batch_size, seed=options.order_seed, accumulate=options.accumulate, strata=strata
         )
 
 
 def total_steps(options: TrainingOptions, per_epoch: int) -> int:
-    """Optimiser steps of the whole run: `max_steps` where it is given, else the epochs."""
+    """Return the optimiser steps of the whole run: `max_steps` if given, else those of the epochs."""
     if options.max_steps is not None:
         return options.max_steps
     return max(1, round(options.epochs * per_epoch)) if options.epochs else 0
 
 
-def steps_between(interval: float | str, per_epoch: int) -> float:
-    """An interval of the options in steps, not always a whole number: epochs, or a text such as "300 steps"."""
+def interval_in_steps(interval: float | str, per_epoch: int) -> float:
+    """Convert an interval of the options, epochs or a text such as "300 steps"; the result may be fractional."""
     if isinstance(interval, str):
         return float(interval.partition(" ")[0])
     return interval * per_epoch
 
 
-def passes(step: int, every: float) -> bool:
-    """Whether a multiple of `every` lies behind the last step and not behind this one; a step may pass several."""
+def is_due(step: int, every: float) -> bool:
+    """Whether a step reaches a multiple of `every` that the step before had not; it may reach several at once."""
     return math.floor(step / every + 1e-9) > math.floor((step - 1) / every + 1e-9)
 
 
 def question_ranks(examples: Sequence[Example], seed: int) -> dict[str, int]:
-    """The place of every question in one fixed shuffled order; a fraction of the data is a prefix of it."""
+    """Return the place of every question in one fixed shuffled order; a fraction of the data is a prefix of it."""
     questions = list(dict.fromkeys(example.question_id for example in examples))
     places = np.random.default_rng([seed, len(questions), 2]).permutation(len(questions))
     return {question: int(place) for question, place in zip(questions, places, strict=True)}

@@ -1,4 +1,4 @@
-"""What the training of each learner of a pass cost, into its run folder."""
+"""Measure what the training of each learner of a pass cost, and write it into its run folder."""
 
 from __future__ import annotations
 
@@ -8,31 +8,37 @@ from typing import Any
 
 from lamella import runs
 from lamella.scoring.cost import answering_time, model_bytes, model_cost, peak_memory, sample_window, write_cost
-from lamella.training.bookkeeping import PassWatcher
-from lamella.training.learner import Learner, layers_of
-from lamella.training.prepare import Prepared
+from lamella.training.bookkeeping import Bookkeeper
+from lamella.training.learner import Learner, layers_read_by
+from lamella.training.prepare import PreparedPass
 from lamella.training.processes import Processes
 
 
 def write_costs(
-    run: Prepared, folders: Mapping[str, Path], processes: Processes, watcher: PassWatcher, *, pass_seconds: float
+    prepared: PreparedPass,
+    folders: Mapping[str, Path],
+    processes: Processes,
+    books: Bookkeeper,
+    *,
+    pass_seconds: float,
 ) -> None:
     """Write `cost.json` for every learner that did not fail."""
-    learners = [learner for learner in run.learners if not learner.failed]
+    learners = [learner for learner in prepared.learners if not learner.failed]
     if not learners:
         return
-    window = None  # hidden states from a cache: the encoder is not run, not even to be counted
-    if run.made_from["hidden states"] == "live":
-        window = sample_window(learners[0].model, run.dev if len(run.dev) else run.feed(0), layers_of(learners))
+    dev, window = prepared.windows.dev, None  # with a cache the encoder does not run, not even to be measured
+    if prepared.hidden_states.storage == "live":
+        sampled = dev if len(dev) else prepared.windows.feed(0)
+        window = sample_window(learners[0].model, sampled, layers_read_by(learners))
     for learner in learners:
-        answered = watcher.answering.get(learner.name)
+        answered = books.answer_seconds.get(learner.name)
         cost = {
             **model_cost(learner.model, window),
             "model_bytes": model_bytes([folders[learner.name] / runs.MODEL]),
             "peak_memory_bytes": peak_memory(processes.device),
-            **_times(learner, run, processes, pass_seconds),
+            **_times(learner, prepared, processes, pass_seconds),
             **(
-                answering_time(answered, len(run.dev.examples), run.any_config.training.eval_batch_size)
+                answering_time(answered, len(dev.examples), prepared.any_config.training.eval_batch_size)
                 if answered is not None
                 else {}
             ),
@@ -40,23 +46,22 @@ def write_costs(
         write_cost(folders[learner.name], cost, f1=learner.best.get("f1"))
 
 
-def _times(learner: Learner, run: Prepared, processes: Processes, pass_seconds: float) -> dict[str, Any]:
-    """Training as if this learner were alone: the encoder's passes, which it may share, and its own steps.
+def _times(learner: Learner, prepared: PreparedPass, processes: Processes, pass_seconds: float) -> dict[str, Any]:
+    """Return the training times as if this learner were alone: the encoder, which it may share, and its own steps.
 
-    A GPU works on while Python waits for nothing, so that on one only the time of the whole pass can be told.
+    A GPU runs asynchronously, so on one only the time of the whole pass is known.
     """
-    apart: dict[str, Any] = {"train_seconds": pass_seconds}
+    times: dict[str, Any] = {"train_seconds": pass_seconds}
     if processes.device.type == "cpu":
-        seconds = learner.encoder_seconds + learner.head_seconds
-        apart = {"train_seconds": seconds}
-        if run.encode is not None:
-            apart |= {"encoder_seconds": learner.encoder_seconds, "head_seconds": learner.head_seconds}
+        times = {"train_seconds": learner.encoder_seconds + learner.head_seconds}
+        if prepared.hidden_states.encode is not None:
+            times |= {"encoder_seconds": learner.encoder_seconds, "head_seconds": learner.head_seconds}
     windows = learner.windows * processes.count
     return {
-        **apart,
-        "windows_per_second": windows / apart["train_seconds"] if apart["train_seconds"] else None,
+        **times,
+        "windows_per_second": windows / times["train_seconds"] if times["train_seconds"] else None,
         "pass_seconds": pass_seconds,
-        "learners_in_pass": len(run.learners),
+        "learners_in_pass": len(prepared.learners),
         "processes": processes.count,
-        "hidden_states": run.made_from["hidden states"],
+        "hidden_states": prepared.hidden_states.storage,
     }

@@ -1,0 +1,73 @@
+"""Checks of a plan that need no model: they run first, so that a mistake shows at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from lamella import registry, runs
+from lamella.config import RunConfig
+from lamella.data.demo import data_path
+from lamella.errors import ConfigError, UnreadableError
+from lamella.plan import Pass, Plan
+from lamella.training.folders import RunFolders
+
+
+def check_before_loading(
+    plan: Plan, folders: RunFolders, splits: Sequence[str], *, overwrite: bool, cached: bool = False
+) -> None:
+    """Check the output folders, the data files of some `splits`, metrics and caching, of all passes."""
+    read = [folder for configs in plan.passes for folder in folders_read(configs)]
+    runs.check_run_folder(folders.out, overwrite=overwrite, needs=read)
+    if folders.several:
+        for folder in folders.by_run.values():
+            runs.check_run_folder(folder, overwrite=True)
+    for configs in plan.passes:
+        config = next(iter(configs.values()))
+        check_data_files(config, splits)
+        if cached:
+            check_cacheable(config)
+    for config in plan.runs.values():
+        _check_metric_fits_task(config)
+
+
+def folders_read(configs: Pass) -> list[Path]:
+    """Return the folders on disk that runs name as their encoder, their warm start or their teachers."""
+    names = [
+        name
+        for config in configs.values()
+        for name in (*config.model_names, *(teacher.name for teacher in config.learner.teacher_folders))
+    ]
+    paths = [os.path.expanduser(name) for name in dict.fromkeys(names)]
+    return [Path(path) for path in paths if os.path.isdir(path)]
+
+
+def check_data_files(config: RunConfig, splits: Sequence[str]) -> None:
+    """Check that there is training data and that all files of some splits exist."""
+    if not config.data.train:
+        raise ConfigError("run file", ["data.train: is required and was not given."])
+    for split in splits:
+        for name in getattr(config.data, split):
+            path = data_path(name)
+            if not os.path.exists(path):
+                raise UnreadableError(f"{path}: no such file; data.{split} names it.")
+
+
+def check_cacheable(config: RunConfig) -> None:
+    """Check that hidden states on disk can stand in for the encoder."""
+    if registry.trait("tuning", config.encoder.tuning, "trains_encoder"):
+        raise ConfigError(
+            "encoder.tuning", ["expected frozen: the hidden states of a trained encoder change at every step."]
+        )
+    if config.data.augment is not None:
+        raise ConfigError(
+            "data.augment", ["expected none with a cache: augmented texts change every epoch, and no cache holds them."]
+        )
+
+
+def _check_metric_fits_task(config: RunConfig) -> None:
+    metric, task = config.training.metric, config.learner.task["name"]
+    gives_text = not getattr(registry.part("task", task).make, "at_cls", False)
+    if metric is not None and config.data.dev and not gives_text and not metric.startswith("answerability"):
+        raise ConfigError("training.metric", [f"{metric}: a reader of answerability gives no text to score so."])
