@@ -318,7 +318,7 @@ def test_real_tokenizers_teach_one_another(
 # --- the objective ------------------------------------------------------------------------------------------------
 
 
-def teacher_facts(student: ReaderModel, train: Features | None, *folders: str, **more: Any) -> Any:
+def stored_teacher(student: ReaderModel, train: Features | None, *folders: str, **more: Any) -> Any:
     return make_learner(student, options(runs=list(folders), **more), 10, train=train).objective
 
 
@@ -342,7 +342,7 @@ def test_with_the_same_tokens_it_is_the_teacher_itself(measure: str, over: str, 
     student = tiny_model(seed=3, dropout=False)
     train = windows_of(student, examples)
     batch = collate(train, np.array([4, 0, 2, 5]))
-    stored = teacher_facts(student, train, folder, measure=measure, over=over, weight=2.0)
+    stored = stored_teacher(student, train, folder, measure=measure, over=over, weight=2.0)
     live = make_learner(
         student,
         LearnerOptions.model_validate(
@@ -384,7 +384,9 @@ def test_temperature_and_the_weight_of_the_labels(tmp_path: Path) -> None:
         theirs, own = (model(batch).masked_fill(~batch.mask, -1e9) / 3 for model in (teacher, student))
     p, q = theirs.softmax(2), own.softmax(2)
     divergence = (p * (p.clamp(min=1e-30) / q.clamp(min=1e-30)).log()).sum((0, 2)).mean() / 2 * 9
-    terms, _ = terms_of(teacher_facts(student, train, folder, temperature=3.0, labels=0.25, weight=0.5), student, batch)
+    terms, _ = terms_of(
+        stored_teacher(student, train, folder, temperature=3.0, labels=0.25, weight=0.5), student, batch
+    )
     assert terms["distillation"] == pytest.approx(divergence.item(), rel=1e-2)
     task = (terms["start"] + terms["end"]) / 2
     assert terms["loss"] == pytest.approx(0.25 * task + 0.5 * terms["distillation"], rel=1e-5)
@@ -404,13 +406,13 @@ def test_a_doubted_label_counts_as_far_as_it_is_believed(tmp_path: Path) -> None
         at = [(0, window, int(batch.start[window])), (1, window, int(batch.end[window]))]
         belief = float(np.sqrt(np.prod([taught[one].exp() for one in at]))) if window < 4 else 1.0
         expected += belief * -float(np.mean([own[one] for one in at])) / len(train)
-    doubting = teacher_facts(student, train, folder, doubt=True, weight=0.0)
-    plain, _ = terms_of(teacher_facts(student, train, folder, weight=0.0), student, batch)
+    doubting = stored_teacher(student, train, folder, doubt=True, weight=0.0)
+    plain, _ = terms_of(stored_teacher(student, train, folder, weight=0.0), student, batch)
     terms, _ = terms_of(doubting, student, batch)
     assert terms["loss"] == pytest.approx(expected, rel=1e-2)
     assert terms["loss"] < 0.9 * plain["loss"]
     assert (terms["start"], terms["end"]) == (plain["start"], plain["end"])
-    late, _ = terms_of(teacher_facts(student, train, folder, doubt=True, weight=0.0, warmup=0.5), student, batch)
+    late, _ = terms_of(stored_teacher(student, train, folder, doubt=True, weight=0.0, warmup=0.5), student, batch)
     assert late["loss"] == plain["loss"]
 
 
@@ -425,10 +427,10 @@ def test_several_runs_teach_with_the_mean_of_their_probabilities(tmp_path: Path)
         first, second = (model(batch).masked_fill(~batch.mask, -1e9).softmax(2) for model in models)
     expected = first.clone()
     expected[:, :3] = (first[:, :3] + second[:, :3]) / 2  # the last three are known to the first alone
-    objective = teacher_facts(student, train, *folders)
+    objective = stored_teacher(student, train, *folders)
     torch.testing.assert_close(objective.stored_logits(batch).exp(), expected, rtol=1e-2, atol=1e-3)
-    assert objective.remark == "6 of 6 windows are taught by the logits that 2 runs kept"
-    objective = teacher_facts(student, train, *folders, measure="mse")
+    assert objective.remark == "6 of 6 windows are taught by the stored logits of 2 runs"
+    objective = stored_teacher(student, train, *folders, measure="mse")
     with torch.no_grad():
         logits = torch.stack([model(batch) for model in models])
     taught = objective.stored_logits(batch)
@@ -446,8 +448,8 @@ def test_questions_that_no_run_answers_are_not_taught(measure: str, tmp_path: Pa
     folder = kept_by(loud(tiny_model(seed=1)), examples[1:3], tmp_path / "run")
     student = tiny_model(seed=3, dropout=False)
     train = windows_of(student, examples)
-    objective = teacher_facts(student, train, folder, measure=measure, labels=0.0)
-    assert objective.remark == "2 of 6 windows are taught by the logits that a run kept"
+    objective = stored_teacher(student, train, folder, measure=measure, labels=0.0)
+    assert objective.remark == "2 of 6 windows are taught by the stored logits of a run"
     terms, gradients = terms_of(objective, student, collate(train, np.array([0, 3, 4])))
     assert (terms["loss"], terms["distillation"]) == (0, 0)
     assert all(not one.any() for one in gradients)
@@ -467,7 +469,7 @@ def test_before_it_begins_the_labels_teach_alone(tmp_path: Path) -> None:
     student = tiny_model(seed=3, dropout=False)
     train = windows_of(student, examples)
     batch = collate(train, np.arange(3))
-    late, at_once = (teacher_facts(student, train, folder, warmup=warmup, labels=0.0) for warmup in (0.2, 0.0))
+    late, at_once = (stored_teacher(student, train, folder, warmup=warmup, labels=0.0) for warmup in (0.2, 0.0))
     assert (late.capturable, at_once.capturable) == (False, True)
     for _ in range(2):
         terms, _ = terms_of(late, student, batch)
@@ -483,7 +485,7 @@ def test_what_it_does_with_a_batch_can_be_recorded(measure: str, doubt: bool, tm
     folder = kept_by(loud(tiny_model(seed=1)), examples[:3], tmp_path / "run")
     student = tiny_model(seed=3, dropout=False)
     train = windows_of(student, examples)
-    objective = teacher_facts(student, train, folder, measure=measure, labels=0.5, doubt=doubt)
+    objective = stored_teacher(student, train, folder, measure=measure, labels=0.5, doubt=doubt)
     taught, other = collate(train, np.array([1, 2])), collate(train, np.array([4, 1]))
     width = min(batch.mask.shape[1] for batch in (taught, other))
     totals = Totals(1.0, 1.0, 30.0)
@@ -579,38 +581,38 @@ def test_what_cannot_teach_is_refused_in_one_line(tmp_path: Path) -> None:
             train,
             (str(tmp_path / "empty"),),
             {},
-            "expected a run with kept logits. Found none; make it with: lamella",
+            "expected a run with stored logits, found none; create it with: lamella",
         ),
         (
             student,
             train,
             (str(tmp_path / "nowhere"),),
             {},
-            "expected a run with kept logits. Found none; make it with: lamella",
+            "expected a run with stored logits, found none; create it with: lamella",
         ),
         (
             student,
             train,
             (good, str(halted)),
             {},
-            "halted: expected a run that is finished. Found one that is unfinished",
+            "halted: expected a finished run, found one that is unfinished",
         ),
-        (student, train, (apart,), {}, "apart: answers none of the training questions; predict those of data.train"),
+        (student, train, (apart,), {}, "apart: expected stored logits for questions of data.train, found none"),
         (student, train, (good, moved), {}, "moved: question q4: expected the context of the training data"),
-        (student, None, (good,), {}, "expected training texts that stay as they are. data.augment"),
+        (student, None, (good,), {}, "expected training texts that do not change, got data.augment"),
         (answerability, train, (good,), {}, "expected the task span"),
-        (student, train, (good,), {"measure": "mse", "temperature": 2.0}, "temperature: is for the measure kl"),
-        (student, train, (good,), {"labels": 0.0, "weight": 0.0}, "labels and weight: expected one of them above 0"),
-        (student, train, (good,), {"measure": "mse", "doubt": True}, "doubt: is for the measure kl"),
+        (student, train, (good,), {"measure": "mse", "temperature": 2.0}, "temperature: expected the measure kl"),
+        (student, train, (good,), {"labels": 0.0, "weight": 0.0}, "labels and weight: expected at least one above 0"),
+        (student, train, (good,), {"measure": "mse", "doubt": True}, "doubt: expected the measure kl"),
         (student, train, (good,), {"temperature": 2.0, "doubt": True}, "doubt: expected temperature 1"),
-        (student, train, (good,), {"labels": 0.0, "doubt": True}, "doubt: is of the labels, which count nothing"),
+        (student, train, (good,), {"labels": 0.0, "doubt": True}, "doubt: expected labels above 0"),
     ]
-    for model, features, folders, more, taught in cases:
+    for model, features, folders, more, message in cases:
         with pytest.raises(LamellaError) as caught:
-            teacher_facts(model, features, *folders, **more)
+            stored_teacher(model, features, *folders, **more)
         *headline, problem = str(caught.value).splitlines()
         assert headline in ([], ["learner.distil: 1 problem"])
-        assert taught in problem
+        assert message in problem
 
 
 def test_an_id_with_another_question_or_context_is_refused_with_both(tmp_path: Path) -> None:
@@ -620,18 +622,18 @@ def test_an_id_with_another_question_or_context_is_refused_with_both(tmp_path: P
     turned = [replace(one, question=examples[n - 1].question) for n, one in enumerate(examples)]
     folder = kept_by(tiny_model(seed=1), turned, tmp_path / "turned")
     with pytest.raises(LamellaError) as caught:
-        teacher_facts(student, train, folder)
+        stored_teacher(student, train, folder)
     assert str(caught.value) == (
-        f"{folder}: question q0: expected the question of the training data, 'Which '. It kept logits of "
-        "'Which Which Which Which Which Which '; predict these very questions with --keep-logits."
+        f"{folder}: question q0: expected the question of the training data, 'Which ', found stored logits for "
+        "'Which Which Which Which Which Which '; predict exactly these questions with --keep-logits."
     )
     ended = [replace(one, context=Context(TEXT + " Twice.")) for one in examples]
     folder = kept_by(tiny_model(seed=1), ended, tmp_path / "ended")
     with pytest.raises(LamellaError) as caught:
-        teacher_facts(student, train, folder)
+        stored_teacher(student, train, folder)
     assert str(caught.value) == (  # texts that begin alike are shown where they part
-        f"{folder}: question q0: expected the context of the training data, …'e had built himself.'. It kept logits "
-        "of …'e had built himself. Twice.'; predict these very questions with --keep-logits."
+        f"{folder}: question q0: expected the context of the training data, …'e had built himself.', found stored "
+        "logits for …'e had built himself. Twice.'; predict exactly these questions with --keep-logits."
     )
 
 
@@ -651,7 +653,7 @@ def test_logits_that_are_no_numbers_are_refused(
     (folder / runs.LOGITS_INDEX).write_text(json.dumps(index))
     with pytest.raises(LamellaError) as caught:
         align([folder], features, temperature=temperature)
-    assert str(caught.value).startswith(f"{folder}: question q1: expected finite logits. Found nan or infinite ones; ")
+    assert str(caught.value).startswith(f"{folder}: question q1: expected finite logits, found nan or infinity; ")
 
 
 def test_a_folder_without_logits_is_not_to_be_written_over(tmp_path: Path) -> None:
@@ -671,7 +673,7 @@ def test_a_folder_without_logits_is_not_to_be_written_over(tmp_path: Path) -> No
         new: f"--model TEACHER --keep-logits --out {new}",
     }.items():
         with pytest.raises(LamellaError) as caught:
-            teacher_facts(student, train, str(folder))
+            stored_teacher(student, train, str(folder))
         assert str(caught.value).splitlines()[-1].strip().endswith(f"{folder}: {taught} {advice}")
 
 
@@ -683,8 +685,8 @@ def test_runs_made_before_do_not_tell_who_taught(tmp_path: Path) -> None:
     writer.write(tmp_path / "after")
     student = tiny_model(seed=2)
     train = windows_of(student, examples)
-    assert list(teacher_facts(student, train, before).teacher_facts) == []
-    both = teacher_facts(student, train, before, str(tmp_path / "after")).teacher_facts
+    assert list(stored_teacher(student, train, before).teacher_facts) == []
+    both = stored_teacher(student, train, before, str(tmp_path / "after")).teacher_facts
     assert [one.model_dump(exclude_none=True) for one in both] == [
         {"run": "before"},
         {"run": "after", "model": "away", "sha256": "abc"},
@@ -725,7 +727,7 @@ def test_an_mpnet_teaches_a_bert_through_the_command_line(lamella: Any, tmp_path
     code, out, err = lamella("train", config, "--out", tmp_path / "student", *changes)
     assert (code, err) == (0, "")
     windows = out.split("questions in ")[1].split(" windows")[0]
-    assert f"{windows} of {windows} windows are taught by the logits that a run kept" in out
+    assert f"{windows} of {windows} windows are taught by the stored logits of a run" in out
     lines = [json.loads(line) for line in (tmp_path / "student" / runs.HISTORY).read_text().splitlines()]
     steps = [line for line in lines if line["event"] == "step"]
     assert len(steps) > 4
@@ -762,7 +764,7 @@ def test_an_mpnet_teaches_a_bert_through_the_command_line(lamella: Any, tmp_path
     assert "which this run reads" in err
     assert (run / runs.LOGITS).is_file()
     code, _, err = lamella("train", config, "--out", tmp_path / "eda", *changes, "--set", "data.augment=eda")
-    assert (code, "data.augment changes them in every epoch" in err) == (2, True)
+    assert (code, "data.augment, which changes them every epoch" in err) == (2, True)
     assert not (tmp_path / "eda").exists()
 
 
@@ -783,14 +785,14 @@ def test_a_run_does_not_go_on_with_other_logits(tmp_path: Path, monkeypatch: pyt
     }
     plan = make_plan(table, where="tests")
     train_plan(plan, tmp_path / "whole")
-    saved = bookkeeping.Bookkeeper.checkpoint
+    saved = bookkeeping.Bookkeeper.save_checkpoint
 
     def save_and_die(*arguments: Any) -> None:
         saved(*arguments)
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(bookkeeping.Bookkeeper, "checkpoint", save_and_die)
+        patched.setattr(bookkeeping.Bookkeeper, "save_checkpoint", save_and_die)
         with pytest.raises(Killed):
             train_plan(plan, tmp_path / "out")
     shutil.move(tmp_path / "teacher", tmp_path / "before")

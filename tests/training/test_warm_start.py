@@ -96,13 +96,13 @@ def test_what_a_run_does_not_say_is_as_its_start_has_it(encoder: Path, tmp_path:
     assert config["learner"]["mixer"] == [{"name": "last"}]
     assert (config["windows"]["max_seq_length"], config["windows"]["doc_stride"]) == (96, 16)
     given["encoder"] = {"tuning": "full"}
-    with pytest.raises(ConfigError, match=r"expected the same encoder\.tuning as here, full"):
+    with pytest.raises(ConfigError, match=r"expected a model with this run.s encoder\.tuning, full"):
         train_plan(make_plan(given, where="test"), tmp_path / "fourth")
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("nowhere", "nowhere"), ("all-MiniLM-L6-v2", "expected a model that answers questions. Found BertModel")],
+    [("nowhere", "nowhere"), ("all-MiniLM-L6-v2", "expected a model folder of Lamella")],
 )
 def test_what_is_no_model_is_nothing_to_start_with(encoder: Path, tmp_path: Path, name: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s)^learner.start: 1 problem\n.*{expected}"):
@@ -167,7 +167,10 @@ def test_a_head_that_is_built_otherwise_is_new(encoder: Path, tuned: Path, tmp_p
 
 @pytest.mark.parametrize(
     ("tuning", "expected"),
-    [({"name": "adapter", "size": 3}, "expected the same encoder.tuning as here"), ("frozen", "unless that is lora")],
+    [
+        ({"name": "adapter", "size": 3}, "expected a model with this run.s encoder.tuning"),
+        ("frozen", "only lora starts from other"),
+    ],
 )
 def test_another_tuning_is_refused(encoder: Path, tuned: Path, tmp_path: Path, tuning: Any, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
@@ -177,7 +180,7 @@ def test_another_tuning_is_refused(encoder: Path, tuned: Path, tmp_path: Path, t
 
 def test_adapters_are_nothing_to_start_lora_with(encoder: Path, tmp_path: Path) -> None:
     train(encoder, tmp_path / "adapters", tuning={"name": "adapter", "size": 3})
-    with pytest.raises(ConfigError, match="has adapters, which LoRA cannot start with"):
+    with pytest.raises(ConfigError, match="expected a model without adapters"):
         train(encoder, tmp_path / "out", tuning="lora", start=str(tmp_path / "adapters"))
 
 
