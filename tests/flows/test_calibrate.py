@@ -1,4 +1,4 @@
-"""The threshold from end to end: tuned after training or by its command, stored with the model, used by the others."""
+"""The no-answer threshold end to end: tuned by `train` or `calibrate`, stored with the model, used by all commands."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A tiny encoder, and three splits whose articles differ."""
     folder = tmp_path_factory.mktemp("calibrate")
     examples = read("demo:train").examples
-    titles = list(dict.fromkeys(one.context.title for one in examples))
-    tuning = [one for one in examples if one.context.title in titles[-3:]][::4]
+    titles = list(dict.fromkeys(example.context.title for example in examples))
+    tuning = [example for example in examples if example.context.title in titles[-3:]][::4]
     write(tuning, folder / "tuning.json")
-    write([one for one in examples if one.context.title == titles[0]][:20], folder / "train.json")
+    write([example for example in examples if example.context.title == titles[0]][:20], folder / "train.json")
     write(read("demo:dev").examples[::5], folder / "dev.json")
     save_tiny_encoder(folder / "tiny")
     return {name.removesuffix(".json"): folder / name for name in os.listdir(folder)}
@@ -98,7 +98,7 @@ def test_a_tuned_threshold_is_stored_and_used_everywhere(
     tuned_on = decoding["tuned_on"]
     assert (tuned_on["data"], tuned_on["questions"]) == ("tuning.json", len(read(str(files["tuning"])).examples))
 
-    # What the command said of these questions is what scoring them gives, with a word of warning.
+    # Evaluating the same questions gives the reported scores, with a warning.
     code, out, err = lamella("evaluate", files["tuning"], "-m", run, "-o", tmp_path / "same", "--json", *FP32)
     assert code == 0
     assert "was tuned on these questions" in err
@@ -112,9 +112,9 @@ def test_a_tuned_threshold_is_stored_and_used_everywhere(
     assert (code, err) == (0, "")
     assert json.loads(out)["threshold_tuned_on_these"] is False
 
-    # Odds are as they were; answers and probabilities follow the threshold and the calibration.
-    odds, was = (read_json(folder / "null_odds.json") for folder in (tmp_path / "other", run))
-    assert odds == pytest.approx(was)
+    # The null odds do not change; answers and probabilities follow the threshold and the calibration.
+    odds, odds_before = (read_json(folder / "null_odds.json") for folder in (tmp_path / "other", run))
+    assert odds == pytest.approx(odds_before)
     answers, na_prob = (read_json(tmp_path / "other" / name) for name in ("predictions.json", "na_prob.json"))
     assert all((answers[id] == "") == (odds[id] > report["threshold"]) for id in odds)
     assert na_prob != read_json(run / "na_prob.json")
@@ -127,7 +127,7 @@ def test_a_tuned_threshold_is_stored_and_used_everywhere(
     assert asked.to_json()["na_prob"] == asked.na_prob
 
 
-def test_the_card_tells_of_the_threshold_that_is_stored(
+def test_the_model_card_describes_the_stored_threshold(
     run: Path, files: dict[str, Path], lamella: Any, tmp_path: Path
 ) -> None:
     card = run / "model" / "README.md"
@@ -136,13 +136,16 @@ def test_the_card_tells_of_the_threshold_that_is_stored(
     report = json.loads(lamella("calibrate", files["tuning"], "-m", run, "--json", *FP32)[1])
     text = card.read_text(encoding="utf-8")
     questions = len(read(str(files["tuning"])).examples)
-    assert f"exceed {report['threshold']:.2f}, which was tuned on {questions} questions of `tuning.json`" in text
-    assert "What depends on the threshold was scored at 0.00, before it was tuned" in text
-    for row in ("at 0", "at the threshold, on these very questions: too good", "on other articles"):
+    assert (
+        f"exceed {report['threshold']:.2f}. This threshold was tuned on {questions} questions of `tuning.json`" in text
+    )
+    assert "Scores that depend on the threshold were measured at 0.00, before it was tuned" in text
+    for row in ("at threshold 0", "at the tuned threshold, on the same questions: optimistic", "on the other articles"):
         assert row in text
-    assert f"what to expect | {report['crossfit_exact']:.2f} | {report['crossfit_f1']:.2f} |" in text
-    assert f"was {report['ece_uncalibrated']:.2f} %, and is {report['crossfit_ece']:.2f} % on other articles" in text
-    # What the card says of all else is as it was, and a later copy says the same.
+    assert f"expect this | {report['crossfit_exact']:.2f} | {report['crossfit_f1']:.2f} |" in text
+    error = f"was {report['ece_uncalibrated']:.2f} % before calibration, and is {report['crossfit_ece']:.2f} % after it"
+    assert error in text
+    # The rest of the card does not change, and a later copy has the same text.
     cost = before.partition("## Cost")[2]
     assert cost
     assert text.partition("## Cost")[2] == cost
@@ -153,7 +156,9 @@ def test_the_card_tells_of_the_threshold_that_is_stored(
     assert "in fp16, rounded once from fp32" in (tmp_path / "half" / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_command_tells_people_and_a_dry_run_stores_nothing(run: Path, files: dict[str, Path], lamella: Any) -> None:
+def test_the_command_prints_a_summary_and_a_dry_run_stores_nothing(
+    run: Path, files: dict[str, Path], lamella: Any
+) -> None:
     before = decoding_of(run)
     code, out, err = lamella("calibrate", files["tuning"], "-m", run, "--dry-run", *FP32)
     assert (code, err) == (0, "")
@@ -173,7 +178,7 @@ def test_the_command_tells_people_and_a_dry_run_stores_nothing(run: Path, files:
     assert decoding_of(run) != before
 
 
-def test_what_stands_on_a_model_does_not_notice_its_threshold(
+def test_a_model_based_on_another_ignores_its_threshold(
     run: Path, files: dict[str, Path], lamella: Any, tmp_path: Path
 ) -> None:
     upper = train(table(files, encoder={"name": str(run)}, training={"max_steps": 1}), tmp_path / "upper")
@@ -186,20 +191,21 @@ def test_what_stands_on_a_model_does_not_notice_its_threshold(
 def test_a_run_file_names_the_data_to_tune_on(
     files: dict[str, Path], trained: Path, lamella: Any, tmp_path: Path
 ) -> None:
-    """The same weights as without it; the scores of the run are those at the threshold, and say both."""
-    told: list[str] = []
+    """The weights are the same as without it; the scores of the run are taken at the tuned threshold."""
+    lines: list[str] = []
     given = table(files, data={"threshold": str(files["tuning"])})
-    best = train_plan(make_plan(given, where="test"), tmp_path / "run", log=told.append)
+    best = train_plan(make_plan(given, where="test"), tmp_path / "run", log=lines.append)
     run = tmp_path / "run"
     weights = Path("model") / "model.safetensors"
     assert (run / weights).read_bytes() == (trained / weights).read_bytes()
     out = lamella("calibrate", files["tuning"], "-m", trained, "--dry-run", "--json", *FP32)[1]
     assert decoding_of(run)["tuned_on"] == json.loads(out)["tuned_on"]
     threshold = decoding_of(run)["null_score_diff_threshold"]
-    assert f"exceed {threshold:.2f}, which was tuned on" in (run / "model" / "README.md").read_text(encoding="utf-8")
+    card = (run / "model" / "README.md").read_text(encoding="utf-8")
+    assert f"exceed {threshold:.2f}. This threshold was tuned on" in card
     assert read_json(run / "model" / "config.json")["facts"]["calibrated"]["threshold"] == threshold
     assert threshold == json.loads(out)["threshold"]
-    assert any(line.startswith(f"threshold {threshold:.4f}") for line in told)
+    assert any(line.startswith(f"threshold {threshold:.4f}") for line in lines)
     plain, scores = (read_json(folder / "eval_results.json") for folder in (trained, run))
     assert scores == best["run"]
     assert scores["threshold"] == threshold
@@ -214,7 +220,7 @@ def test_a_run_file_names_the_data_to_tune_on(
 
 
 def test_every_learner_of_a_pass_has_its_own_threshold(files: dict[str, Path], tmp_path: Path) -> None:
-    """It is that of the best model, which is not always the last."""
+    """It is tuned for the best model, which is not always the last."""
     given = table(files, data={"threshold": str(files["tuning"])}, learner={"learning_rate": 0.1})
     given["training"] |= {"epochs": 4, "metric": "answerability_accuracy"}
     given["grid"] = {"learner": {"mixer": ["last", "dot"], "task": ["span", "answerability"]}}
@@ -223,18 +229,18 @@ def test_every_learner_of_a_pass_has_its_own_threshold(files: dict[str, Path], t
     models = [ReaderModel.load(folder) for folder in folders]
     scores = [read_json(folder / "eval_results.json") for folder in folders]
     assert len({model.decoding.null_score_diff_threshold for model in models}) == 4
-    assert min(one["step"] for one in scores) < max(one["step"] for one in scores)
+    assert min(results["step"] for results in scores) < max(results["step"] for results in scores)
     dev = read(str(files["dev"])).examples
     for folder, model, results in zip(folders, models, scores, strict=True):
         assert results["threshold"] == model.decoding.null_score_diff_threshold
-        odds = {id: one.null_odds for id, one in predict(model, dev).items()}
+        odds = {id: prediction.null_odds for id, prediction in predict(model, dev).items()}
         assert odds == pytest.approx(read_json(folder / "null_odds.json"), rel=1e-4, abs=1e-4)
     assert [row["scores"] for row in read_json(out / "runs.json")["runs"]] == [
         read_json(out / row["run"] / "eval_results.json") for row in read_json(out / "runs.json")["runs"]
     ]
 
 
-def test_a_run_killed_while_it_tunes_goes_on_to_the_same(
+def test_a_run_killed_during_tuning_resumes_to_the_same_result(
     files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = table(files, data={"threshold": str(files["tuning"])})
@@ -253,24 +259,24 @@ def test_a_run_killed_while_it_tunes_goes_on_to_the_same(
         assert (tmp_path / "killed" / name).read_bytes() == (whole / name).read_bytes(), name
 
 
-def test_without_dev_data_a_threshold_is_tuned_all_the_same(files: dict[str, Path], tmp_path: Path) -> None:
+def test_a_threshold_is_tuned_without_dev_data_too(files: dict[str, Path], tmp_path: Path) -> None:
     out = train(table(files, data={"dev": [], "threshold": str(files["tuning"])}), tmp_path / "run")
     assert decoding_of(out)["tuned_on"] is not None
     assert not (out / runs.RESULTS).exists()
 
 
-def test_contexts_that_are_shared_are_told(files: dict[str, Path], tmp_path: Path) -> None:
+def test_contexts_in_several_splits_are_reported(files: dict[str, Path], tmp_path: Path) -> None:
     shutil.copy(files["dev"], tmp_path / "copy.json")
-    told: list[str] = []
+    lines: list[str] = []
     given = table(files, data={"threshold": str(tmp_path / "copy.json")}, training={"max_steps": 0})
-    train_plan(make_plan(given, where="test"), tmp_path / "run", log=told.append)
-    assert any("in the threshold and in the dev data" in line for line in told)
+    train_plan(make_plan(given, where="test"), tmp_path / "run", log=lines.append)
+    assert any("in the threshold and in the dev data" in line for line in lines)
 
 
 def test_mistakes_get_one_line(run: Path, files: dict[str, Path], lamella: Any, tmp_path: Path) -> None:
     before = decoding_of(run)
     answerable = tmp_path / "answerable.json"
-    write([one for one in read("demo:dev").examples if one.answerable][:5], answerable)
+    write([example for example in read("demo:dev").examples if example.answerable][:5], answerable)
     config = tmp_path / "run.toml"
     config.write_text('[data]\ntrain = "demo:train"\ndev = "demo:dev"\nthreshold = "demo:dev"\n')
     for arguments, exit_code, words in [
@@ -280,7 +286,7 @@ def test_mistakes_get_one_line(run: Path, files: dict[str, Path], lamella: Any, 
         (["calibrate", files["train"], "-m", run], 2, "was trained on"),
         (["calibrate", files["train"].parent / "." / "train.json", "-m", run / "model"], 2, "was trained on"),
         (["calibrate", "demo:dev", "-m", "nowhere"], 2, "nowhere"),
-        (["train", config, "-o", tmp_path / "out"], 2, "data.threshold: demo:dev is in data.dev too"),
+        (["train", config, "-o", tmp_path / "out"], 2, "data.threshold: demo:dev is also in data.dev"),
     ]:
         code, out, err = lamella(*arguments)
         assert (code, out) == (exit_code, ""), err
@@ -293,7 +299,7 @@ def test_mistakes_get_one_line(run: Path, files: dict[str, Path], lamella: Any, 
     config_file.write_text(json.dumps(broken))
     code, _, err = lamella("evaluate", "demo:dev", "-m", run, "-o", tmp_path / "out")
     assert code == 1
-    assert "odds that rise" in err
+    assert "strictly increasing odds" in err
 
 
 def test_a_submission_holds_every_answer(run: Path, files: dict[str, Path], lamella: Any, tmp_path: Path) -> None:
