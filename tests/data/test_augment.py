@@ -1,4 +1,4 @@
-"""Augmentation: answers exact to the character, the same whoever computes it, and no hint at the label."""
+"""Augmentation: exact answer offsets, the same result in any process, and no hint at the label."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ DISTINCT = [f"w{number}" for number in range(200)]
 
 @pytest.fixture(scope="module")
 def demo() -> tuple[Example, ...]:
-    return load_examples(["demo:train"], on_bad_answer="refuse", labelled=True).examples
+    return load_examples("demo:train", on_bad_answer="refuse", labelled=True).examples
 
 
 @st.composite
 def examples(draw: st.DrawFn) -> Example:
-    """Words of many scripts between white space of many kinds, or no word at all.
+    """Draw contexts with words of many scripts and white space of many kinds, or no words.
 
-    Answers lie anywhere: inside words, across them, over one another, on white space.
+    Answers can be anywhere: inside words, across words, overlapping, on white space.
     """
     words = draw(st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(SPACES)), max_size=25))
     text = draw(st.sampled_from(("", " ", "\n\u3000"))) + "".join(word + space for word, space in words)
@@ -83,22 +83,22 @@ augmentations = st.builds(
 )
 
 
-def changed(augment: EDA, one: Example, *, epoch: int = 1, seed: int = 0) -> Example:
-    """What becomes of an example in the second of three epochs."""
-    (found,) = augment([one], epoch=epoch, epochs=3, seed=seed)
-    return found
+def changed(augment: EDA, sample: Example, *, epoch: int = 1, seed: int = 0) -> Example:
+    """Augment an example in the second of three epochs."""
+    (augmented,) = augment([sample], epoch=epoch, epochs=3, seed=seed)
+    return augmented
 
 
-def words_of(one: Example) -> list[str]:
-    return one.context.text.split()
+def words_of(sample: Example) -> list[str]:
+    return sample.context.text.split()
 
 
-def texts(found: Sequence[Example]) -> list[str]:
-    return [one.context.text for one in found]
+def texts(augmented: Sequence[Example]) -> list[str]:
+    return [sample.context.text for sample in augmented]
 
 
 def whole_words(context: str, answer: Answer) -> str:
-    """The answer with the rest of its first and of its last word."""
+    """Extend an answer to whole words."""
     begin, end = answer.begin_char, answer.end_char
     while begin > 0 and not context[begin].isspace() and not context[begin - 1].isspace():
         begin -= 1
@@ -109,31 +109,33 @@ def whole_words(context: str, answer: Answer) -> str:
 
 class TestAnswers:
     @given(examples(), augmentations, st.integers(0, 2), st.integers(0, 5))
-    def test_all_answers_are_at_their_offsets(self, one: Example, augment: EDA, epoch: int, seed: int) -> None:
-        after = changed(augment, one, epoch=epoch, seed=seed)
+    def test_all_answers_are_at_their_offsets(self, sample: Example, augment: EDA, epoch: int, seed: int) -> None:
+        after = changed(augment, sample, epoch=epoch, seed=seed)
         for kind in ("answers", "plausible_answers"):
-            for old, new in zip(getattr(one, kind), getattr(after, kind), strict=True):
+            for old, new in zip(getattr(sample, kind), getattr(after, kind), strict=True):
                 assert after.context.text[new.begin_char : new.end_char] == new.text == old.text
-                assert whole_words(after.context.text, new) == whole_words(one.context.text, old)
+                assert whole_words(after.context.text, new) == whole_words(sample.context.text, old)
 
     @given(examples(), augmentations)
-    def test_nothing_but_the_context_changes(self, one: Example, augment: EDA) -> None:
-        after = changed(augment, one)
-        assert after.context.title == one.context.title
-        assert one == replace(after, context=one.context, answers=one.answers, plausible_answers=one.plausible_answers)
+    def test_nothing_but_the_context_changes(self, sample: Example, augment: EDA) -> None:
+        after = changed(augment, sample)
+        assert after.context.title == sample.context.title
+        assert sample == replace(
+            after, context=sample.context, answers=sample.answers, plausible_answers=sample.plausible_answers
+        )
 
     @given(examples(), augmentations)
-    def test_a_context_is_never_emptied(self, one: Example, augment: EDA) -> None:
-        assert bool(words_of(changed(augment, one))) == bool(words_of(one))
+    def test_a_context_is_never_emptied(self, sample: Example, augment: EDA) -> None:
+        assert bool(words_of(changed(augment, sample))) == bool(words_of(sample))
 
     @pytest.mark.parametrize("operation", OPERATIONS)
-    def test_every_word_that_any_answer_touches_is_spared(self, operation: Operation) -> None:
+    def test_every_word_that_an_answer_touches_is_protected(self, operation: Operation) -> None:
         text = "one two three four five six seven eight nine ten"
         answers = tuple(Answer(piece, text.index(piece)) for piece in ("two three", "ree four", "nin"))
-        one = Example("q", "?", Context(text), answers[:2], answers[2:])
+        sample = Example("q", "?", Context(text), answers[:2], answers[2:])
         seen = set()
         for seed in range(50):
-            after = changed(EDA(rate=0.5, operations=[operation]), one, seed=seed)
+            after = changed(EDA(rate=0.5, operations=[operation]), sample, seed=seed)
             assert "two three four" in after.context.text
             assert words_of(after).count("nine") == 1
             seen.add(after.context.text)
@@ -143,77 +145,77 @@ class TestAnswers:
         after = EDA(rate=0.3)(demo, epoch=0, epochs=1, seed=0)
         assert not set(texts(after)) & set(texts(demo))
         features = featurise(after, tiny_tokenizer("bert"), WindowOptions())
-        found = set()
+        labelled = set()
         for window, index in enumerate(features.example):
             start, end = int(features.start[window]), int(features.end[window])
             if start != features.template.cls:
                 begin_char, end_char = features.characters(window, start, end)
                 assert after[index].context.text[begin_char:end_char] == after[index].answers[0].text
-                found.add(after[index].id)
-        assert found == {one.id for one in demo if one.answerable}
+                labelled.add(after[index].id)
+        assert labelled == {sample.id for sample in demo if sample.answerable}
 
 
 class TestOperations:
     @given(examples(), rates)
-    def test_swapping_moves_words_between_the_same_white_space(self, one: Example, rate: float) -> None:
-        after = changed(EDA(rate=rate, operations=["swap"]), one)
-        assert Counter(words_of(after)) == Counter(words_of(one))
-        blanks = ["".join(c for c in text if c.isspace()) for text in texts([one, after])]
+    def test_swapping_moves_words_between_the_same_white_space(self, sample: Example, rate: float) -> None:
+        after = changed(EDA(rate=rate, operations=["swap"]), sample)
+        assert Counter(words_of(after)) == Counter(words_of(sample))
+        blanks = ["".join(c for c in text if c.isspace()) for text in texts([sample, after])]
         assert blanks[0] == blanks[1]
 
     @given(examples(), rates)
-    def test_deleting_leaves_the_other_words_in_order(self, one: Example, rate: float) -> None:
-        before = iter(words_of(one))
-        assert all(word in before for word in words_of(changed(EDA(rate=rate, operations=["delete"]), one)))
+    def test_deleting_keeps_the_order_of_the_other_words(self, sample: Example, rate: float) -> None:
+        before = iter(words_of(sample))
+        assert all(word in before for word in words_of(changed(EDA(rate=rate, operations=["delete"]), sample)))
 
     @given(examples(), rates)
-    def test_duplicating_says_words_twice(self, one: Example, rate: float) -> None:
-        after = changed(EDA(rate=rate, operations=["duplicate"]), one)
-        runs = [[(word, len(list(run))) for word, run in groupby(words_of(each))] for each in (one, after)]
+    def test_duplicating_repeats_words(self, sample: Example, rate: float) -> None:
+        after = changed(EDA(rate=rate, operations=["duplicate"]), sample)
+        runs = [[(word, len(list(run))) for word, run in groupby(words_of(each))] for each in (sample, after)]
         assert [word for word, _ in runs[0]] == [word for word, _ in runs[1]]
         assert all(once <= now <= 2 * once for (_, once), (_, now) in zip(*runs, strict=True))
 
     @pytest.mark.parametrize(
         ("operation", "expected"),
         [
-            ("swap", {"c b  X\na", "b a  X\nc", "a c  X\nb"}),  # one of three words is left over, each in its turn
+            ("swap", {"c b  X\na", "b a  X\nc", "a c  X\nb"}),  # an odd word has no partner
             ("delete", {"X\n"}),
             ("duplicate", {"a a b b  X\nc c"}),
         ],
     )
-    def test_at_rate_1_all_that_can_change_does(self, operation: Operation, expected: set[str]) -> None:
-        augment, one = EDA(rate=1.0, operations=[operation]), example("a b  X\nc", "X")
-        assert {changed(augment, one, seed=seed).context.text for seed in range(40)} == expected
+    def test_at_rate_1_every_unprotected_word_changes(self, operation: Operation, expected: set[str]) -> None:
+        augment, sample = EDA(rate=1.0, operations=[operation]), example("a b  X\nc", "X")
+        assert {changed(augment, sample, seed=seed).context.text for seed in range(40)} == expected
 
     @pytest.mark.parametrize("context", ["", " \n", "word", " word\n", "東京は日本の首都であり、人口は千四百万人。"])
     @pytest.mark.parametrize("legacy", [False, True])
-    def test_a_single_word_is_left_alone(self, context: str, legacy: bool) -> None:
+    def test_a_single_word_is_not_changed(self, context: str, legacy: bool) -> None:
         unanswered = example(context)
         answered = replace(unanswered, answers=(Answer(context[:2], 0),) if context else ())
-        for one in (unanswered, answered):
-            assert changed(EDA(rate=1.0, legacy=legacy), one) is one
+        for sample in (unanswered, answered):
+            assert changed(EDA(rate=1.0, legacy=legacy), sample) is sample
 
-    def test_a_context_that_is_all_answer_is_left_alone(self) -> None:
-        one = example("서울은 한국의 수도", "울은 한국의 수")
-        assert changed(EDA(rate=1.0), one) is one
+    def test_a_context_that_is_one_answer_is_not_changed(self) -> None:
+        sample = example("서울은 한국의 수도", "울은 한국의 수")
+        assert changed(EDA(rate=1.0), sample) is sample
 
-    def test_a_misplaced_plausible_answer_is_no_obstacle(self) -> None:
-        one = replace(example("a b c d", "c"), plausible_answers=(Answer("zz", 90), Answer("zz", -5)))
-        after = changed(EDA(rate=1.0, operations=["delete"]), one)
-        assert (after.context.text, after.answers) == ("c d", (Answer("c", 0),))  # the last word passes for its place
+    def test_a_misplaced_plausible_answer_does_not_fail(self) -> None:
+        sample = replace(example("a b c d", "c"), plausible_answers=(Answer("zz", 90), Answer("zz", -5)))
+        after = changed(EDA(rate=1.0, operations=["delete"]), sample)
+        assert (after.context.text, after.answers) == ("c d", (Answer("c", 0),))  # the last word is protected instead
 
 
 class TestRate:
     @given(st.lists(examples(), max_size=4))
-    def test_rate_0_gives_back_the_same_objects(self, given: list[Example]) -> None:
+    def test_rate_0_returns_the_same_objects(self, given: list[Example]) -> None:
         after = EDA(rate=0.0)(given, epoch=1, epochs=3, seed=0)
         assert len(after) == len(given)
         assert all(new is old for new, old in zip(after, given, strict=True))
 
-    @pytest.mark.parametrize("count", [7, 200])  # of 7 words at rate 0.05, one is changed now and then
+    @pytest.mark.parametrize("count", [7, 200])  # at rate 0.05, one of 7 words changes occasionally
     @pytest.mark.parametrize("rate", [0.05, 0.1, 0.43])
     @pytest.mark.parametrize("operation", OPERATIONS)
-    def test_the_asked_share_of_words_is_changed(self, operation: Operation, rate: float, count: int) -> None:
+    def test_the_requested_share_of_words_changes(self, operation: Operation, rate: float, count: int) -> None:
         before = DISTINCT[:count]
         augment = EDA(rate=rate, operations=[operation])
         total, repeats = 0, 6000 // count
@@ -226,16 +228,16 @@ class TestRate:
         assert total / repeats / count == pytest.approx(rate, rel=0.08)
 
     @given(examples(), st.sampled_from(("delete", "duplicate")), st.floats(0, 1))
-    def test_how_many_words_change_does_not_depend_on_the_answers(
-        self, one: Example, operation: Operation, rate: float
+    def test_the_number_of_changed_words_does_not_depend_on_the_answers(
+        self, sample: Example, operation: Operation, rate: float
     ) -> None:
         augment = EDA(rate=rate, operations=[operation])
-        without = replace(one, answers=(), plausible_answers=())
-        counts = [abs(len(words_of(changed(augment, each))) - len(words_of(each))) for each in (one, without)]
-        free = len(words_of(changed(EDA(rate=1.0, operations=["duplicate"]), one))) - len(words_of(one))
+        without = replace(sample, answers=(), plausible_answers=())
+        counts = [abs(len(words_of(changed(augment, each))) - len(words_of(each))) for each in (sample, without)]
+        free = len(words_of(changed(EDA(rate=1.0, operations=["duplicate"]), sample))) - len(words_of(sample))
         assert counts[0] == counts[1] or counts[0] == free < counts[1]
 
-    def test_a_ramp_climbs_from_0_to_the_rate(self) -> None:
+    def test_a_ramp_rises_from_0_to_the_rate(self) -> None:
         ramp = EDA(rate=0.1, schedule="ramp")
         assert [ramp.rate_at(epoch, 5) for epoch in range(5)] == pytest.approx([0, 0.025, 0.05, 0.075, 0.1])
         assert (ramp.rate_at(0, 1), ramp.rate_at(9, 5)) == (0.1, 0.1)
@@ -253,13 +255,13 @@ class TestRandomness:
     def test_an_example_does_not_depend_on_the_others(
         self, given: list[Example], augment: EDA, shuffler: random.Random
     ) -> None:
-        alone = [changed(augment, one) for one in given]
+        alone = [changed(augment, sample) for sample in given]
         order = list(range(len(given)))
         shuffler.shuffle(order)
         together = augment([given[place] for place in order], epoch=1, epochs=3, seed=0)
         assert texts(together) == [alone[place].context.text for place in order]
 
-    def test_every_epoch_seed_and_id_gives_another_result(self, demo: tuple[Example, ...]) -> None:
+    def test_every_epoch_seed_and_id_gives_a_different_result(self, demo: tuple[Example, ...]) -> None:
         first = changed(EDA(), demo[0])
         others = [
             changed(EDA(), demo[0], epoch=2),
@@ -269,20 +271,20 @@ class TestRandomness:
         assert len({first.context.text, *texts(others)}) == 4
         assert changed(EDA(), demo[0]).context.text == first.context.text
 
-    def test_another_process_does_the_same_and_needs_no_torch(self, demo: tuple[Example, ...]) -> None:
-        """As a loader's worker does: the augmentation is sent to it, and its randomness is not the worker's."""
+    def test_another_process_gives_the_same_result_without_torch(self, demo: tuple[Example, ...]) -> None:
+        """A worker receives the augmentation; the random state of the worker has no influence."""
         augment = EDA(originals=0.5)
         script = (
             "import pickle, sys\n"
             "augment, examples = pickle.load(sys.stdin.buffer)\n"
-            "found = augment(examples, epoch=1, epochs=2, seed=3)\n"
+            "augmented = augment(examples, epoch=1, epochs=2, seed=3)\n"
             "assert 'torch' not in sys.modules\n"
-            "sys.stdout.buffer.write(pickle.dumps([(one.context.text, one.answers) for one in found]))\n"
+            "sys.stdout.buffer.write(pickle.dumps([(sample.context.text, sample.answers) for sample in augmented]))\n"
         )
         sent = pickle.dumps((augment, demo))
         ended = subprocess.run([sys.executable, "-c", script], input=sent, capture_output=True, check=True)
         here = augment(demo, epoch=1, epochs=2, seed=3)
-        assert pickle.loads(ended.stdout) == [(one.context.text, one.answers) for one in here]
+        assert pickle.loads(ended.stdout) == [(sample.context.text, sample.answers) for sample in here]
 
 
 class TestOriginals:
@@ -291,31 +293,31 @@ class TestOriginals:
         after = EDA(originals=originals)(demo, epoch=0, epochs=1, seed=0)
         stride = 1 + int(originals)
         assert len(after) == stride * len(demo)
-        assert [one.id for one in after[::stride]] == [one.id for one in demo]
-        assert all(one.context is not old.context for one, old in zip(after[::stride], demo, strict=True))
+        assert [sample.id for sample in after[::stride]] == [sample.id for sample in demo]
+        assert all(sample.context is not old.context for sample, old in zip(after[::stride], demo, strict=True))
         for place in range(1, stride):
-            assert all(one is old for one, old in zip(after[place::stride], demo, strict=True))
+            assert all(sample is old for sample, old in zip(after[place::stride], demo, strict=True))
 
-    def test_a_fraction_takes_that_share_and_others_every_epoch(self, demo: tuple[Example, ...]) -> None:
+    def test_a_fraction_adds_that_share_and_different_examples_every_epoch(self, demo: tuple[Example, ...]) -> None:
         joined = []
         for epoch in range(2):
             after = EDA(originals=0.25)(demo, epoch=epoch, epochs=2, seed=0)
-            joined.append({one.id for one in after if one in demo})
+            joined.append({sample.id for sample in after if sample in demo})
             assert len(after) == len(demo) + len(joined[-1])
             assert 0.18 < len(joined[-1]) / len(demo) < 0.32
         assert joined[0] != joined[1]
         again = EDA(originals=0.25)(demo, epoch=0, epochs=2, seed=0)
-        assert {one.id for one in again if one in demo} == joined[0]
+        assert {sample.id for sample in again if sample in demo} == joined[0]
 
 
 def noise_in(before: Example, after: Example) -> float:
-    """Words that came or went, as a share of the context's."""
+    """Return the share of added and removed words in the context."""
     old, new = Counter(words_of(before)), Counter(words_of(after))
     return ((new - old).total() + (old - new).total()) / old.total()
 
 
 def separation(demo: Sequence[Example], augment: EDA, *, epochs: int = 4) -> float:
-    """How well noise tells answerable from unanswerable: the area under the ROC curve, 0.5 is not at all."""
+    """Return how well noise separates answerable from unanswerable: the area under the ROC curve, 0.5 is chance."""
     noise: dict[bool, list[float]] = {True: [], False: []}
     for epoch in range(epochs):
         for before, after in zip(demo, augment(demo, epoch=epoch, epochs=epochs, seed=0), strict=True):
@@ -326,30 +328,32 @@ def separation(demo: Sequence[Example], augment: EDA, *, epochs: int = 4) -> flo
 
 
 class TestLeak:
-    """With the paper's code "was anything changed?" answers "is there an answer?"; with ours it says nothing."""
+    """With the paper's code, a changed context reveals that there is an answer; with ours, it does not."""
 
-    # By chance the area strays from 0.5 by 0.015 (one standard deviation, with 1080 contexts against 540).
+    # The standard deviation of the area by chance is 0.015 (1080 contexts against 540).
     TOLERANCE = 0.03
 
     @pytest.mark.parametrize("rate", [0.05, 0.1])
-    def test_noise_gave_the_label_away(self, demo: tuple[Example, ...], rate: float) -> None:
+    def test_legacy_noise_reveals_the_label(self, demo: tuple[Example, ...], rate: float) -> None:
         leaky = EDA(rate=rate, legacy=True)
         assert separation(demo, leaky, epochs=1) > 0.99
         after = leaky(demo, epoch=0, epochs=1, seed=0)
         assert [new.context.text != old.context.text for new, old in zip(after, demo, strict=True)] == [
-            one.answerable for one in demo
+            sample.answerable for sample in demo
         ]
 
     @pytest.mark.parametrize(("rate", "operations"), [(0.05, OPERATIONS), (0.1, ["delete"]), (0.1, ["duplicate"])])
-    def test_noise_says_nothing(self, demo: tuple[Example, ...], rate: float, operations: Sequence[Operation]) -> None:
+    def test_noise_reveals_nothing(
+        self, demo: tuple[Example, ...], rate: float, operations: Sequence[Operation]
+    ) -> None:
         assert abs(separation(demo, EDA(rate=rate, operations=operations)) - 0.5) < self.TOLERANCE
 
-    def test_noise_says_nothing_where_plausible_answers_are_not_known(self, demo: tuple[Example, ...]) -> None:
-        bare = [replace(one, plausible_answers=()) for one in demo]
+    def test_noise_reveals_nothing_without_plausible_answers(self, demo: tuple[Example, ...]) -> None:
+        bare = [replace(sample, plausible_answers=()) for sample in demo]
         assert abs(separation(bare, EDA()) - 0.5) < self.TOLERANCE
 
-    def test_both_kinds_of_context_change_as_often(self, demo: tuple[Example, ...]) -> None:
-        """At a rate so low that about half of the contexts change at all."""
+    def test_both_kinds_of_contexts_change_equally_often(self, demo: tuple[Example, ...]) -> None:
+        """Use a rate at which only about half of the contexts change."""
         augment, rate = EDA(rate=0.003), {True: Counter[bool](), False: Counter[bool]()}
         for epoch in range(6):
             for before, after in zip(demo, augment(demo, epoch=epoch, epochs=6, seed=0), strict=True):
@@ -359,23 +363,23 @@ class TestLeak:
         assert max(shares) < 0.8
         assert abs(shares[0] - shares[1]) < 0.06
 
-    def test_the_other_facts_of_the_paper_s_code(self, demo: tuple[Example, ...]) -> None:
-        answerable = next(one for one in demo if one.answerable)
+    def test_the_other_faults_of_the_legacy_code(self, demo: tuple[Example, ...]) -> None:
+        answerable = next(sample for sample in demo if sample.answerable)
         assert changed(EDA(rate=0.5, operations=["swap"], legacy=True), answerable) is answerable
         for operation, difference in (("delete", -1), ("duplicate", 1)):
             after = changed(EDA(rate=0.0, operations=[operation], legacy=True), answerable)
             assert len(words_of(after)) - len(words_of(answerable)) == difference
-        ramp = EDA(legacy=True, schedule="ramp")  # which was given the answer of unanswerable contexts too
+        ramp = EDA(legacy=True, schedule="ramp")  # its code passes the answer for unanswerable contexts too
         assert abs(separation(demo, ramp) - 0.5) < self.TOLERANCE
 
-    def test_the_page_about_it_prints_what_it_says(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_documentation_shows_the_real_output(self, capsys: pytest.CaptureFixture[str]) -> None:
         page = Path(__file__).parents[2] / "docs" / "concepts" / "augmentation.md"
         (block,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
         exec(block, {})
         assert capsys.readouterr().out.splitlines() == re.findall(r"^# (.*)", block, re.M)
 
 
-def test_options_come_from_a_run_file() -> None:
+def test_options_of_a_run_file() -> None:
     spec = {"name": "eda", "rate": 0.05, "operations": ["delete"], "schedule": "ramp", "originals": 1}
     built = registry.build("augmentation", spec)
     assert vars(built) == {

@@ -1,4 +1,4 @@
-"""Batches: every window once, in an order that can be taken up again, with little padding."""
+"""Batches: every window once, in a reproducible order, with little padding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def demo_features(family: str = "bert", **options: Any) -> Features:
         for paragraph in article["paragraphs"]:
             shared = Context(paragraph["context"])
             for qa in paragraph["qas"]:
-                answers = tuple(Answer(one["text"], one["answer_start"]) for one in qa["answers"])
+                answers = tuple(Answer(answer["text"], answer["answer_start"]) for answer in qa["answers"])
                 examples.append(Example(qa["id"], qa["question"], shared, answers))
     return featurise(examples, tiny_tokenizer(family), WindowOptions(max_seq_length=128, doc_stride=32, **options))
 
@@ -40,12 +40,12 @@ def features(request: pytest.FixtureRequest) -> Features:
 
 
 def squad_like_lengths(count: int = 20_000) -> np.ndarray:
-    """Window lengths with SQuAD's average of about 170 tokens, cut at 384."""
+    """Return window lengths with SQuAD's average of about 170 tokens, at most 384."""
     return np.minimum(384, np.random.default_rng(0).lognormal(5.05, 0.42, count)).astype(np.int64)
 
 
 def padding_share(lengths: np.ndarray, batches: list[np.ndarray]) -> float:
-    """The part of all positions in all batches that is padding."""
+    """Return the share of padding among all positions of all batches."""
     positions = sum(len(batch) * int(lengths[batch].max()) for batch in batches)
     return 1 - sum(int(lengths[batch].sum()) for batch in batches) / positions
 
@@ -87,12 +87,12 @@ class TestOrder:
         assert order(1, 2) != order(1, 3)
         assert order(1, 2) != order(2, 1)
 
-    def test_other_epochs_make_other_batches_and_not_only_another_order_of_them(self) -> None:
+    def test_epochs_have_different_batches_and_not_only_a_different_order(self) -> None:
         order = BucketOrder(squad_like_lengths(1000), 16)
         first, second = ({frozenset(batch.tolist()) for batch in batches_of(order, epoch)} for epoch in (0, 1))
         assert len(first & second) < len(first) / 10
 
-    def test_batches_come_in_no_order_of_length(self) -> None:
+    def test_batches_are_not_ordered_by_length(self) -> None:
         lengths = squad_like_lengths(2000)
         means = [lengths[batch].mean() for batch in batches_of(BucketOrder(lengths, 16))]
         assert abs(np.corrcoef(np.arange(len(means)), means)[0, 1]) < 0.3
@@ -104,7 +104,7 @@ class TestOrder:
         whole = [batch.tolist() for batch in batches_of(order, 1)]
         assert [batch.tolist() for group in order.epoch(1, skip=skip) for batch in group.batches] == whole[skip:]
 
-    def test_padding_is_a_fraction_of_that_of_random_batches(self) -> None:
+    def test_there_is_much_less_padding_than_in_random_batches(self) -> None:
         lengths = squad_like_lengths()
         bucketed = padding_share(lengths, batches_of(BucketOrder(lengths, 16)))
         shuffled = np.random.default_rng(1).permutation(len(lengths))
@@ -120,7 +120,7 @@ class TestOrder:
 
 
 class TestStrata:
-    """Fractions of the data in one pass: no step mixes them, and each has all of its windows in every epoch."""
+    """Strata of the data in one pass: no step mixes them, and every epoch has all windows of each."""
 
     @settings(max_examples=60, deadline=None)
     @given(
@@ -145,13 +145,13 @@ class TestStrata:
         for stratum in set(strata) - {-1}:
             assert sum(group.stratum == stratum for group in groups) == order.groups_in(stratum)
 
-    def test_steps_of_different_strata_come_in_no_order(self) -> None:
+    def test_steps_of_different_strata_are_shuffled(self) -> None:
         strata = np.repeat([0, 1], 800)
         order = BucketOrder(squad_like_lengths(1600), 16, strata=strata)
         first_half = [group.stratum for group in order.epoch(0)][:50]
         assert 10 < sum(first_half) < 40
 
-    def test_the_first_stratum_has_the_same_batches_whatever_follows(self) -> None:
+    def test_the_batches_of_the_first_stratum_do_not_depend_on_the_others(self) -> None:
         lengths = squad_like_lengths(300)
         two = BucketOrder(lengths, 8, strata=np.repeat([0, 1], [100, 200]))
         three = BucketOrder(lengths, 8, strata=np.repeat([0, 1, 2], [100, 100, 100]))
@@ -175,7 +175,7 @@ def test_totals_count_windows_and_tokens(features: Features) -> None:
 class TestLongestFirst:
     @settings(max_examples=60, deadline=None)
     @given(lengths=st.lists(st.integers(5, 384), max_size=100), size=st.integers(1, 20))
-    def test_covers_everything_from_the_longest_down(self, lengths: list[int], size: int) -> None:
+    def test_all_windows_come_longest_first(self, lengths: list[int], size: int) -> None:
         batches = list(longest_first(np.array(lengths, np.int64), size))
         order = [window for batch in batches for window in batch]
         assert sorted(order) == list(range(len(lengths)))
@@ -184,7 +184,7 @@ class TestLongestFirst:
 
 
 class TestCollate:
-    def test_holds_what_the_features_hold(self, features: Features) -> None:
+    def test_a_batch_has_the_content_of_the_features(self, features: Features) -> None:
         for windows in batches_of(BucketOrder(features.lengths, 7, seed=1)):
             batch = collate(features, windows)
             assert batch.windows.tolist() == windows.tolist()
@@ -218,8 +218,8 @@ class TestCollate:
         assert len(widths) > 1
 
     @pytest.mark.parametrize("length", [16, 65, 127, 130])
-    def test_never_pads_beyond_the_longest_window_allowed(self, length: int) -> None:
-        """An encoder with 130 positions takes a window of 130 tokens; padded to 136 it would fail."""
+    def test_never_pads_beyond_max_seq_length(self, length: int) -> None:
+        """An encoder with 130 positions accepts a window of 130 tokens, but not one padded to 136."""
         options = WindowOptions(max_seq_length=length, doc_stride=2, max_query_length=8)
         features = featurise([example("the tower of stone " * 60)], tiny_tokenizer("bert"), options)
         assert features.lengths.max() == length

@@ -1,4 +1,4 @@
-"""The doctor finds every planted fault, says where it is, and mends what it promises to mend."""
+"""The data doctor finds and locates every planted fault, and fixes it as documented."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ HIVE = "A hive holds up to 60,000 bees in summer, and a single queen."
 TIDE = "The Moon raises two tides a day. In the Bay of Fundy the water rises by 16 metres."
 
 
-def sound() -> dict[str, Any]:
-    """A SQuAD 2.0 document without a fault; each plant below makes one."""
+def valid_document() -> dict[str, Any]:
+    """Return a valid SQuAD 2.0 document; each plant below adds a fault."""
     return {
         "version": "v2.0",
         "data": [
@@ -63,13 +63,13 @@ def sound() -> dict[str, Any]:
 
 
 def question(id: str, text: str, *answers: tuple[str, str]) -> dict[str, Any]:
-    found = [{"text": answer, "answer_start": context.index(answer)} for context, answer in answers]
-    return {"id": id, "question": text, "answers": found, "is_impossible": not found}
+    entries = [{"text": answer, "answer_start": context.index(answer)} for context, answer in answers]
+    return {"id": id, "question": text, "answers": entries, "is_impossible": not entries}
 
 
 @dataclass
 class Bed:
-    """Where faults are planted: the sound document with its parts at hand."""
+    """A valid document and its parts, in which faults are planted."""
 
     folder: Path
     document: dict[str, Any]
@@ -102,7 +102,7 @@ class Bed:
         self.qa["answers"] = [{"text": text, "answer_start": begin}]
 
     def put_context(self, text: str, answer: str, begin: int) -> None:
-        """Another first paragraph, with one question."""
+        """Replace the first paragraph by another one with one question."""
         self.paragraph["context"] = text
         self.paragraph["qas"] = [self.qa]
         self.put_answer(answer, begin)
@@ -110,18 +110,18 @@ class Bed:
 
 @pytest.fixture
 def bed(tmp_path: Path) -> Bed:
-    return Bed(tmp_path, sound())
+    return Bed(tmp_path, valid_document())
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a planted fault is to be found."""
+    """The expected location of a planted fault."""
 
     article: str | None = None
     id: str | None = None
     line: int | None = None
     column: int | None = None
-    paths: tuple[str, ...] = ()  # when the plant wrote its own files
+    paths: tuple[str, ...] = ()  # if the plant wrote its own files
 
 
 BEE_1 = Place("Bees", "bee-1")
@@ -141,7 +141,7 @@ def plant(kind: str) -> Callable[[Plant], Plant]:
 def rows() -> list[dict[str, Any]]:
     return [
         {"title": article["title"], "context": paragraph["context"], **qa}
-        for article in sound()["data"]
+        for article in valid_document()["data"]
         for paragraph in article["paragraphs"]
         for qa in paragraph["qas"]
     ]
@@ -355,7 +355,7 @@ def _(bed: Bed) -> Place:
 @plant("plausible_on_answerable")
 def _(bed: Bed) -> Place:
     bed.qa["plausible_answers"] = [{"text": "one", "answer_start": BEE.index("one")}]
-    bed.paragraph["qas"][2]["plausible_answers"] = copy.deepcopy(bed.qa["answers"])  # as it should be
+    bed.paragraph["qas"][2]["plausible_answers"] = copy.deepcopy(bed.qa["answers"])  # correct use
     return BEE_1
 
 
@@ -451,7 +451,7 @@ def _(bed: Bed) -> Place:
 
 @plant("question_in_two_files")
 def _(bed: Bed) -> Place:
-    # The context has one more question than in the other file, or the leak of the context alone would be found too.
+    # The context must not be in both files as a whole, or the leak of the context would be reported too.
     paths = bed.save(), bed.save({"data": [article_of("Bees", BEE, bed.qa)]}, "other.json")
     return Place("Bees", "bee-1", paths=paths)
 
@@ -521,8 +521,8 @@ def article_of(title: str, context: str, *qas: dict[str, Any]) -> dict[str, Any]
 
 
 def word_tokenizer() -> Tokenizer:
-    """Knows the words of the sound document; cuts and pads, as tokenizers made for sentence encoders do."""
-    words = re.findall(r"\w+|[^\w\s]", json.dumps(sound(), ensure_ascii=False) + " Why")
+    """Make a tokenizer for the words of the valid document that truncates and pads, like those of sentence encoders."""
+    words = re.findall(r"\w+|[^\w\s]", json.dumps(valid_document(), ensure_ascii=False) + " Why")
     vocabulary = {word: index for index, word in enumerate(dict.fromkeys(["[UNK]", *words]))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -541,7 +541,7 @@ def examine(paths: tuple[str, ...], kind: str = "") -> tuple[list[DataFile], Rep
 
 
 def fixed_report(files: list[DataFile], report: Report, folder: Path) -> Report:
-    """What the doctor says of the files once they are mended, written and read again."""
+    """Return the report of the files after they are fixed, written and read again."""
     paths = []
     for number, file in enumerate(files):
         paths.append(folder / f"fixed-{number}.json")
@@ -549,7 +549,7 @@ def fixed_report(files: list[DataFile], report: Report, folder: Path) -> Report:
     return check([read(path) for path in paths])
 
 
-def test_the_sound_document_is_sound(bed: Bed) -> None:
+def test_the_valid_document_has_no_problems(bed: Bed) -> None:
     files, report = examine((bed.save(),))
     assert report.problems == ()
     assert len(files[0].examples) == 5
@@ -560,13 +560,13 @@ def test_every_kind_is_planted() -> None:
 
 
 @pytest.mark.parametrize("kind", PLANTS)
-def test_a_planted_fault_is_found_located_and_mended(kind: str, bed: Bed) -> None:
+def test_a_planted_fault_is_found_located_and_fixed(kind: str, bed: Bed) -> None:
     place = PLANTS[kind](bed)
     files, report = examine(place.paths or (bed.save(),), kind)
     assert {problem.kind for problem in report.problems} == {kind} | ALSO_FOUND.get(kind, set())
     (problem,) = (problem for problem in report.problems if problem.kind == kind)
-    found = Place(problem.article, problem.id, problem.line, problem.column)
-    assert found == Place(place.article, place.id, place.line, place.column)
+    location = Place(problem.article, problem.id, problem.line, problem.column)
+    assert location == Place(place.article, place.id, place.line, place.column)
     assert problem.file == files[-1].path
     assert "\n" not in str(problem)
 
@@ -577,8 +577,8 @@ def test_a_planted_fault_is_found_located_and_mended(kind: str, bed: Bed) -> Non
     assert fixed_report(files, report, bed.folder).errors == ()
 
 
-def test_what_the_fix_leaves(bed: Bed) -> None:
-    """One fault of each fate: respelt, moved, renamed, its answer left out, its question left out."""
+def test_the_result_of_a_fix(bed: Bed) -> None:
+    """One fault for each outcome: respelled, moved, renamed, answer dropped, question dropped."""
     bed.answer["text"] = "ABOUT 100"
     bed.answer["answer_start"] += 8
     bed.qa["answers"].append({"text": "ninety", "answer_start": 0})
@@ -646,7 +646,7 @@ TEXTS = st.text("aAbB  \n\u00a0\u200béÉe\u0301ß한하\u1112\u1161ﬁ🐝", ma
 
 
 @given(TEXTS, TEXTS, st.integers(-40, 80))
-def test_a_mended_answer_is_always_in_the_context(context: str, text: str, begin: int) -> None:
+def test_a_fixed_answer_is_always_in_the_context(context: str, text: str, begin: int) -> None:
     diagnosis = diagnose(Answer(text, begin), context)
     answer = Answer(text, begin) if diagnosis is None else diagnosis.answer
     if answer is not None:
@@ -689,9 +689,9 @@ JSON = st.recursive(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(places_in(sound())[1:]), JSON), min_size=1, max_size=3))
-def test_whatever_is_planted_the_mended_file_is_sound(plants: list[tuple[tuple[str | int, ...], Any]]) -> None:
-    document = sound()
+@given(st.lists(st.tuples(st.sampled_from(places_in(valid_document())[1:]), JSON), min_size=1, max_size=3))
+def test_a_fixed_file_has_no_errors_whatever_was_planted(plants: list[tuple[tuple[str | int, ...], Any]]) -> None:
+    document = valid_document()
     for path, value in plants:
         owner: Any = document
         try:
@@ -699,21 +699,21 @@ def test_whatever_is_planted_the_mended_file_is_sound(plants: list[tuple[tuple[s
                 owner = owner[key]
             owner[path[-1]] = value
         except (KeyError, IndexError, TypeError):
-            continue  # an earlier plant has taken the place
+            continue  # an earlier plant removed this position
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "data.json"
         path.write_text(json.dumps(document), encoding="utf-8")
         try:
             file = read(path)
         except UnreadableError:
-            return  # nothing of any format is left
+            return  # the document has no known format any more
         report = check([file])
         assert fixed_report([file], report, Path(folder)).errors == ()
         assert all("\n" not in str(problem) for problem in report.problems)
         json.dumps(report.to_json(), allow_nan=False)
 
 
-def test_a_repeated_question_of_several_contexts_keeps_its_examples_together(bed: Bed) -> None:
+def test_a_repeated_question_about_several_contexts_keeps_its_examples_together(bed: Bed) -> None:
     def entry(text: str, *contents: str) -> dict[str, Any]:
         paragraphs = [{"title": "t", "contents": content} for content in contents]
         return {"qa": {"id": "q", "question": text, "answer": "Rome"}, "paragraphs": paragraphs}
@@ -727,7 +727,7 @@ def test_a_repeated_question_of_several_contexts_keeps_its_examples_together(bed
     assert fixed_report([file], report, bed.folder).errors == ()
 
 
-def test_three_files_with_one_id_are_sound_together_once_mended(bed: Bed) -> None:
+def test_three_files_with_the_same_id_have_no_errors_after_the_fix(bed: Bed) -> None:
     owls = {"data": [article_of("Owls", "Owls hunt at night.", question("bee-1", "When do owls hunt?"))]}
     files, report = examine((bed.save(), bed.save(owls, "b.json"), bed.save(owls, "c.json")))
     assert [problem.kind for problem in report.errors] == ["id_in_two_files", "question_in_two_files"]
@@ -735,14 +735,14 @@ def test_three_files_with_one_id_are_sound_together_once_mended(bed: Bed) -> Non
     assert fixed_report(files, report, bed.folder).errors == ()
 
 
-def test_a_question_of_several_contexts_is_spoken_of_once(bed: Bed) -> None:
+def test_a_question_about_several_contexts_is_reported_once(bed: Bed) -> None:
     paragraphs = [{"title": "t", "contents": f"Context {number}."} for number in range(5)]
     entry = {"qa": {"id": "q", "question": "Bad\ufffd?", "answer": "x"}, "paragraphs": paragraphs}
     _, report = examine((bed.save({"data": [entry]}),))
     assert [problem.kind for problem in report.problems] == ["replacement_character"]
 
 
-def test_pooled_contexts_leak_only_where_they_hold_an_answer(bed: Bed) -> None:
+def test_pooled_contexts_leak_only_if_they_contain_an_answer(bed: Bed) -> None:
     def save(id: str, answer: str, name: str) -> str:
         paragraphs = [{"title": "t", "contents": "In Rome."}, {"title": "t", "contents": "In Oslo."}]
         entry = {"qa": {"id": id, "question": f"Where is {id}?", "answer": answer}, "paragraphs": paragraphs}
@@ -760,7 +760,7 @@ def test_answers_that_overlap_do_not_conflict(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("text", ["CAFÉ\u00a0» — 4\u00a0×\u00a0100", "“Å” Ñandú È – « à »", "서울 東京 “Ð”"])
-def test_real_letters_are_no_mojibake(text: str, bed: Bed) -> None:
+def test_correct_letters_are_not_mojibake(text: str, bed: Bed) -> None:
     bed.paragraph["context"] += text
     assert examine((bed.save(),))[1].problems == ()
 
@@ -775,20 +775,21 @@ def test_utf8_read_as_windows_1252_is_mojibake(text: str, bed: Bed) -> None:
     assert original[1] in text or original[1] == repr(text)[1:-1]
 
 
-UNDEFINED = {0x81, 0x8D, 0x8F, 0x90, 0x9D}  # in Windows-1252; decoders that must give something give C1 controls
+UNDEFINED = {0x81, 0x8D, 0x8F, 0x90, 0x9D}  # undefined in Windows-1252; lenient decoders map them to C1 controls
 
 
 def test_statistics(bed: Bed) -> None:
-    (one,) = examine((bed.save(),))[1].statistics
-    assert (one.format, one.version, one.articles, one.contexts, one.questions, one.unanswerable) == (
+    (statistics,) = examine((bed.save(),))[1].statistics
+    counts = (statistics.articles, statistics.contexts, statistics.questions, statistics.unanswerable)
+    assert (statistics.format, statistics.version, *counts) == (
         "squad", "v2.0", 2, 3, 5, 1
     )  # fmt: skip
-    assert one.context_length.longest == len(BEE)
-    assert one.context_length.mean == pytest.approx((len(BEE) + len(HIVE) + len(TIDE)) / 3, abs=0.05)
-    assert one.tokens is None
+    assert statistics.context_length.longest == len(BEE)
+    assert statistics.context_length.mean == pytest.approx((len(BEE) + len(HIVE) + len(TIDE)) / 3, abs=0.05)
+    assert statistics.tokens is None
 
 
-def test_tokens_are_counted_uncut_and_per_script(bed: Bed) -> None:
+def test_tokens_are_counted_without_truncation_and_per_script(bed: Bed) -> None:
     PLANTS["unknown_tokens"](bed)
     bed.qa["question"] = "Why " * 65
     tokenizer = word_tokenizer()
@@ -799,7 +800,7 @@ def test_tokens_are_counted_uncut_and_per_script(bed: Bed) -> None:
     assert tokens.questions_cut == 1
     assert (tokens.scripts["cyrillic"].tokens, tokens.scripts["cyrillic"].unknown_rate) == (3, 2 / 3)
     assert tokens.scripts["latin"].unknown == 0
-    assert tokenizer.truncation is not None  # the caller's own is left as it was
+    assert tokenizer.truncation is not None  # the tokenizer of the caller is unchanged
     (problem,) = (problem for problem in report.problems if problem.kind == "unknown_tokens")
     assert problem.reason.startswith("cyrillic: 66.7%")
 
@@ -817,7 +818,7 @@ def test_training_refuses_a_file_with_errors_in_one_line(bed: Bed) -> None:
     assert "--on-bad-answer fix|skip" in message
 
 
-def test_training_mends_or_skips_what_it_is_told_to(bed: Bed) -> None:
+def test_training_fixes_or_skips_faulty_questions(bed: Bed) -> None:
     bed.answer["answer_start"] += 1
     bed.paragraph["qas"][1]["question"] = ""
     del bed.article["paragraphs"][1]["context"]
@@ -833,13 +834,13 @@ def test_training_mends_or_skips_what_it_is_told_to(bed: Bed) -> None:
     assert (ignored.fixed, ignored.skipped) == (0, 1)
 
 
-def test_training_goes_on_over_warnings(bed: Bed) -> None:
+def test_training_accepts_warnings(bed: Bed) -> None:
     PLANTS["control_character"](bed)
     loaded = load_examples([bed.save()])
     assert (len(loaded.examples), loaded.fixed, loaded.skipped) == (5, 0, 0)
 
 
-def test_training_refuses_nothing_at_all(bed: Bed) -> None:
+def test_training_refuses_an_empty_file(bed: Bed) -> None:
     bed.document["data"] = []
     with pytest.raises(DataError, match="no usable question is left"):
         load_examples([bed.save()])
@@ -850,7 +851,7 @@ def test_a_file_given_twice_is_read_once(bed: Bed) -> None:
     assert len(load_examples([path, Path(path)]).examples) == 5
 
 
-def test_the_reference_page_lists_exactly_the_kinds() -> None:
+def test_the_reference_page_lists_exactly_the_known_kinds() -> None:
     def row(kind: str) -> tuple[str, ...]:
         severity, fix, meaning = KINDS[kind]
         return (
@@ -871,7 +872,7 @@ def test_a_problem_must_be_of_a_known_kind() -> None:
 
 
 @pytest.mark.parametrize("name", ["demo:train", "demo:dev"])
-def test_the_bundled_files_are_sound(name: str) -> None:
+def test_the_bundled_files_have_no_problems(name: str) -> None:
     assert check([read(name)]).problems == ()
 
 
@@ -890,7 +891,7 @@ def test_published_files_have_no_errors_and_few_warnings(name: str, most_warning
     assert len(report.warnings) <= most_warnings
 
 
-def test_examples_made_by_hand_can_be_checked() -> None:
+def test_examples_made_in_python_can_be_checked() -> None:
     broken = Example("q", "Where?", Context("In Rome."), (Answer("Oslo", 3),))
     report = check([DataFile("memory", "flat", None, (broken,), ())])
     assert [problem.kind for problem in report.problems] == ["answer_not_in_context"]

@@ -1,4 +1,4 @@
-"""What loading leaves as it found it."""
+"""Loading restores the state of the garbage collector."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lamella.errors import UnreadableError
 
 @pytest.fixture(params=[True, False])
 def collecting(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Python's search for garbage on or off beforehand."""
+    """Switch the garbage collector on or off beforehand."""
     (gc.enable if request.param else gc.disable)()
     yield request.param
     gc.enable()
 
 
-def test_garbage_is_collected_as_before(collecting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_collection_is_restored(collecting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     check = dataset.check
     monkeypatch.setattr(dataset, "check", lambda files: (seen.append(gc.isenabled()), check(files))[1])

@@ -1,4 +1,4 @@
-"""Windows kept for the next run: the same ones or none, whatever lies in the folder, and never too many."""
+"""The window cache: the right windows or none, whatever the folder contains, within a size limit."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from lamella.data.feed import Feed, Recipe
 from lamella.data.formats import read
 
 DEMO = read("demo:train").examples
-LONG = WindowOptions(max_seq_length=64, doc_stride=24, max_query_length=12)  # several windows a context
+LONG = WindowOptions(max_seq_length=64, doc_stride=24, max_query_length=12)  # several windows per context
 ODD = (
     Example("lost", "Where?", Context("a\u200b\u200b b"), (Answer("\u200b\u200b", 1),)),  # an answer on no token
     Example("empty", "", Context("")),
     Example("odd", "Qui \ud800?", Context(AWKWARD, "Titre"), (Answer("Zoë", AWKWARD.index("Zoë")),)),
 )
 SOME = (*DEMO[:60:2], *ODD)
-PINNED = "b2c02102916a735c"  # of the windows of SOME
+PINNED = "b2c02102916a735c"  # hash of the windows of SOME
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, that keeps small sets too."""
+    """Make a new cache that also caches small sets."""
     monkeypatch.setenv("LAMELLA_CACHE", str(tmp_path))
     monkeypatch.setattr(feature_cache, "MIN_QUESTIONS", 1)
     return tmp_path / "features"
@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def forbidden(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Call it, and no window may be cut from then on."""
+    """Return a function after whose call no window may be cut."""
 
     def cut(*_: Any, **__: Any) -> Features:
         raise AssertionError("windows were cut")
@@ -57,30 +57,30 @@ def forbidden(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(feature_cache, "featurise", cut)
 
 
-def assert_equal(found: Features, fresh: Features) -> None:
+def assert_equal(cached: Features, fresh: Features) -> None:
     for field in fields(Features):
-        one, two = getattr(found, field.name), getattr(fresh, field.name)
-        if isinstance(two, np.ndarray):
-            assert one.dtype == two.dtype, field.name
-            np.testing.assert_array_equal(one, two, err_msg=field.name)
+        actual, expected = getattr(cached, field.name), getattr(fresh, field.name)
+        if isinstance(expected, np.ndarray):
+            assert actual.dtype == expected.dtype, field.name
+            np.testing.assert_array_equal(actual, expected, err_msg=field.name)
         elif field.name != "offsets":
-            assert one == two, field.name
-            assert type(one) is type(two), field.name
-    assert type(found.offsets) is type(fresh.offsets)
-    assert [id(one) for one in found.offsets] != [id(one) for one in fresh.offsets]
-    first = {id(one): place for place, one in reversed(list(enumerate(fresh.offsets)))}
-    for one, two in zip(found.offsets, fresh.offsets, strict=True):
-        assert one.dtype == two.dtype
-        assert one.shape == two.shape
-        np.testing.assert_array_equal(one, two)
-        assert one is found.offsets[first[id(two)]]  # one array for all questions of a text
+            assert actual == expected, field.name
+            assert type(actual) is type(expected), field.name
+    assert type(cached.offsets) is type(fresh.offsets)
+    assert [id(array) for array in cached.offsets] != [id(array) for array in fresh.offsets]
+    first = {id(array): index for index, array in reversed(list(enumerate(fresh.offsets)))}
+    for actual, expected in zip(cached.offsets, fresh.offsets, strict=True):
+        assert actual.dtype == expected.dtype
+        assert actual.shape == expected.shape
+        np.testing.assert_array_equal(actual, expected)
+        assert actual is cached.offsets[first[id(expected)]]  # one array for all questions about a context
 
 
 def files(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.exists() else []
 
 
-class TestWhatComesBack:
+class TestContent:
     @settings(max_examples=25)
     @given(
         family=st.sampled_from(FAMILIES),
@@ -95,7 +95,7 @@ class TestWhatComesBack:
         seed=st.integers(0, 5),
         some=st.lists(st.sampled_from([*DEMO[::9], *ODD]), min_size=1, max_size=25),
     )
-    def test_is_what_would_be_cut(
+    def test_cached_windows_equal_windows_cut_now(
         self,
         tmp_path_factory: pytest.TempPathFactory,
         family: str,
@@ -121,17 +121,17 @@ class TestWhatComesBack:
         forbidden()
         assert_equal(cached_features(list(DEMO), tokenizer, LONG), featurise(DEMO, tokenizer, LONG))
 
-    def test_a_line_says_where_windows_are_kept_and_where_they_come_from(self, folder: Path) -> None:
+    def test_the_log_names_the_file_that_is_written_or_read(self, folder: Path) -> None:
         lines: list[str] = []
         for _ in range(2):
             features = cached_features(SOME, tiny_tokenizer("bert"), LONG, log=lines.append)
         (path,) = files(folder)
-        kept, taken = lines
-        assert kept == f"cached {len(features)} windows of {len(SOME)} questions for later runs in {path}"
-        assert taken == f"read {len(features)} cached windows of {len(SOME)} questions from {path}"
+        written, read_back = lines
+        assert written == f"cached {len(features)} windows of {len(SOME)} questions for later runs in {path}"
+        assert read_back == f"read {len(features)} cached windows of {len(SOME)} questions from {path}"
 
-    def test_windows_are_cut_as_ever(self) -> None:
-        """Should this fail, kept windows are not those that are cut now: raise FORMAT of features.py, pin anew."""
+    def test_windows_are_cut_as_before(self) -> None:
+        """If this fails, cached windows differ from new ones: increase FORMAT in features.py and pin the new hash."""
         digest = hashlib.sha256()
         for negatives in ("keep", "subsample"):
             features = featurise(SOME, tiny_tokenizer("bert"), LONG, negative_windows=negatives)  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ class TestWhatComesBack:
         assert digest.hexdigest()[:16] == PINNED
 
 
-class TestWhatCounts:
+class TestKey:
     def changed(self) -> dict[str, Any]:
         example = SOME[0]
         answer = example.answers[0]
@@ -157,20 +157,20 @@ class TestWhatCounts:
             "one twice": (*SOME, SOME[-1]),
         }
 
-    def test_every_change_of_the_examples_is_seen(self, folder: Path) -> None:
+    def test_every_change_of_the_examples_changes_the_key(self, folder: Path) -> None:
         tokenizer = tiny_tokenizer("bert")
         cached_features(SOME, tokenizer, LONG)
         for number, (what, examples) in enumerate(self.changed().items(), start=2):
             assert_equal(cached_features(examples, tokenizer, LONG), featurise(examples, tokenizer, LONG))
             assert len(files(folder)) == number, what
 
-    def test_texts_that_run_into_one_another_are_told_apart(self, folder: Path) -> None:
+    def test_texts_with_the_same_concatenation_have_different_keys(self, folder: Path) -> None:
         context, tokenizer = Context("the tower"), tiny_tokenizer("bert")
         for first, second in (("ab", "c"), ("a", "bc"), ('a", "b', "c"), ("", "abc")):
             cached_features([Example("1", first, context), Example("2", second, context)], tokenizer, LONG)
         assert len(files(folder)) == 4
 
-    def test_every_option_is_seen(self, folder: Path) -> None:
+    def test_every_option_changes_the_key(self, folder: Path) -> None:
         tokenizer = tiny_tokenizer("bert")
         others = {"max_seq_length": 65, "doc_stride": 23, "stride_is": "step", "max_query_length": 11}
         assert set(others) == set(WindowOptions.model_fields)
@@ -180,7 +180,7 @@ class TestWhatCounts:
             cached_features(SOME, tokenizer, LONG, negative_windows=negatives)  # type: ignore[arg-type]
         assert len(files(folder)) == len(others) + 3
 
-    def test_a_seed_counts_only_where_something_is_drawn(self, folder: Path) -> None:
+    def test_a_seed_counts_only_if_windows_are_drawn(self, folder: Path) -> None:
         for seed in range(3):
             cached_features(SOME, tiny_tokenizer("bert"), LONG, seed=seed)
         assert len(files(folder)) == 1
@@ -188,13 +188,13 @@ class TestWhatCounts:
             cached_features(SOME, tiny_tokenizer("bert"), LONG, negative_windows="subsample", seed=seed)
         assert len(files(folder)) == 4
 
-    def test_the_tokenizer_is_known_by_what_it_does(self, folder: Path) -> None:
+    def test_the_key_depends_on_the_behaviour_of_the_tokenizer(self, folder: Path) -> None:
         tokenizer = tiny_tokenizer("bert")
-        again = tiny_tokenizer.__wrapped__("bert")  # another object, made in the same way
+        again = tiny_tokenizer.__wrapped__("bert")  # another object with the same content
         cached_features(SOME, tokenizer, LONG)
         cached_features(SOME, again, LONG)
         assert len(files(folder)) == 1
-        again.backend_tokenizer.enable_truncation(7)  # which cutting windows does without
+        again.backend_tokenizer.enable_truncation(7)  # not used when windows are cut
         cached_features(SOME, again, LONG)
         assert len(files(folder)) == 1
         again.add_tokens(["zzzz"])
@@ -205,7 +205,7 @@ class TestWhatCounts:
             assert len(files(folder)) == number
 
     @pytest.mark.parametrize("of", [feature_cache, feature_cache.windows_module])
-    def test_a_new_format_is_another_file(self, folder: Path, monkeypatch: pytest.MonkeyPatch, of: Any) -> None:
+    def test_a_new_format_version_changes_the_key(self, folder: Path, monkeypatch: pytest.MonkeyPatch, of: Any) -> None:
         cached_features(SOME, tiny_tokenizer("bert"), LONG)
         monkeypatch.setattr(of, "FORMAT", of.FORMAT + 1)
         cached_features(SOME, tiny_tokenizer("bert"), LONG)
@@ -251,31 +251,31 @@ HARMS = {
 }
 
 
-class TestWhatMayHappen:
+class TestFaults:
     @pytest.mark.parametrize("harm", HARMS)
-    def test_a_file_that_is_not_as_it_was_written_is_written_anew(
-        self, folder: Path, harm: str, forbidden: Callable[[], None]
-    ) -> None:
+    def test_a_damaged_file_is_written_again(self, folder: Path, harm: str, forbidden: Callable[[], None]) -> None:
         tokenizer, lines = tiny_tokenizer("bert"), list[str]()
         fresh = cached_features(SOME, tokenizer, LONG)
         (path,) = files(folder)
-        sound = path.read_bytes()
+        intact = path.read_bytes()
         HARMS[harm](path)
-        assert path.read_bytes() != sound
+        assert path.read_bytes() != intact
         assert_equal(cached_features(SOME, tokenizer, LONG, log=lines.append), fresh)
         assert "for later runs" in lines[0]
-        assert path.read_bytes() == sound
+        assert path.read_bytes() == intact
         forbidden()
         assert_equal(cached_features(SOME, tokenizer, LONG), fresh)
 
-    def test_a_folder_in_the_place_of_a_file(self, folder: Path) -> None:
+    def test_a_folder_instead_of_a_file(self, folder: Path) -> None:
         fresh = cached_features(SOME, tiny_tokenizer("bert"), LONG)
         (path,) = files(folder)
         path.unlink()
         (path / "something").mkdir(parents=True)
         assert_equal(cached_features(SOME, tiny_tokenizer("bert"), LONG), fresh)
 
-    def test_no_folder_can_be_made(self, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_folder_that_cannot_be_created(
+        self, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "file").touch()
         monkeypatch.setenv("LAMELLA_CACHE", str(tmp_path / "file"))
         lines: list[str] = []
@@ -294,7 +294,7 @@ class TestWhatMayHappen:
         assert not lines
         assert not files(folder)
 
-    def test_a_folder_that_may_only_be_read_still_gives(
+    def test_a_read_only_folder_is_still_used(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, forbidden: Callable[[], None]
     ) -> None:
         def refuse(*_: Any, **__: Any) -> None:
@@ -306,18 +306,20 @@ class TestWhatMayHappen:
         forbidden()
         assert_equal(cached_features(SOME, tiny_tokenizer("bert"), LONG), fresh)
 
-    def test_many_at_once(self, folder: Path) -> None:
+    def test_many_threads_at_once(self, folder: Path) -> None:
         tokenizer = tiny_tokenizer("bert")
         with ThreadPoolExecutor(6) as threads:
-            found = list(threads.map(lambda _: cached_features(SOME, tokenizer, LONG), range(12)))
+            cached = list(threads.map(lambda _: cached_features(SOME, tokenizer, LONG), range(12)))
         fresh = featurise(SOME, tokenizer, LONG)
-        for features in found:
+        for features in cached:
             assert_equal(features, fresh)
-        assert len(files(folder)) == 1  # and nothing half-written
+        assert len(files(folder)) == 1  # and no partial file
 
 
 class TestBounds:
-    def test_the_least_recently_used_go_first(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_least_recently_used_files_are_removed_first(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         tokenizer = tiny_tokenizer("bert")
 
         def use(count: int, age: int) -> Path:
@@ -333,7 +335,7 @@ class TestBounds:
         last = use(23, 0)
         assert set(files(folder)) == {oldest, middle, newest, last} - {middle}
 
-    def test_what_is_larger_than_all_room_is_not_written(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_file_beyond_the_limit_is_not_written(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         cached_features(SOME[:5], tiny_tokenizer("bert"), LONG)
         before, lines = files(folder), list[str]()
         monkeypatch.setattr(feature_cache, "MAX_BYTES", before[0].stat().st_size + 10)
@@ -341,7 +343,7 @@ class TestBounds:
         assert files(folder) == before
         assert not lines
 
-    def test_half_written_files_go_once_nobody_writes_them(self, folder: Path) -> None:
+    def test_abandoned_partial_files_are_removed(self, folder: Path) -> None:
         folder.mkdir()
         young, old, foreign = (folder / name for name in (".a.lamella-part", ".b.lamella-part", "notes.txt"))
         for path in (young, old, foreign):
@@ -352,7 +354,7 @@ class TestBounds:
         assert {young, foreign} < set(files(folder))
         assert old not in files(folder)
 
-    def test_small_sets_leave_nothing_behind(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_small_sets_are_not_cached(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LAMELLA_CACHE", str(tmp_path))
         assert len(DEMO) < feature_cache.MIN_QUESTIONS
         cached_features(DEMO, tiny_tokenizer("bert"), LONG)
@@ -371,10 +373,8 @@ class TestBounds:
         ({}, "/home/ada/.cache/lamella/features"),
     ],
 )
-@pytest.mark.skipif(os.name == "nt", reason="paths are written as elsewhere")
-def test_where_windows_are_kept(
-    variables: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.skipif(os.name == "nt", reason="expects POSIX paths")
+def test_the_cache_folder(variables: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LAMELLA_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": "/home/ada", **variables}.items():
@@ -382,10 +382,10 @@ def test_where_windows_are_kept(
     assert cache_folder() == (expected if expected is None else Path(expected))
 
 
-def test_training_keeps_plain_windows_and_no_augmented_ones(folder: Path, forbidden: Callable[[], None]) -> None:
+def test_training_caches_plain_windows_but_not_augmented_ones(folder: Path, forbidden: Callable[[], None]) -> None:
     tokenizer, lines = tiny_tokenizer("bert"), list[str]()
-    changing = Recipe(tokenizer, tiny_run_config(data={"augment": "eda", "workers": 0}))
-    Feed(changing, DEMO[:8], log=lines.append)(0)
+    augmenting = Recipe(tokenizer, tiny_run_config(data={"augment": "eda", "workers": 0}))
+    Feed(augmenting, DEMO[:8], log=lines.append)(0)
     assert not files(folder)
     assert not lines
     plain = Recipe(tokenizer, tiny_run_config(data={"negative_windows": "subsample"}, training={"order_seed": 3}))

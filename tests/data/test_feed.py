@@ -1,4 +1,4 @@
-"""The windows of every epoch: the same ones, or fresh ones, whoever makes them."""
+"""The windows of every epoch: the same, or newly augmented, in any process."""
 
 from __future__ import annotations
 
@@ -29,40 +29,40 @@ def feed(**data: Any) -> Feed:
     return Feed(Recipe(tiny_tokenizer("bert"), config), EXAMPLES)
 
 
-def equal(one: Features, two: Features) -> bool:
-    names = [field.name for field in fields(Features) if isinstance(getattr(one, field.name), np.ndarray)]
+def equal(left: Features, right: Features) -> bool:
+    names = [field.name for field in fields(Features) if isinstance(getattr(left, field.name), np.ndarray)]
     assert len(names) == 9
-    return all(np.array_equal(getattr(one, name), getattr(two, name)) for name in names) and [
-        example.context.text for example in one.examples
-    ] == [example.context.text for example in two.examples]
+    return all(np.array_equal(getattr(left, name), getattr(right, name)) for name in names) and [
+        example.context.text for example in left.examples
+    ] == [example.context.text for example in right.examples]
 
 
-def test_without_augmentation_all_epochs_are_one() -> None:
+def test_without_augmentation_all_epochs_share_their_windows() -> None:
     plain = feed()
     assert plain(0) is plain(5)
 
 
-def test_augmentation_is_fresh_every_epoch_and_the_same_every_time() -> None:
-    one, two = feed(augment="eda", workers=0), feed(augment="eda", workers=0)
-    first, second = one(0), one(1)
+def test_augmentation_differs_between_epochs_and_is_reproducible() -> None:
+    feed_a, feed_b = feed(augment="eda", workers=0), feed(augment="eda", workers=0)
+    first, second = feed_a(0), feed_a(1)
     assert not equal(first, second)
-    assert equal(first, two(0))
-    assert equal(second, two(1))
-    assert equal(second, feed(augment="eda", workers=0)(1))  # an epoch does not depend on those before it
+    assert equal(first, feed_b(0))
+    assert equal(second, feed_b(1))
+    assert equal(second, feed(augment="eda", workers=0)(1))  # an epoch does not depend on earlier epochs
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_make_what_this_process_makes(workers: int) -> None:
-    here, there = feed(augment="eda", workers=0), feed(augment="eda", workers=workers)
+def test_workers_give_the_same_windows_as_this_process(workers: int) -> None:
+    local, parallel = feed(augment="eda", workers=0), feed(augment="eda", workers=workers)
     try:
         for epoch in (0, 1, 2):
-            assert equal(here(epoch), there(epoch))
-        assert there.next is None  # nothing is prepared for after the end
+            assert equal(local(epoch), parallel(epoch))
+        assert parallel.next is None  # nothing is prepared after the last epoch
     finally:
-        there.close()
+        parallel.close()
 
 
-def test_a_ramp_over_steps_ends_with_the_last_of_them() -> None:
+def test_a_ramp_over_steps_ends_with_the_last_step() -> None:
     config = tiny_run_config(
         data={"augment": {"name": "eda", "schedule": "ramp"}}, training={"max_steps": 100, "batch_size": 8}
     )
@@ -71,7 +71,7 @@ def test_a_ramp_over_steps_ends_with_the_last_of_them() -> None:
     assert feed.epochs == math.ceil(100 * 8 / plain) > 2
 
 
-def test_workers_end_with_a_parent_that_was_killed() -> None:
+def test_workers_exit_when_their_parent_is_killed() -> None:
     script = """
 import os, signal
 from doubles import tiny_run_config, tiny_tokenizer
@@ -102,7 +102,7 @@ if __name__ == "__main__":
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
-def test_answers_are_where_the_labels_say_after_augmentation() -> None:
+def test_labels_match_the_answers_after_augmentation() -> None:
     features = feed(augment={"name": "eda", "rate": 0.3}, workers=0)(0)
     for window in range(len(features)):
         example = features.examples[features.example[window]]
@@ -111,7 +111,7 @@ def test_answers_are_where_the_labels_say_after_augmentation() -> None:
             assert example.answers[0].text in example.context.text[begin:end]
 
 
-def test_joined_windows_are_those_cut_together() -> None:
+def test_joined_windows_equal_windows_cut_together() -> None:
     tokenizer, windows = tiny_tokenizer("bert"), tiny_run_config().windows
     parts = [featurise(EXAMPLES[begin : begin + 11], tokenizer, windows) for begin in (0, 11, 22)]
     whole = featurise(EXAMPLES, tokenizer, windows)
@@ -121,5 +121,5 @@ def test_joined_windows_are_those_cut_together() -> None:
     assert joined.input_ids.dtype == whole.input_ids.dtype
     assert joined.example.dtype == whole.example.dtype
     for window in range(len(whole)):
-        place = int(whole.context_begin[window])
-        assert joined.characters(window, place, place) == whole.characters(window, place, place)
+        token = int(whole.context_begin[window])
+        assert joined.characters(window, token, token) == whole.characters(window, token, token)

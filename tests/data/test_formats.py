@@ -1,4 +1,4 @@
-"""Every format is told by its content; what is broken is reported with its place, and the rest is read."""
+"""Formats are recognised by content; faults are reported with their positions, and the rest is read."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ELBE = "The Elbe flows through Dresden and Hamburg. Near Hamburg it is wide."
 
 
 def row(**changes: Any) -> dict[str, Any]:
-    sound = {
+    valid = {
         "id": "e1",
         "title": "Elbe",
         "question": "Where is it wide?",
         "context": ELBE,
         "answers": [{"text": "Near Hamburg", "answer_start": ELBE.index("Near")}],
     }
-    return {**sound, **changes}
+    return {**valid, **changes}
 
 
 def nested(context: str = ELBE, version: str | None = "v2.0", **changes: Any) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def as_csv(*rows: dict[str, Any], delimiter: str = ",") -> str:
 
 
 def as_lines(*rows: Any) -> str:
-    return "".join(json.dumps(one) + "\n" for one in rows)
+    return "".join(json.dumps(entry) + "\n" for entry in rows)
 
 
 CSV_ROW = {"id": "e1", "question": "Where is it wide?", "context": ELBE, "answers": "Near Hamburg"}
@@ -98,7 +98,7 @@ def kinds(file: DataFile) -> list[str]:
 
 @pytest.mark.parametrize("name", ["data.json", "data.jsonl", "data.csv", "data.gz", "data"])
 @pytest.mark.parametrize("content", CONTENTS)
-def test_the_format_is_told_by_content_not_by_name(content: str, name: str, tmp_path: Path) -> None:
+def test_the_format_is_recognised_by_content_not_by_name(content: str, name: str, tmp_path: Path) -> None:
     text, format = CONTENTS[content]
     plain = read_text(tmp_path, text, name)
     assert plain.format == format
@@ -110,7 +110,7 @@ def test_the_format_is_told_by_content_not_by_name(content: str, name: str, tmp_
         assert (again.format, len(again.examples)) == (format, len(plain.examples))
 
 
-def test_every_reader_is_recognised_by_some_content() -> None:
+def test_every_format_is_recognised_by_some_content() -> None:
     assert {format for _, format in CONTENTS.values()} == set(registry.names("format"))
 
 
@@ -141,14 +141,14 @@ def test_a_nested_file(tmp_path: Path) -> None:
         "Near Hamburg",
     ],
 )
-def test_the_ways_a_flat_row_gives_its_answers(answers: Any, tmp_path: Path) -> None:
+def test_the_notations_of_answers_in_a_flat_row(answers: Any, tmp_path: Path) -> None:
     assert only(read_text(tmp_path, json.dumps([row(answers=answers)]))).answers == (Answer("Near Hamburg", 44),)
     cell = answers if isinstance(answers, str) else json.dumps(answers)
     assert only(read_text(tmp_path, as_csv(row(answers=cell)))).answers == (Answer("Near Hamburg", 44),)
     cell = answers if isinstance(answers, str) else repr(answers)
     assert only(read_text(tmp_path, as_csv(row(answers=cell)))).answers in (
         (Answer("Near Hamburg", 44),),
-        (Answer("['Near Hamburg']", 0),),  # a list of texts that only Python reads is taken as a text
+        (Answer("['Near Hamburg']", 0),),  # a Python list of texts is read as one text
     )
 
 
@@ -159,7 +159,7 @@ def test_a_flat_row_without_answers_is_unanswerable(answers: Any, tmp_path: Path
     assert only(read_text(tmp_path, as_csv(row(answers=cell)))).answers == ()
 
 
-def test_a_plain_answer_is_taken_at_its_first_occurrence(tmp_path: Path) -> None:
+def test_a_plain_answer_is_placed_at_its_first_occurrence(tmp_path: Path) -> None:
     example = only(read_text(tmp_path, as_csv({**CSV_ROW, "answers": "Hamburg"})))
     assert example.answers == (Answer("Hamburg", 35),)
 
@@ -180,7 +180,7 @@ def test_csv_cells(tmp_path: Path) -> None:
     assert kinds(file) == ["impossible_with_answers"]
 
 
-def test_broken_csv_rows_are_passed_over(tmp_path: Path) -> None:
+def test_broken_csv_rows_are_skipped(tmp_path: Path) -> None:
     good = f'"a","Why?","{ELBE}","Dresden"\n'
     text = f'id,question,context,answers\n{good}"b" oops,"Why?","x",""\nc,Why?\n\n{good.replace("a", "d", 1)}"e","Why?'
     file = read_text(tmp_path, text)
@@ -191,7 +191,7 @@ def test_broken_csv_rows_are_passed_over(tmp_path: Path) -> None:
     assert file.unread == 3
 
 
-def test_broken_lines_are_passed_over(tmp_path: Path) -> None:
+def test_broken_lines_are_skipped(tmp_path: Path) -> None:
     second = json.dumps(row(id="e2", question="Is U+2028 (\u2028) no line end?"), ensure_ascii=False)
     text = f'{json.dumps(row())}\n\n{{"id": \n{second}\n'
     file = read_text(tmp_path, text)
@@ -210,7 +210,7 @@ def test_equal_contexts_of_rows_are_shared(tmp_path: Path) -> None:
     assert len({first, third, fourth}) == 3
 
 
-def test_a_question_of_several_contexts(tmp_path: Path) -> None:
+def test_a_question_about_several_contexts(tmp_path: Path) -> None:
     first, second = read_text(tmp_path, json.dumps(multi_context())).examples
     assert (first.id, first.group, first.answers) == ("m1#0", "m1", (Answer("Hamburg", 35),))
     assert (second.id, second.group, second.answers) == ("m1#1", "m1", ())
@@ -219,7 +219,7 @@ def test_a_question_of_several_contexts(tmp_path: Path) -> None:
     assert [example.answers for example in several.examples] == [(Answer("Hamburg", 35),), (Answer("sea", 15),)]
 
 
-def test_questions_of_several_contexts_need_no_id(tmp_path: Path) -> None:
+def test_questions_about_several_contexts_need_no_id(tmp_path: Path) -> None:
     document = {"data": [multi_context(id=None)["data"][0], multi_context(id=None)["data"][0]]}
     file = read_text(tmp_path, json.dumps(document))
     assert file.problems == ()
@@ -239,7 +239,7 @@ def test_questions_of_several_contexts_need_no_id(tmp_path: Path) -> None:
         ({"question": 5}, "wrong_type_question"),
     ],
 )
-def test_a_faulty_question_of_several_contexts_is_left_out(change: Any, kind: str, tmp_path: Path) -> None:
+def test_a_faulty_question_about_several_contexts_is_skipped(change: Any, kind: str, tmp_path: Path) -> None:
     document = multi_context(**change)
     document["data"].append(multi_context(id="m2")["data"][0])
     file = read_text(tmp_path, json.dumps(document))
@@ -249,7 +249,7 @@ def test_a_faulty_question_of_several_contexts_is_left_out(change: Any, kind: st
     assert file.unread == 1
 
 
-def test_what_is_true_of_all_questions_is_said_once(tmp_path: Path) -> None:
+def test_a_problem_of_all_questions_is_reported_once(tmp_path: Path) -> None:
     unlabelled = [{"question": f"Where {number}?", "context": ELBE} for number in range(3)]
     for text in (json.dumps(unlabelled), as_lines(*unlabelled), as_csv(*unlabelled)):
         file = read_text(tmp_path, text)
@@ -259,13 +259,13 @@ def test_what_is_true_of_all_questions_is_said_once(tmp_path: Path) -> None:
     assert kinds(read_text(tmp_path, json.dumps(entries))) == ["unlabelled"]
 
 
-def test_a_test_set_can_be_read_to_predict_on(tmp_path: Path) -> None:
+def test_a_test_set_without_answers_is_read(tmp_path: Path) -> None:
     file = read_text(tmp_path, json.dumps(nested(answers=[], is_impossible=False)))
     assert len(file.examples) == 1
     assert kinds(file) == ["answerable_without_answers"]
 
 
-def test_faults_are_placed_by_index_where_there_are_no_names(tmp_path: Path) -> None:
+def test_faults_without_a_name_are_located_by_index(tmp_path: Path) -> None:
     document = nested(id=None)
     del document["data"][0]["title"]
     document["data"][0]["paragraphs"][0]["qas"].append(7)
@@ -274,19 +274,19 @@ def test_faults_are_placed_by_index_where_there_are_no_names(tmp_path: Path) -> 
     assert (wrong.article, wrong.id) == ("data[0]", "data[0].paragraphs[0].qas[1]")
 
 
-def test_one_bad_answer_does_not_cost_the_others(tmp_path: Path) -> None:
+def test_a_bad_answer_does_not_drop_the_other_answers(tmp_path: Path) -> None:
     answers = [{"answer_start": 3}, {"text": "Near Hamburg", "answer_start": 44}, 5]
     file = read_text(tmp_path, json.dumps(nested(answers=answers)))
     assert kinds(file) == ["missing_field", "wrong_type_answer"]
     assert file.examples[0].answers == (Answer("Near Hamburg", 44),)
     file = read_text(tmp_path, json.dumps(nested(answers=answers[::2])))
-    assert (file.examples, file.unread) == ((), 1)  # as unanswerable it would be a lie
+    assert (file.examples, file.unread) == ((), 1)  # reading it as unanswerable would be wrong
 
 
 @pytest.mark.parametrize(
     ("start", "read_as"), [("44", 44), (44.0, 44), ("near the end", 35), (True, 35), ([44], 35), (44.5, 35)]
 )
-def test_offsets_in_disguise(start: Any, read_as: int, tmp_path: Path) -> None:
+def test_offsets_written_as_other_types(start: Any, read_as: int, tmp_path: Path) -> None:
     text = "Near Hamburg" if read_as == 44 else "Hamburg"
     file = read_text(tmp_path, json.dumps(nested(answers=[{"text": text, "answer_start": start}])))
     assert kinds(file) == ["wrong_type_answer_start"]
@@ -296,14 +296,14 @@ def test_offsets_in_disguise(start: Any, read_as: int, tmp_path: Path) -> None:
 def test_surrogates(tmp_path: Path) -> None:
     text = json.dumps(nested(question="\ud83d\ude00 and \ud83d?", answers=[], is_impossible=True))
     file = read_text(tmp_path, text)
-    assert file.examples[0].question == "😀 and \ufffd?"  # a whole pair is a character, a half is none
+    assert file.examples[0].question == "😀 and \ufffd?"  # a pair is a character, half a pair is not
     (problem,) = file.problems
     assert (problem.kind, problem.article, problem.id) == ("lone_surrogate", "Elbe", "e1")
     assert "\\ud83d" in problem.reason
     assert problem.reason.isascii()
 
 
-def test_repeated_keys_and_constants_are_placed(tmp_path: Path) -> None:
+def test_repeated_keys_and_constants_are_located(tmp_path: Path) -> None:
     text = as_lines(row(), row(id="e2")).replace('"id": "e2"', '"id": "e2", "score": NaN, "score": -Infinity')
     file = read_text(tmp_path, text)
     assert [(problem.kind, problem.id, problem.line) for problem in file.problems] == [
@@ -336,7 +336,7 @@ def test_repeated_keys_and_constants_are_placed(tmp_path: Path) -> None:
         (b'{"data": ' + b"1" * 5000 + b"}", "cannot be parsed"),
     ],
 )
-def test_a_file_that_cannot_be_read_says_why_in_one_line(data: bytes, message: str, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_explained_in_one_line(data: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_bytes(data)
     with pytest.raises(UnreadableError) as error:
@@ -346,7 +346,7 @@ def test_a_file_that_cannot_be_read_says_why_in_one_line(data: bytes, message: s
     assert "\n" not in str(error.value)
 
 
-def test_what_is_no_file_says_so(tmp_path: Path) -> None:
+def test_a_path_that_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(UnreadableError, match="no such file"):
         read(tmp_path / "absent.json")
     with pytest.raises(UnreadableError, match="got a folder"):

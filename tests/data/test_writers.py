@@ -1,4 +1,4 @@
-"""What is written can be read again, as it was; what cannot be written leaves nothing behind."""
+"""Written files are read back unchanged; a failed write leaves no file."""
 
 from __future__ import annotations
 
@@ -30,13 +30,21 @@ EXAMPLES = [
 
 def fields(examples: Sequence[Example]) -> list[Any]:
     return [
-        (one.id, one.question, one.context.text, one.context.title, one.answers, one.plausible_answers, one.group)
-        for one in examples
+        (
+            example.id,
+            example.question,
+            example.context.text,
+            example.context.title,
+            example.answers,
+            example.plausible_answers,
+            example.group,
+        )
+        for example in examples
     ]
 
 
 @pytest.mark.parametrize("name", ["out.json", "out.jsonl", "out.JSON.gz", "deep/er/out.jsonl.gz"])
-def test_what_is_written_is_read_again(name: str, tmp_path: Path) -> None:
+def test_a_written_file_is_read_back(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     write(EXAMPLES, path)
     file = read(path)
@@ -46,7 +54,7 @@ def test_what_is_written_is_read_again(name: str, tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
 
 
-def test_the_shape_of_a_squad_file(tmp_path: Path) -> None:
+def test_the_structure_of_a_squad_file(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     write_squad([EXAMPLES[0], EXAMPLES[2], EXAMPLES[1]], path, version="mine-1")
     document = json.loads(path.read_text(encoding="utf-8"))
@@ -61,7 +69,7 @@ def test_the_shape_of_a_squad_file(tmp_path: Path) -> None:
     assert "❤" in path.read_text(encoding="utf-8")
 
 
-def test_the_shape_of_a_flat_file(tmp_path: Path) -> None:
+def test_the_structure_of_a_flat_file(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     write_flat(EXAMPLES[:2], path)
     first, second = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
@@ -75,9 +83,9 @@ ANSWERS = st.lists(st.builds(Answer, TEXTS, st.integers(0, 99)), max_size=2).map
 
 
 @given(st.data(), st.lists(st.builds(Context, TEXTS, TEXTS), min_size=1, max_size=3))
-def test_any_examples_are_read_again(data: st.DataObject, contexts: list[Context]) -> None:
-    sound_answers = ANSWERS.filter(lambda answers: all(answer.text for answer in answers))
-    rest = st.tuples(TEXTS, st.sampled_from(contexts), sound_answers, ANSWERS, st.none() | TEXTS)
+def test_any_examples_are_read_back(data: st.DataObject, contexts: list[Context]) -> None:
+    valid_answers = ANSWERS.filter(lambda answers: all(answer.text for answer in answers))
+    rest = st.tuples(TEXTS, st.sampled_from(contexts), valid_answers, ANSWERS, st.none() | TEXTS)
     ids = data.draw(st.lists(TEXTS.filter(str.strip), min_size=1, max_size=5, unique=True))
     examples = [Example(id, *data.draw(rest)) for id in ids]
     with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +95,7 @@ def test_any_examples_are_read_again(data: st.DataObject, contexts: list[Context
         again = read(Path(folder) / "squad")
         assert again.format in ("squad", "korquad")
         assert sorted(fields(again.examples), key=str) == sorted(fields(examples), key=str)
-        write_squad(again.examples, Path(folder) / "twice")  # grouped once, the order stays
+        write_squad(again.examples, Path(folder) / "twice")  # once grouped, the order stays the same
         assert (Path(folder) / "twice").read_bytes() == (Path(folder) / "squad").read_bytes()
 
 
@@ -110,7 +118,7 @@ def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
         write(EXAMPLES, tmp_path / "out.json", format="sqaud")
 
 
-def test_what_cannot_be_encoded_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_text_that_cannot_be_encoded_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     path.write_text("old", encoding="utf-8")
     with pytest.raises(DataError, match=r"\\ud83d"):
@@ -119,14 +127,14 @@ def test_what_cannot_be_encoded_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_where_nothing_can_be_written_says_so(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(LamellaError, match="cannot be written"):
         write(EXAMPLES, tmp_path / "file" / "out.json")
 
 
 @pytest.mark.parametrize("name", ["cs224n-dev.json.gz", "KorQuAD_v1.0_dev.json"])
-def test_published_files_are_written_as_they_were(name: str, real_data: Path, tmp_path: Path) -> None:
+def test_published_files_are_written_unchanged(name: str, real_data: Path, tmp_path: Path) -> None:
     original = read(real_data / name)
     write(original.examples, tmp_path / "out.json")
     again = read(tmp_path / "out.json")
@@ -141,7 +149,7 @@ def test_gzip_is_chosen_by_the_last_suffix_only(tmp_path: Path) -> None:
     assert len(gzip.decompress((tmp_path / "data.gz").read_bytes()).splitlines()) == len(EXAMPLES)
 
 
-def test_a_submission_is_csv_sorted_by_id_and_quoted_where_it_must_be(tmp_path: Path) -> None:
+def test_a_submission_is_csv_sorted_by_id_and_quoted_if_necessary(tmp_path: Path) -> None:
     write_submission({"b": 'he said "no", twice', "a": "", "c": "two\nlines", "B": "Zoë"}, tmp_path / "sub.csv")
     assert (tmp_path / "sub.csv").read_bytes().decode("utf-8") == (
         'Id,Predicted\r\nB,Zoë\r\na,\r\nb,"he said ""no"", twice"\r\nc,"two\nlines"\r\n'
