@@ -1,9 +1,9 @@
 "use strict";
-// Draws the report from the JSON beside it. Text goes into the page as text, never as markup.
+// Draws the report from the JSON in the same file. Texts are inserted as text, never as markup.
 (() => {
   const content = JSON.parse(document.getElementById("content").textContent);
   const runs = content.runs;
-  const page = document.getElementById("page");
+  const main = document.getElementById("report");
   const NAMES = {
     exact: "EM", f1: "F1", best_exact: "best EM", best_f1: "best F1", HasAns_exact: "HasAns EM", HasAns_f1: "HasAns F1",
     NoAns_exact: "NoAns EM", NoAns_f1: "NoAns F1", pr_f1_ap: "average precision (F1)",
@@ -13,8 +13,9 @@
   const COSTS = {
     parameters: "trained parameters", train_seconds: "training, s", inference_seconds: "inference, s per 1,000 questions",
   };
-  const AGAINST = { parameters: "Against parameters", train_seconds: "Against training time", inference_seconds: "Against inference time" };
-  const MANY = 12; // curves that can be told apart
+  const COST_PLOTS = { parameters: "By parameters", train_seconds: "By training time", inference_seconds: "By inference time" };
+  const TIMES = ["train_seconds", "inference_seconds"]; // depend on the device, so they are ranked for each device apart
+  const MANY = 12; // the most curves that can be distinguished by colour
   const MOST_MIXES = 20; // runs in the heat map
   const FEW_SAMPLES = 6;
   const COLOURS = {
@@ -24,11 +25,11 @@
   const scoreKeys = Object.keys(NAMES).filter((key) => runs.some((run) => key in run.scores));
   const qualities = scoreKeys.filter((key) => !["ece", "threshold", "epoch"].includes(key));
   const darkScreen = window.matchMedia("(prefers-color-scheme: dark)");
-  const drawings = []; // what to draw again when the colours change
+  const drawings = []; // functions to call when the colours change
   let metric = content.metric in NAMES ? content.metric : "f1";
   let printing = false;
 
-  // Small tools
+  // Helpers
 
   function make(tag, attributes = {}, ...children) {
     const element = document.createElement(tag);
@@ -40,7 +41,7 @@
     return element;
   }
 
-  function told(value, digits) {
+  function format(value, digits) {
     if (value === null || value === undefined || value === "") return "–";
     if (typeof value !== "number") return String(value);
     if (digits !== undefined) return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
@@ -52,16 +53,16 @@
   const ranked = () => [...runs].sort((a, b) => (scoreOf(b) ?? -1) - (scoreOf(a) ?? -1));
   const shortKey = (key) => key.split(".").pop().replaceAll("_", " ");
 
-  function section(id, title, words) {
+  function section(id, title, text) {
     const element = make("section", { id }, make("h2", {}, title));
-    if (words) element.append(make("p", { class: "quiet" }, words));
-    page.append(element);
+    if (text) element.append(make("p", { class: "quiet" }, text));
+    main.append(element);
     document.getElementById("contents").append(make("a", { href: `#${id}` }, title));
     return element;
   }
 
-  function chooser(label, values, chosen, act) {
-    const select = make("select", { onchange: () => act(select.value) });
+  function chooser(label, values, chosen, onChoice) {
+    const select = make("select", { onchange: () => onChoice(select.value) });
     for (const [value, name] of values) {
       const option = make("option", { value }, name);
       option.selected = value === chosen;
@@ -80,13 +81,13 @@
     return darkScreen.matches && !printing;
   }
 
-  function palette(place) {
+  function palette(index) {
     const colours = COLOURS[isDark() ? "dark" : "light"];
-    return colours[place % colours.length];
+    return colours[index % colours.length];
   }
 
   function theme() {
-    if (!printing) return Object.fromEntries(["ink", "quiet", "line", "grid", "card", "accent", "faint", "good", "bad"].map((one) => [one, colour(one)]));
+    if (!printing) return Object.fromEntries(["ink", "quiet", "line", "grid", "card", "accent", "faint", "good", "bad"].map((name) => [name, colour(name)]));
     return { ink: "#1c2126", quiet: "#5d6871", line: "#dfe3e6", grid: "#e9ecee", card: "#ffffff", accent: "#1f6f8b", faint: "#aab4bb", good: "#1d7a46", bad: "#b3382c" };
   }
 
@@ -97,18 +98,18 @@
     };
   }
 
-  // `draw` gives {traces, layout} for the colours of the moment; it is asked again whenever those change.
-  function plot(parent, title, draw, { wide = false, words = "" } = {}) {
-    const place = make("div", { class: "plot", role: "img", "aria-label": title });
-    const figure = make("div", { class: wide ? "card wide" : "card" }, make("h3", {}, title), place);
-    if (words) figure.append(make("p", { class: "quiet" }, words));
+  // `draw` returns {traces, layout} for the current colours; it is called again whenever these change.
+  function plot(parent, title, draw, { wide = false, caption = "" } = {}) {
+    const area = make("div", { class: "plot", role: "img", "aria-label": title });
+    const figure = make("div", { class: wide ? "card wide" : "card" }, make("h3", {}, title), area);
+    if (caption) figure.append(make("p", { class: "quiet" }, caption));
     parent.append(figure);
-    const again = () => {
+    const redraw = () => {
       const colours = theme();
       const { traces, layout, height } = draw(colours);
-      if (height) place.style.height = `${height}px`;
-      return Plotly.react(place, traces, {
-        autosize: true, width: printing ? place.clientWidth : undefined,
+      if (height) area.style.height = `${height}px`;
+      return Plotly.react(area, traces, {
+        autosize: true, width: printing ? area.clientWidth : undefined,
         paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 54, r: 14, t: 10, b: 46 },
         font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colours.quiet },
         hoverlabel: { align: "left", bgcolor: colours.card, bordercolor: colours.line, font: { color: colours.ink, size: 12.5 } },
@@ -117,28 +118,29 @@
         ...layout,
       }, { responsive: true, displayModeBar: false });
     };
-    drawings.push(again); // for the first time once the page is laid out, and the width of each place is known
-    return again;
+    drawings.push(redraw); // drawn first once the document is laid out and the width of each plot is known
+    return redraw;
   }
 
-  // The names of what the first colours of the palette stand for, below the plots: Plotly's own finds no room on a phone.
+  // The names for the first colours of the palette, below the plots: Plotly's own legend has no room on a phone.
   function legend(parent, names) {
-    const place = make("p", { class: "quiet legend" });
-    parent.append(place);
-    const again = () => place.replaceChildren(...names().map((name, at) => make("span", {}, make("i", { style: `background:${palette(at)}` }), name)));
-    drawings.push(again);
-    return again;
+    const list = make("p", { class: "quiet legend" });
+    parent.append(list);
+    const redraw = () => list.replaceChildren(...names().map((name, index) => make("span", {}, make("i", { style: `background:${palette(index)}` }), name)));
+    drawings.push(redraw);
+    return redraw;
   }
 
-  // Plotly reads a few tags in its texts; names of runs are text.
+  // Plotly interprets a few tags in its texts; the names of runs must stay text.
   const plain = (value) => String(value).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
   function hover(run) {
-    const options = Object.entries(run.options).map(([key, value]) => `${shortKey(key)}: ${plain(told(value))}`);
+    const options = Object.entries(run.options).map(([key, value]) => `${shortKey(key)}: ${plain(format(value))}`);
     const scores = ["exact", "f1", "best_f1", "HasAns_f1", "NoAns_f1"].filter((key) => key in run.scores)
-      .map((key) => `${NAMES[key]} ${told(run.scores[key], 2)}`);
-    const costs = Object.keys(COSTS).filter((key) => key in run.cost).map((key) => `${COSTS[key]}: ${told(run.cost[key])}`);
-    return [`<b>${plain(run.name)}</b>`, ...options, scores.join(" · "), ...costs].join("<br>");
+      .map((key) => `${NAMES[key]} ${format(run.scores[key], 2)}`);
+    const costs = Object.keys(COSTS).filter((key) => key in run.cost).map((key) => `${COSTS[key]}: ${format(run.cost[key])}`);
+    const device = run.device && TIMES.some((key) => key in run.cost) ? [`timed on ${plain(run.device)}`] : [];
+    return [`<b>${plain(run.name)}</b>`, ...options, scores.join(" · "), ...costs, ...device].join("<br>");
   }
 
   // Tables
@@ -150,27 +152,27 @@
     const fill = () => {
       const lines = [...rows];
       if (order) {
-        const get = columns[order.place].get;
+        const get = columns[order.column].get;
         const missing = (value) => value === null || value === undefined || value === "";
         lines.sort((a, b) => {
           const [x, y] = [get(a), get(b)];
           if (missing(x) || missing(y)) return missing(x) - missing(y);
-          const found = typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y), "en", { numeric: true });
-          return order.down ? -found : found;
+          const result = typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y), "en", { numeric: true });
+          return order.down ? -result : result;
         });
       }
       body.replaceChildren(...lines.map((row) => make("tr", row === best ? { class: "best" } : {}, ...columns.map((column) => {
-        const shown = told(column.get(row), column.digits);
-        return make("td", column.text ? { class: "text", title: shown } : {}, shown);
+        const text = format(column.get(row), column.digits);
+        return make("td", column.text ? { class: "text", title: text } : {}, text);
       }))));
-      [...head.children].forEach((cell, place) => {
-        if (order && order.place === place) cell.setAttribute("aria-sort", order.down ? "descending" : "ascending");
+      [...head.children].forEach((cell, index) => {
+        if (order && order.column === index) cell.setAttribute("aria-sort", order.down ? "descending" : "ascending");
         else cell.setAttribute("aria-sort", "none");
       });
     };
-    columns.forEach((column, place) => {
+    columns.forEach((column, index) => {
       const sort = () => {
-        order = { place, down: order && order.place === place ? !order.down : !column.text };
+        order = { column: index, down: order && order.column === index ? !order.down : !column.text };
         fill();
       };
       head.append(make("th", { scope: "col", ...(column.text ? { class: "text" } : {}) }, make("button", { type: "button", onclick: sort }, column.name)));
@@ -179,65 +181,70 @@
     return make("div", { class: tall ? "scroll tall" : "scroll", tabindex: "0" }, make("table", {}, make("thead", {}, head), body));
   }
 
-  // The sections
+  // Sections
 
   function about() {
     const data = [...new Set(runs.map((run) => run.data).filter(Boolean))];
     document.getElementById("about").textContent =
-      `${runs.length} run${runs.length === 1 ? "" : "s"}${data.length ? ` scored on ${data.join(", ")}` : ""}. Made ${content.made}.`;
-    document.getElementById("foot").textContent = `Made by Lamella ${content.lamella}. Everything shown is inside this file.`;
+      `${runs.length} run${runs.length === 1 ? "" : "s"}${data.length ? ` scored on ${data.join(", ")}` : ""}. Created on ${content.made}.`;
+    document.getElementById("foot").textContent = `Created by Lamella ${content.lamella}. This file is self-contained.`;
     const best = ranked()[0];
     if (!hasScore(best)) return;
     const tiles = make("div", { class: "tiles" });
-    const tile = (value, name, words) => tiles.append(make("div", { class: words ? "tile words" : "tile" }, make("b", {}, value), make("span", {}, name)));
-    tile(best.name, runs.length > 1 ? `the best of ${runs.length} by ${NAMES[metric]}` : "the run", true);
-    for (const key of [...new Set([metric, "f1", "exact"])].filter((key) => key in best.scores)) tile(told(best.scores[key], 2), `${NAMES[key]}, %`);
-    if (best.cost.parameters) tile(told(best.cost.parameters), COSTS.parameters);
-    if (best.questions) tile(told(best.questions), "questions");
-    page.append(tiles);
+    const tile = (value, name, wide) => tiles.append(make("div", { class: wide ? "tile wide-text" : "tile" }, make("b", {}, value), make("span", {}, name)));
+    tile(best.name, runs.length > 1 ? `best of ${runs.length} runs by ${NAMES[metric]}` : "run", true);
+    for (const key of [...new Set([metric, "f1", "exact"])].filter((key) => key in best.scores)) tile(format(best.scores[key], 2), `${NAMES[key]}, %`);
+    if (best.cost.parameters) tile(format(best.cost.parameters), COSTS.parameters);
+    if (best.questions) tile(format(best.questions), "questions");
+    main.append(tiles);
   }
 
   function allRuns() {
-    const where = section("runs", "Runs", "A click on a heading sorts; a second one turns the order round.");
+    const where = section("runs", "Runs", "Click a heading to sort by it; click again to reverse the order.");
     const shown = [...new Set([metric, "f1", "exact", "best_f1", "HasAns_f1", "NoAns_f1", "ece", "epoch"])].filter((key) => scoreKeys.includes(key));
     const columns = [
       { name: "run", text: true, get: (run) => run.name },
       ...shown.map((key) => ({ name: NAMES[key], digits: 2, get: (run) => run.scores[key] })),
       ...Object.keys(COSTS).filter((key) => runs.some((run) => key in run.cost)).map((key) => ({ name: COSTS[key], digits: key === "parameters" ? 0 : 1, get: (run) => run.cost[key] })),
+      ...(runs.some((run) => run.device) ? [{ name: "timed on", text: true, get: (run) => run.device }] : []),
       ...content.varied.slice(0, 6).map((key) => ({ name: shortKey(key), text: runs.some((run) => typeof run.options[key] === "string"), get: (run) => run.options[key] })),
       ...(runs.some((run) => run.state !== "finished") ? [{ name: "state", text: true, get: (run) => run.state }] : []),
     ];
-    const place = columns.findIndex((column) => column.name === NAMES[metric]);
-    where.append(make("div", { class: "card flows", id: "runs-table" }, table(columns, runs, { tall: true, best: ranked()[0], sorted: { place: Math.max(place, 0), down: place > 0 } })));
+    const column = columns.findIndex(({ name }) => name === NAMES[metric]);
+    where.append(make("div", { class: "card flows", id: "runs-table" }, table(columns, runs, { tall: true, best: ranked()[0], sorted: { column: Math.max(column, 0), down: column > 0 } })));
   }
 
   function tradeOffs() {
     const costs = Object.keys(COSTS).filter((key) => new Set(runs.filter(hasScore).map((run) => run.cost[key]).filter((x) => x > 0)).size > 1);
     if (!costs.length) return;
-    const where = section("trade-offs", "Quality against cost", "The line joins the runs that no other run beats at the same cost or less. Up and left is better; a cost that spans much has a logarithmic axis. Drag to zoom in, double-click to come back.");
-    const redraw = [];
+    const where = section("trade-offs", "Quality and cost", "The line connects the runs that no other run of the same cost or less beats. Higher and further left is better. Costs with a wide range have a logarithmic axis. Times are compared only between runs on the same device. Drag to zoom in, double-click to reset.");
+    const redrawCosts = [];
     where.append(make("div", { class: "controls" }, chooser("Score", qualities.map((key) => [key, NAMES[key]]), metric, (value) => {
       metric = value;
-      redraw.forEach((again) => again());
+      redrawCosts.forEach((redraw) => redraw());
     })));
     const grid = make("div", { class: "grid three" });
     where.append(grid);
     for (const cost of costs) {
-      redraw.push(plot(grid, AGAINST[cost], (colours) => {
+      const devices = TIMES.includes(cost) ? [...new Set(runs.filter((run) => run.cost[cost] > 0).map((run) => run.device))] : [null];
+      redrawCosts.push(plot(grid, COST_PLOTS[cost], (colours) => {
         const points = runs.filter((run) => hasScore(run) && run.cost[cost] > 0).sort((a, b) => a.cost[cost] - b.cost[cost] || scoreOf(b) - scoreOf(a));
-        const spread = Math.max(...points.map((run) => run.cost[cost])) / Math.min(...points.map((run) => run.cost[cost]));
-        const scale = spread < 8 ? { type: "linear" } : { type: "log", dtick: spread > 50 ? 1 : "D2", exponentformat: "SI" };
-        let top = -Infinity;
-        const front = points.filter((run) => scoreOf(run) > top && ((top = scoreOf(run)), true));
+        const range = Math.max(...points.map((run) => run.cost[cost])) / Math.min(...points.map((run) => run.cost[cost]));
+        const scale = range < 8 ? { type: "linear" } : { type: "log", dtick: range > 50 ? 1 : "D2", exponentformat: "SI" };
         const trace = (some, more) => ({ type: "scatter", x: some.map((run) => run.cost[cost]), y: some.map((run) => scoreOf(run)), text: some.map(hover), hovertemplate: "%{text}<extra></extra>", ...more });
-        return {
-          traces: [
-            trace(points.filter((run) => !front.includes(run)), { mode: "markers", marker: { size: 9, color: colours.faint, opacity: 0.75 } }),
-            trace(front, { mode: "lines+markers", line: { shape: "hv", color: colours.accent, width: 1.5 }, marker: { size: 11, color: colours.accent, line: { color: colours.card, width: 1.5 } } }),
-          ],
-          layout: { xaxis: axis(COSTS[cost], colours, scale), yaxis: axis(`${NAMES[metric]}, %`, colours) },
-        };
+        const traces = devices.flatMap((device, index) => {
+          const comparable = devices.length > 1 ? points.filter((run) => run.device === device) : points;
+          const colour = devices.length > 1 ? palette(index) : colours.accent;
+          let top = -Infinity;
+          const front = comparable.filter((run) => scoreOf(run) > top && ((top = scoreOf(run)), true));
+          return [
+            trace(comparable.filter((run) => !front.includes(run)), { mode: "markers", marker: { size: 9, color: devices.length > 1 ? colour : colours.faint, opacity: devices.length > 1 ? 0.35 : 0.75 } }),
+            trace(front, { mode: "lines+markers", line: { shape: "hv", color: colour, width: 1.5 }, marker: { size: 11, color: colour, line: { color: colours.card, width: 1.5 } } }),
+          ];
+        });
+        return { traces, layout: { xaxis: axis(COSTS[cost], colours, scale), yaxis: axis(`${NAMES[metric]}, %`, colours) } };
       }));
+      if (devices.length > 1) legend(grid.lastElementChild, () => devices.map((device) => device || "device not recorded"));
     }
   }
 
@@ -245,31 +252,31 @@
     const trained = runs.filter((run) => run.curve.loss.length || (run.curve.evaluations.step || []).length);
     if (!trained.length) return;
     const many = trained.length > MANY;
-    const where = section("learning", "Learning curves", "The loss is the mean of stretches of steps; the scores are those on the dev questions.");
+    const where = section("learning", "Learning curves", "The loss is averaged over stretches of steps; the scores are those on the dev questions.");
     const state = { x: "epoch", score: qualities.includes(metric) ? metric : "f1", all: false };
-    const redraw = [];
-    const change = (key) => (value) => { state[key] = value; redraw.forEach((again) => again()); };
+    const redrawCurves = [];
+    const change = (key) => (value) => { state[key] = value; redrawCurves.forEach((redraw) => redraw()); };
     const controls = make("div", { class: "controls" },
       chooser("Score", qualities.map((key) => [key, NAMES[key]]), state.score, change("score")),
-      chooser("By", [["epoch", "epoch"], ["step", "step"]], "epoch", change("x")));
+      chooser("X axis", [["epoch", "epoch"], ["step", "step"]], "epoch", change("x")));
     if (many) controls.append(chooser("Runs", [["", `the best ${MANY}`], ["all", `all ${trained.length}`]], "", change("all")));
     where.append(controls);
     const grid = make("div", { class: "grid" });
     where.append(grid);
     const shown = () => { const order = ranked().filter((run) => trained.includes(run)); return state.all ? order : order.slice(0, MANY); };
-    const lines = (get, mode) => shown().map((run, place) => {
+    const lines = (get, mode) => shown().map((run, index) => {
       const [x, y] = get(run);
-      return { type: "scatter", mode, x, y, name: plain(run.name), line: { width: state.all && many ? 1 : 1.8, color: palette(place) }, marker: { size: 5 }, opacity: state.all && many ? 0.6 : 1, hovertemplate: `${plain(run.name)}<br>${state.x} %{x}: %{y:.3f}<extra></extra>` };
+      return { type: "scatter", mode, x, y, name: plain(run.name), line: { width: state.all && many ? 1 : 1.8, color: palette(index) }, marker: { size: 5 }, opacity: state.all && many ? 0.6 : 1, hovertemplate: `${plain(run.name)}<br>${state.x} %{x}: %{y:.3f}<extra></extra>` };
     });
-    redraw.push(plot(grid, "Training loss", (colours) => ({
+    redrawCurves.push(plot(grid, "Training loss", (colours) => ({
       traces: lines((run) => [run.curve[state.x], run.curve.loss], "lines"),
       layout: { xaxis: axis(state.x, colours), yaxis: axis("loss", colours) },
     })));
-    redraw.push(plot(grid, "Dev score", (colours) => ({
+    redrawCurves.push(plot(grid, "Dev score", (colours) => ({
       traces: lines((run) => [run.curve.evaluations[state.x] || [], run.curve.evaluations[state.score] || []], "lines+markers"),
       layout: { xaxis: axis(state.x, colours), yaxis: axis(`${NAMES[state.score]}, %`, colours) },
     })));
-    redraw.push(legend(where, () => (state.all && many ? [] : shown().map((run) => run.name))));
+    redrawCurves.push(legend(where, () => (state.all && many ? [] : shown().map((run) => run.name))));
   }
 
   function lessData() {
@@ -282,20 +289,20 @@
     }
     const drawn = [...lines].filter(([, points]) => points.size > 1);
     if (!drawn.length) return;
-    const where = section("less-data", "Less data", "Runs that differ in the share of the questions they learn from. Several seeds are averaged; the bars reach from the lowest to the highest.");
-    plot(where, `${NAMES[content.metric] || "F1"} by the share of the training questions`, (colours) => ({
-      traces: drawn.map(([alike, points], place) => {
+    const where = section("less-data", "Less training data", "Runs that were trained on different fractions of the questions. Several seeds are averaged; the bars show the lowest and the highest score.");
+    plot(where, `${NAMES[content.metric] || "F1"} by fraction of the training questions`, (colours) => ({
+      traces: drawn.map(([alike, points], index) => {
         const x = [...points.keys()].sort((a, b) => a - b);
         const scores = x.map((share) => points.get(share).map((run) => scoreOf(run, content.metric)));
         const means = scores.map((some) => some.reduce((a, b) => a + b, 0) / some.length);
         return {
           type: "scatter", mode: "lines+markers", name: plain(alike), x: x.map((share) => 100 * share), y: means,
-          line: { color: palette(place), width: 2 }, marker: { size: 8 },
+          line: { color: palette(index), width: 2 }, marker: { size: 8 },
           error_y: { type: "data", symmetric: false, array: scores.map((some, i) => Math.max(...some) - means[i]), arrayminus: scores.map((some, i) => means[i] - Math.min(...some)), visible: scores.some((some) => some.length > 1), thickness: 1 },
           hovertemplate: `${plain(alike)}<br>%{x:.3g} % of the questions: %{y:.2f}<extra></extra>`,
         };
       }),
-      layout: { xaxis: axis("share of the training questions, %", colours, { type: "log", tickvals: [...new Set(drawn.flatMap(([, points]) => [...points.keys()]))].map((share) => 100 * share) }), yaxis: axis(`${NAMES[content.metric] || "F1"}, %`, colours) },
+      layout: { xaxis: axis("fraction of the training questions, %", colours, { type: "log", tickvals: [...new Set(drawn.flatMap(([, points]) => [...points.keys()]))].map((share) => 100 * share) }), yaxis: axis(`${NAMES[content.metric] || "F1"}, %`, colours) },
     }));
     legend(where, () => (drawn.length > MANY ? [] : drawn.map(([alike]) => alike)));
   }
@@ -304,7 +311,7 @@
     const mixing = ranked().filter((run) => run.layers);
     const rows = mixing.slice(0, MOST_MIXES).flatMap((run) => Object.entries(run.layers).map(([stream, weights]) => [stream === "both" ? run.name : `${run.name} · ${stream}`, weights]));
     if (!rows.length) return;
-    const where = section("layers", "Layer weights", `What a scalar mix takes from each layer of the encoder, γ·w, the best run on top${mixing.length > MOST_MIXES ? ` (${MOST_MIXES} of ${mixing.length})` : ""}. Layers count from the first that the run reads.`);
+    const where = section("layers", "Layer weights", `The learned weight of each encoder layer, γ·w, with the best run on top${mixing.length > MOST_MIXES ? ` (${MOST_MIXES} of ${mixing.length})` : ""}. Layers are numbered from the first that the run reads.`);
     const cut = (name) => (name.length > 34 ? `${name.slice(0, 18)}…${name.slice(-14)}` : name);
     plot(where, "Weights by layer", (colours) => {
       const most = Math.max(...rows.map(([, weights]) => weights.length));
@@ -316,7 +323,7 @@
       return {
         height: 110 + (printing ? 18 : 26) * rows.length,
         traces: [{
-          type: "heatmap", x: Array.from({ length: most }, (_, layer) => layer + 1), y: rows.map((_, place) => place), z: rows.map(([, weights]) => weights),
+          type: "heatmap", x: Array.from({ length: most }, (_, layer) => layer + 1), y: rows.map((_, index) => index), z: rows.map(([, weights]) => weights),
           text: rows.map(([name, weights]) => weights.map(() => plain(name))), zmin: signed ? -reach : Math.min(...all) * 0.8, zmax: reach, xgap: 2, ygap: 2,
           colorscale: signed ? [[0, minus], [0.5, zero], [1, plus]] : [[0, zero], [1, plus]],
           colorbar: { thickness: 10, outlinewidth: 0, len: 1 }, hovertemplate: "%{text}<br>layer %{x}: %{z:.3f}<extra></extra>",
@@ -324,7 +331,7 @@
         }],
         layout: {
           xaxis: axis("layer", colours, { dtick: most > (narrow ? 7 : 26) ? 2 : 1, tickangle: 0, showgrid: false, ticks: "" }),
-          yaxis: axis("", colours, { tickvals: rows.map((_, place) => place), ticktext: rows.map(([name]) => plain(narrow && name.length > 20 ? `…${name.slice(-18)}` : cut(name))), autorange: "reversed", showgrid: false, ticks: "" }),
+          yaxis: axis("", colours, { tickvals: rows.map((_, index) => index), ticktext: rows.map(([name]) => plain(narrow && name.length > 20 ? `…${name.slice(-18)}` : cut(name))), autorange: "reversed", showgrid: false, ticks: "" }),
         },
       };
     }, { wide: true });
@@ -333,54 +340,54 @@
   function closer() {
     const known = ranked().filter((run) => run.confusion);
     if (!known.length) return;
-    const where = section("closer", "One run closer", "How it does on what kinds of questions, and how far its probability of “no answer” can be trusted.");
+    const where = section("closer", "One run in detail", "Scores by kind of question, and how reliable the predicted probability of “no answer” is.");
     let run = known[0];
     const tables = make("div", { class: "grid", id: "groups" });
     const plots = make("div", { class: "grid" });
     const samples = make("div", { id: "samples" });
-    const redraw = [];
-    const choose = (value) => { run = known[Number(value)]; fill(); redraw.forEach((again) => again()); };
-    if (known.length > 1) where.append(make("div", { class: "controls" }, chooser("Run", known.map((one, place) => [String(place), one.name]), "0", choose)));
+    const redrawPlots = [];
+    const choose = (value) => { run = known[Number(value)]; fill(); redrawPlots.forEach((redraw) => redraw()); };
+    if (known.length > 1) where.append(make("div", { class: "controls" }, chooser("Run", known.map((each, index) => [String(index), each.name]), "0", choose)));
     where.append(plots);
     const gap = make("div", { class: "gap" });
     where.append(gap, tables);
-    const sampled = known.some((one) => one.answers) ? section("answers", "Sample answers", "Questions evenly from those that every run gets right to those that none does.") : where;
+    const sampled = known.some((each) => each.answers) ? section("answers", "Sample answers", "Questions from easy to hard: from those that every run gets right to those that none does.") : where;
     sampled.append(samples);
 
-    if (known.some((one) => one.precision_recall)) {
-      redraw.push(plot(plots, "Precision and recall", (colours) => ({
+    if (known.some((each) => each.precision_recall)) {
+      redrawPlots.push(plot(plots, "Precision and recall", (colours) => ({
         traces: [
-          ...known.filter((one) => one !== run && one.precision_recall).map((one) => ({ type: "scatter", mode: "lines", x: one.precision_recall.recall, y: one.precision_recall.precision, line: { color: colours.faint, width: 1 }, opacity: 0.45, hovertemplate: `${plain(one.name)}<extra></extra>` })),
+          ...known.filter((each) => each !== run && each.precision_recall).map((each) => ({ type: "scatter", mode: "lines", x: each.precision_recall.recall, y: each.precision_recall.precision, line: { color: colours.faint, width: 1 }, opacity: 0.45, hovertemplate: `${plain(each.name)}<extra></extra>` })),
           ...(run.precision_recall ? [{ type: "scatter", mode: "lines", x: run.precision_recall.recall, y: run.precision_recall.precision, line: { color: colours.accent, width: 3 }, hovertemplate: `${plain(run.name)}<br>recall %{x:.1f} %, precision %{y:.1f} %<extra></extra>` }] : []),
         ],
         layout: { xaxis: axis("recall, %", colours, { rangemode: "tozero" }), yaxis: axis("precision, %", colours, { rangemode: "tozero" }) },
-      }), { words: `Questions answered from the surest up, an answer counting by its F1.${known.length > 1 ? " Grey: the other runs." : ""}` }));
+      }), { caption: `Questions are answered in order of confidence; an answer counts by its F1.${known.length > 1 ? " Grey: the other runs." : ""}` }));
     }
-    if (known.some((one) => one.reliability)) {
-      const words = make("p", { class: "quiet" });
-      const again = plot(plots, "Calibration of “no answer”", (colours) => {
-        const found = run.reliability;
-        words.textContent = found ? `Ten groups of equal size. Expected calibration error (ECE): ${told(found.ece, 2)} %. On the dotted line what is said is so.` : "This run kept no probabilities.";
+    if (known.some((each) => each.reliability)) {
+      const caption = make("p", { class: "quiet" });
+      const redraw = plot(plots, "Calibration of “no answer”", (colours) => {
+        const groups = run.reliability;
+        caption.textContent = groups ? `Ten groups of equal size. Expected calibration error (ECE): ${format(groups.ece, 2)} %. The dotted line is perfect calibration.` : "This run stored no probabilities.";
         return {
           traces: [
             { type: "scatter", mode: "lines", x: [0, 100], y: [0, 100], line: { color: colours.faint, dash: "dot", width: 1.5 }, hoverinfo: "skip" },
-            ...(found ? [{ type: "scatter", mode: "lines+markers", x: found.said, y: found.so, customdata: found.questions, line: { color: colours.accent, width: 2 }, marker: { size: 9 }, hovertemplate: "said %{x:.1f} %, so in %{y:.1f} %<br>%{customdata} questions<extra></extra>" }] : []),
+            ...(groups ? [{ type: "scatter", mode: "lines+markers", x: groups.predicted, y: groups.observed, customdata: groups.questions, line: { color: colours.accent, width: 2 }, marker: { size: 9 }, hovertemplate: "predicted %{x:.1f} %, observed %{y:.1f} %<br>%{customdata} questions<extra></extra>" }] : []),
           ],
-          layout: { xaxis: axis("said probability of no answer, %", colours, { range: [-2, 102] }), yaxis: axis("share without an answer, %", colours, { range: [-4, 104] }) },
+          layout: { xaxis: axis("predicted probability of no answer, %", colours, { range: [-2, 102] }), yaxis: axis("observed share without an answer, %", colours, { range: [-4, 104] }) },
         };
       });
-      plots.lastElementChild.append(words);
-      redraw.push(again);
+      plots.lastElementChild.append(caption);
+      redrawPlots.push(redraw);
     }
 
     const fill = () => {
       const total = Object.values(run.confusion).reduce((a, b) => a + b, 0);
       const card = (title, inner) => make("div", { class: "card" }, make("h3", {}, title), inner);
       tables.replaceChildren(
-        card("What was said", table([
+        card("Outcomes", table([
           { name: "outcome", text: true, get: (row) => row[0] }, { name: "questions", get: (row) => row[1] }, { name: "%", digits: 1, get: (row) => (100 * row[1]) / total },
         ], Object.entries(run.confusion))),
-        ...Object.entries(run.groups).filter(([, rows]) => rows.length).map(([name, rows]) => card(name === "answerable" ? "By whether there is an answer" : `By ${name}${name.endsWith("length") ? ", in words" : name.endsWith("position") ? " in the context" : ""}`, table([
+        ...Object.entries(run.groups).filter(([, rows]) => rows.length).map(([name, rows]) => card(name === "answerable" ? "By answerability" : `By ${name}${name.endsWith("length") ? ", in words" : name.endsWith("position") ? " in the context" : ""}`, table([
           { name: name === "answerable" ? "question" : name, text: true, get: (row) => row.group }, { name: "questions", get: (row) => row.questions }, { name: "EM", digits: 1, get: (row) => row.exact },
           { name: "F1", digits: 1, get: (row) => row.f1 }, { name: "answered, %", digits: 1, get: (row) => row.answered },
         ], rows))));
@@ -393,10 +400,10 @@
 
   function verdict(sample, answer) {
     const has = sample.golds.length > 0;
-    if (!answer.text) return has ? ["abstained, wrongly", "mid", "abstained"] : ["abstained, rightly", "good", "abstained"];
-    if (!has) return ["answered the unanswerable", "bad", "wrong"];
+    if (!answer.text) return has ? ["abstained, wrongly", "mid", "abstained"] : ["abstained, correctly", "good", "abstained"];
+    if (!has) return ["answered an unanswerable question", "bad", "wrong"];
     if (answer.f1 >= 100) return ["right", "good", "right"];
-    return answer.f1 > 0 ? [`partly right, F1 ${told(answer.f1, 0)}`, "mid", "partly"] : ["wrong", "bad", "wrong"];
+    return answer.f1 > 0 ? [`partly right, F1 ${format(answer.f1, 0)}`, "mid", "partly"] : ["wrong", "bad", "wrong"];
   }
 
   function showAnswers(where, run) {
@@ -406,47 +413,47 @@
     const list = make("div", { class: "samples" });
     const buttons = make("div", { class: "controls" });
     const more = make("button", { type: "button", class: "pick", onclick: () => { all = true; fill(); } }, "Show more");
-    const known = samples.map((sample, place) => [sample, (run.answers || [])[place]]).filter(([, answer]) => answer);
-    const spread = (found) => (all ? found : found.filter((_, place) => place % Math.ceil(found.length / FEW_SAMPLES) === 0));
+    const known = samples.map((sample, index) => [sample, (run.answers || [])[index]]).filter(([, answer]) => answer);
+    const thinned = (some) => (all ? some : some.filter((_, index) => index % Math.ceil(some.length / FEW_SAMPLES) === 0));
     const fill = () => {
-      const found = known.filter(([sample, answer]) => kind === "all" || verdict(sample, answer)[2] === kind);
-      list.replaceChildren(...(found.length ? spread(found).map(([sample, answer]) => sampleCard(sample, answer)) : [make("p", { class: "quiet" }, "None of the sample questions.")]));
+      const chosen = known.filter(([sample, answer]) => kind === "all" || verdict(sample, answer)[2] === kind);
+      list.replaceChildren(...(chosen.length ? thinned(chosen).map(([sample, answer]) => sampleCard(sample, answer)) : [make("p", { class: "quiet" }, "No sample question of this kind.")]));
       [...buttons.children].forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.kind === kind)));
-      more.hidden = all || found.length <= FEW_SAMPLES;
+      more.hidden = all || chosen.length <= FEW_SAMPLES;
     };
-    for (const one of ["all", "right", "partly", "wrong", "abstained"]) {
-      buttons.append(make("button", { type: "button", class: "pick", "data-kind": one, onclick: () => { kind = one; fill(); } }, one));
+    for (const name of ["all", "right", "partly", "wrong", "abstained"]) {
+      buttons.append(make("button", { type: "button", class: "pick", "data-kind": name, onclick: () => { kind = name; fill(); } }, name));
     }
-    const key = make("p", { class: "quiet" }, make("mark", { class: "gold" }, "true answer"), "  ", make("mark", { class: "said" }, "predicted"), "  ", make("mark", { class: "gold said" }, "both"));
-    const whose = make("p", {}, "Answers of ", make("b", {}, run.name), runs.length > 1 ? ", the run chosen above." : ".");
-    where.replaceChildren(whose, buttons, key, list, make("div", { class: "controls" }, more));
+    const key = make("p", { class: "quiet" }, make("mark", { class: "gold" }, "true answer"), "  ", make("mark", { class: "predicted" }, "predicted"), "  ", make("mark", { class: "gold predicted" }, "both"));
+    const heading = make("p", {}, "Answers of ", make("b", {}, run.name), runs.length > 1 ? ", the run selected above." : ".");
+    where.replaceChildren(heading, buttons, key, list, make("div", { class: "controls" }, more));
     fill();
   }
 
   function sampleCard(sample, answer) {
-    const [words, tone] = verdict(sample, answer);
+    const [text, tone] = verdict(sample, answer);
     return make("article", { class: "card sample" },
-      make("span", { class: `pill ${tone}` }, words),
+      make("span", { class: `pill ${tone}` }, text),
       make("h3", {}, sample.question),
-      make("p", { class: "said" }, make("span", { class: "quiet" }, "Predicted: "), answer.text || "no answer", make("br"), make("span", { class: "quiet" }, "True: "), sample.golds.join(" / ") || "no answer"),
+      make("p", { class: "predicted-text" }, make("span", { class: "quiet" }, "Predicted: "), answer.text || "no answer", make("br"), make("span", { class: "quiet" }, "True: "), sample.golds.join(" / ") || "no answer"),
       marked(sample, answer.text));
   }
 
-  // The context with its marks. Positions count characters as Python does, which is not how JavaScript's strings do.
-  function marked(sample, said) {
+  // The context with its marks. Positions count code points as in Python, not UTF-16 units as in JavaScript.
+  function marked(sample, answer) {
     const characters = Array.from(sample.context);
     const gold = new Set();
     const predicted = new Set();
-    for (const [begin, end] of sample.spans) for (let place = begin; place < end; place++) gold.add(place);
-    if (said) {
-      const sought = Array.from(said);
+    for (const [begin, end] of sample.spans) for (let position = begin; position < end; position++) gold.add(position);
+    if (answer) {
+      const sought = Array.from(answer);
       const starts = [];
-      for (let at = sample.context.indexOf(said); at >= 0; at = sample.context.indexOf(said, at + 1)) starts.push(Array.from(sample.context.slice(0, at)).length);
+      for (let at = sample.context.indexOf(answer); at >= 0; at = sample.context.indexOf(answer, at + 1)) starts.push(Array.from(sample.context.slice(0, at)).length);
       const start = starts.find((at) => sought.some((_, i) => gold.has(at + i))) ?? starts[0];
       if (start !== undefined) sought.forEach((_, i) => predicted.add(start + i));
     }
     const text = make("p", { class: "context" }, sample.cut[0] ? "… " : "");
-    const kindAt = (place) => [gold.has(place) ? "gold" : "", predicted.has(place) ? "said" : ""].filter(Boolean).join(" ");
+    const kindAt = (position) => [gold.has(position) ? "gold" : "", predicted.has(position) ? "predicted" : ""].filter(Boolean).join(" ");
     for (let begin = 0; begin < characters.length;) {
       let end = begin + 1;
       while (end < characters.length && kindAt(end) === kindAt(begin)) end++;
@@ -466,15 +473,15 @@
   const sections = [about, allRuns, tradeOffs, learning, lessData, layers, closer, notes];
   sections.forEach((draw) => draw());
 
-  const redrawAll = () => drawings.forEach((again) => again());
+  const redrawAll = () => drawings.forEach((redraw) => redraw());
   redrawAll();
   darkScreen.addEventListener("change", redrawAll);
-  // Paper is light, and narrower than most screens: the plots are drawn for it.
-  const forPaper = (wanted) => () => {
-    printing = wanted;
-    document.documentElement.classList.toggle("printing", wanted);
+  // Paper is light, and narrower than most screens, so the plots are redrawn for printing.
+  const setPrinting = (on) => () => {
+    printing = on;
+    document.documentElement.classList.toggle("printing", on);
     redrawAll();
   };
-  window.addEventListener("beforeprint", forPaper(true));
-  window.addEventListener("afterprint", forPaper(false));
+  window.addEventListener("beforeprint", setPrinting(true));
+  window.addEventListener("afterprint", setPrinting(false));
 })();
