@@ -19,7 +19,7 @@ from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.plan import load_plan, make_plan
 from lamella.run_file import read_table
-from lamella.sweep.sweep import read_sweep
+from lamella.sweep.sweep_plan import read_sweep
 from lamella.training.learner import make_learner
 
 PAPERS = Path(__file__).resolve().parents[2] / "configs" / "papers"

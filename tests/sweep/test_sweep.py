@@ -1,4 +1,4 @@
-"""A sweep trains what is not done, shares passes, keeps the order of what depends, and outlives a run that fails."""
+"""Sweeps train the remaining runs, share passes, respect dependencies, and continue after a failed run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from lamella.plan import load_plan
 from lamella.run_file import read_table
 from lamella.study.records import read_records
 from lamella.sweep.engine import PASSES
-from lamella.sweep.sweep import Row, read_sweep, run_sweep
+from lamella.sweep.sweep import RunOutcome, run_sweep
+from lamella.sweep.sweep_plan import read_sweep
 from lamella.training import bookkeeping
 from lamella.training.run import train_plan
 from outcomes import outcome
@@ -33,7 +34,7 @@ Lamella = Callable[..., tuple[int, str, str]]
 
 
 class Killed(BaseException):
-    """Stands for a kill: nothing after it is written."""
+    """Simulates a kill: nothing is written after it."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write(path: Path, encoder: Path | None, more: str = "", **encoder_options: str) -> Path:
-    """A run file of a few steps."""
+    """Write a run file with a few steps."""
     options = {"name": str(encoder)} if encoder else {}
     lines = [f'{key} = "{value}"' for key, value in {**options, **encoder_options}.items()]
     return write_run_file(path, "\n".join(lines), more, training="save_at = [0.1]")
@@ -59,20 +60,20 @@ def names_of_passes(paths: list[Path], out: Path) -> list[list[str]]:
 @pytest.mark.parametrize("table", sorted(PAPERS.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_table_of_the_papers_is_a_sweep(table: Path, tmp_path: Path) -> None:
     sweep = read_sweep([table], tmp_path / "out")
-    there: set[str] = set()
+    finished: set[str] = set()
     for job in sweep.jobs:
-        assert job.needs <= there
-        there |= set(job.configs)
+        assert job.needs <= finished
+        finished |= set(job.configs)
         if len(job.configs) > 1:
             assert {config.encoder.tuning["name"] for config in job.configs.values()} == {"frozen"}
-    assert there == set(sweep.runs)
+    assert finished == set(sweep.runs)
     shutil.copytree(PAPERS / "base", tmp_path / "folder" / "base")
     shutil.copy(table, tmp_path / "folder")
     assert sweep.runs == read_sweep([tmp_path / "folder"], tmp_path / "out").runs
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_has_the_options_that_its_file_gives_it_alone(tmp_path: Path) -> None:
+def test_sharing_a_pass_does_not_change_the_options_of_a_run(tmp_path: Path) -> None:
     """Sharing a pass must not change what is trained: learners of less data cut batches for themselves only."""
     table = PAPERS / "bertvision-span.toml"
     sweep = read_sweep([table], tmp_path)
@@ -90,7 +91,7 @@ def test_a_grid_of_frozen_readers_shares_a_pass_and_of_tuned_ones_none(tmp_path:
     assert passes == [["frozen-seed0", "frozen-seed1"], ["full-seed0"], ["full-seed1"]]
 
 
-def test_a_sweep_makes_the_runs_that_train_makes(tmp_path: Path, encoder: Path) -> None:
+def test_a_sweep_gives_the_same_runs_as_train(tmp_path: Path, encoder: Path) -> None:
     grid = '[learner]\nlearning_rate = 1e-3\n[grid.learner]\nmixer = ["last", "dot"]\n'
     files = [
         write(tmp_path / "heads.toml", encoder, grid, tuning="frozen"),
@@ -102,7 +103,7 @@ def test_a_sweep_makes_the_runs_that_train_makes(tmp_path: Path, encoder: Path) 
     out = tmp_path / "out"
     sweep = read_sweep(files, out)
     assert [len(job.configs) for job in sweep.jobs] == [3, 1]
-    rows = run_sweep(sweep, out, say=quiet)
+    rows = run_sweep(sweep, out, log=quiet)
     assert [(row.run, row.state, row.skipped) for row in rows] == [
         ("heads-last", "finished", False),
         ("heads-dot", "finished", False),
@@ -112,15 +113,13 @@ def test_a_sweep_makes_the_runs_that_train_makes(tmp_path: Path, encoder: Path) 
     for file in files:
         train_plan(load_plan(file), tmp_path / "alone" / file.stem)
     for name, alone in {"heads-dot": "heads/dot", "mean": "mean", "tuned": "tuned"}.items():
-        there, here = outcome(tmp_path / "alone" / alone), outcome(out / name)
-        assert there["predictions.json"] == here["predictions.json"]
-        assert there["model/config.json"] == here["model/config.json"]
-        assert there["config.json"] == here["config.json"]
-        assert there["eval_results.json"] == here["eval_results.json"]
+        trained_alone, swept = outcome(tmp_path / "alone" / alone), outcome(out / name)
+        for file in ("predictions.json", "model/config.json", "config.json", "eval_results.json"):
+            assert trained_alone[file] == swept[file]
     summary = read_json(out / runs.SUMMARY)
-    assert [one["run"] for one in summary["runs"]] == list(sweep.runs)
+    assert [run["run"] for run in summary["runs"]] == list(sweep.runs)
     assert summary["varied"] == ["encoder.tuning", "learner.learning_rate", "learner.mixer"]
-    assert all("f1" in one["scores"] for one in summary["runs"])
+    assert all("f1" in run["scores"] for run in summary["runs"])
     assert runs.run_state(out) == "finished"
     assert not list((out / PASSES).glob("*"))
 
@@ -132,14 +131,14 @@ def test_a_run_that_starts_from_another_comes_after_it(tmp_path: Path, encoder: 
         write(tmp_path / "first.toml", encoder),
     ]
     assert names_of_passes([tmp_path], tmp_path / "out") == [["first"], ["a-second"], ["b-third"]]
-    rows = run_sweep(read_sweep(files, tmp_path / "out"), tmp_path / "out", say=quiet)
+    rows = run_sweep(read_sweep(files, tmp_path / "out"), tmp_path / "out", log=quiet)
     assert [row.error for row in rows] == [None] * 3
     base = read_json(tmp_path / "out" / "a-second" / runs.CONFIG)["encoder"]["name"]
     assert Path(base) == tmp_path / "out" / "first" / "models" / "0.1"
 
 
-def test_a_run_that_starts_with_what_another_learnt_comes_after_it(tmp_path: Path, encoder: Path) -> None:
-    """And what it left to that one is no other option when the sweep is called again."""
+def test_a_warm_start_comes_after_the_run_that_it_starts_from(tmp_path: Path, encoder: Path) -> None:
+    """Options inherited from that run are not a difference when the sweep is repeated."""
     start = f'[learner]\nstart = "{tmp_path / "out" / "first"}"'
     files = [
         write(tmp_path / "a-second.toml", None, start),
@@ -147,20 +146,22 @@ def test_a_run_that_starts_with_what_another_learnt_comes_after_it(tmp_path: Pat
     ]
     assert names_of_passes(files, tmp_path / "out") == [["first"], ["a-second"]]
     for _ in range(2):
-        rows = run_sweep(read_sweep(files, tmp_path / "out"), tmp_path / "out", say=quiet)
+        rows = run_sweep(read_sweep(files, tmp_path / "out"), tmp_path / "out", log=quiet)
         assert [row.error for row in rows] == [None] * 2
     config = read_json(tmp_path / "out" / "a-second" / runs.CONFIG)
     assert config["encoder"]["tuning"] == {"name": "bitfit"}
 
 
-def test_runs_that_start_from_one_another_are_refused(tmp_path: Path) -> None:
+def test_runs_that_start_from_one_another_are_an_error(tmp_path: Path) -> None:
     files = [
         write(tmp_path / "a.toml", None, **{"from": "b"}),
         write(tmp_path / "b.toml", None, **{"from": "a"}),
     ]
-    with pytest.raises(UsageError, match=r"the runs a, b start from one another"):
+    with pytest.raises(UsageError, match=r"the runs a, b start from one another in a circle"):
         read_sweep(files, tmp_path / "out")
-    with pytest.raises(UsageError, match=r"a\.toml: starts from the run 'b', which is neither in this sweep"):
+    with pytest.raises(
+        UsageError, match=r"a\.toml: expected the run 'b' to start from, but it is neither in this sweep"
+    ):
         read_sweep(files[:1], tmp_path / "out")
 
 
@@ -178,9 +179,7 @@ def test_a_student_waits_for_its_teacher_and_shares_no_pass_with_it(tmp_path: Pa
     assert names_of_passes(files, tmp_path / "out") == [["z-teacher"], ["student"]]
 
 
-def test_a_failed_run_stops_no_other_but_those_that_start_from_it(
-    tmp_path: Path, encoder: Path, lamella: Lamella
-) -> None:
+def test_a_failed_run_blocks_only_the_runs_that_start_from_it(tmp_path: Path, encoder: Path, lamella: Lamella) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
     write(folder / "bad.toml", tmp_path / "nowhere")
@@ -205,7 +204,7 @@ def test_a_failed_run_stops_no_other_but_those_that_start_from_it(
     assert {name: row["skipped"] for name, row in rows.items()} == {"bad": False, "child": False, "good": True}
 
 
-def test_an_error_of_any_kind_is_that_run_s_alone(
+def test_an_error_of_any_kind_affects_only_its_run(
     tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [write(tmp_path / "a.toml", encoder), write(tmp_path / "b.toml", encoder)]
@@ -217,16 +216,16 @@ def test_an_error_of_any_kind_is_that_run_s_alone(
         return whole(self, *arguments, **options)
 
     monkeypatch.setattr(bookkeeping.Bookkeeper, "evaluate", broken)
-    rows = run_sweep(read_sweep(files, tmp_path / "out"), tmp_path / "out", say=quiet)
+    rows = run_sweep(read_sweep(files, tmp_path / "out"), tmp_path / "out", log=quiet)
     assert [(row.state, row.error) for row in rows] == [("failed", "the device is gone"), ("finished", None)]
 
 
 @pytest.mark.parametrize("tuning", ["full", "frozen"])
-def test_called_again_a_sweep_goes_on_where_it_was_killed(
+def test_a_repeated_sweep_resumes_where_it_was_killed(
     tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch, tuning: str
 ) -> None:
     file = write(tmp_path / "grid.toml", encoder, "[grid.learner]\nseed = [0, 1]", tuning=tuning)
-    run_sweep(read_sweep([file], tmp_path / "whole"), tmp_path / "whole", say=quiet)
+    run_sweep(read_sweep([file], tmp_path / "whole"), tmp_path / "whole", log=quiet)
 
     out, saved = tmp_path / "out", bookkeeping.save_checkpoint
     times = 0
@@ -241,18 +240,18 @@ def test_called_again_a_sweep_goes_on_where_it_was_killed(
     monkeypatch.setattr(bookkeeping, "save_checkpoint", killed)
     monkeypatch.setattr(runs, "write_json", _dies_with(write_json, lambda: times == 2))
     with pytest.raises(Killed):
-        run_sweep(read_sweep([file], out), out, say=quiet)
+        run_sweep(read_sweep([file], out), out, log=quiet)
     monkeypatch.undo()
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    said: list[str] = []
-    rows = run_sweep(read_sweep([file], out), out, say=said.append)
+    messages: list[str] = []
+    rows = run_sweep(read_sweep([file], out), out, log=messages.append)
     assert [row.state for row in rows] == ["finished"] * 2
     assert [row.skipped for row in rows] == [tuning == "full", False]
-    assert any(line.startswith("resuming after step 2 of 4") for line in said)
+    assert any(line.startswith("resuming after step 2 of 4") for line in messages)
     for name in ("seed0", "seed1"):
         assert outcome(out / name) == outcome(tmp_path / "whole" / name)
 
-    again = run_sweep(read_sweep([file], out), out, say=said.append)
+    again = run_sweep(read_sweep([file], out), out, log=messages.append)
     assert all(row.skipped and row.scores for row in again)
 
 
@@ -265,31 +264,31 @@ def _dies_with(write: Callable[..., None], dead: Callable[[], bool]) -> Callable
     return write_or_die
 
 
-def test_a_run_with_other_options_is_neither_skipped_nor_replaced(tmp_path: Path, encoder: Path) -> None:
+def test_a_run_with_different_options_is_neither_skipped_nor_replaced(tmp_path: Path, encoder: Path) -> None:
     file, out = write(tmp_path / "one.toml", encoder), tmp_path / "out"
-    run_sweep(read_sweep([file], out), out, say=quiet)
+    run_sweep(read_sweep([file], out), out, log=quiet)
     before = outcome(out)
-    with pytest.raises(RunError, match=r"this run has learner\.seed = 0\. Got 3"):
-        run_sweep(read_sweep([file], out, ["learner.seed=3"]), out, say=quiet)
+    with pytest.raises(RunError, match=r"expected learner\.seed = 3, got 0 from an earlier run"):
+        run_sweep(read_sweep([file], out, ["learner.seed=3"]), out, log=quiet)
     assert outcome(out) == before
 
 
-def test_a_run_that_was_made_from_other_files_is_not_taken_for_this_one(tmp_path: Path) -> None:
-    """Of the same names: data that was mended, an encoder that was replaced, a start that was trained on."""
+def test_a_run_made_from_different_files_is_not_skipped(tmp_path: Path) -> None:
+    """Files of the same names: edited data, a replaced encoder, a start that was trained further."""
     encoder, data = save_tiny_encoder(tmp_path / "tiny"), tmp_path / "train.json"
     shutil.copy(data_path("demo:train"), data)
     first, out = write(tmp_path / "first.toml", encoder), tmp_path / "out"
     own = [f"data.train=['{data}']", "data.max_train_samples=4"]
-    run_sweep(read_sweep([first], tmp_path / "before", own), tmp_path / "before", say=quiet)
+    run_sweep(read_sweep([first], tmp_path / "before", own), tmp_path / "before", log=quiet)
     start = tmp_path / "before" / "first" / "model"
     second = write(tmp_path / "second.toml", encoder, f'[learner]\nstart = "{start}"')
 
-    def sweep_again() -> list[Row]:
-        return run_sweep(read_sweep([second], out, own), out, say=quiet)
+    def sweep_again() -> list[RunOutcome]:
+        return run_sweep(read_sweep([second], out, own), out, log=quiet)
 
     assert [row.skipped for row in sweep_again()] == [False]
     before = outcome(out)
-    for file, told in (
+    for file, message in (
         (data, "train.json"),
         (start / "model.safetensors", r"the start '.*model'"),
         (encoder / "model.safetensors", r"the encoder '.*tiny'"),
@@ -297,7 +296,7 @@ def test_a_run_that_was_made_from_other_files_is_not_taken_for_this_one(tmp_path
         assert [row.skipped for row in sweep_again()] == [True]
         content = file.read_bytes()
         change(file)
-        with pytest.raises(RunError, match=rf"second: this run was made with .*{told} of sha256 .*; the one found"):
+        with pytest.raises(RunError, match=rf"second: this run was made with .*{message} of sha256 .*; the one found"):
             sweep_again()
         file.write_bytes(content)
     assert outcome(out) == before
@@ -305,47 +304,49 @@ def test_a_run_that_was_made_from_other_files_is_not_taken_for_this_one(tmp_path
 
 @pytest.mark.parametrize(
     ("teacher", "distil"),
-    [("before/first", 'name = "teacher"\nmodels = ["{}"]'), ("said", 'name = "stored"\nruns = ["{}"]')],
+    [("before/first", 'name = "teacher"\nmodels = ["{}"]'), ("logits", 'name = "stored"\nruns = ["{}"]')],
 )
-def test_a_run_whose_teacher_was_replaced_is_not_taken_for_this_one(
+def test_a_run_whose_teacher_was_replaced_is_not_skipped(
     tmp_path: Path, lamella: Callable[..., tuple[int, str, str]], teacher: str, distil: str
 ) -> None:
     encoder, out = save_tiny_encoder(tmp_path / "tiny"), tmp_path / "out"
     first = write(tmp_path / "first.toml", encoder)
-    run_sweep(read_sweep([first], tmp_path / "before"), tmp_path / "before", say=quiet)
-    model, said = tmp_path / "before" / "first", tmp_path / "said"
+    run_sweep(read_sweep([first], tmp_path / "before"), tmp_path / "before", log=quiet)
+    model, logits = tmp_path / "before" / "first", tmp_path / "logits"
 
     def predict() -> None:
-        assert lamella("predict", "demo:train", "--model", model, "--keep-logits", "--out", said, "--overwrite")[0] == 0
+        assert (
+            lamella("predict", "demo:train", "--model", model, "--keep-logits", "--out", logits, "--overwrite")[0] == 0
+        )
 
-    def sweep_again() -> list[Row]:
-        return run_sweep(read_sweep([second], out), out, say=quiet)
+    def sweep_again() -> list[RunOutcome]:
+        return run_sweep(read_sweep([second], out), out, log=quiet)
 
     predict()
     second = write(tmp_path / "second.toml", encoder, f"[learner.distil]\n{distil.format(tmp_path / teacher)}")
     assert [row.skipped for row in sweep_again()] == [False]
     assert [row.skipped for row in sweep_again()] == [True]
     facts = read_json(out / "second" / runs.MODEL / "config.json")["facts"]["teachers"]
-    assert [one["model"] for one in facts] == ["first"]
+    assert [teacher["model"] for teacher in facts] == ["first"]
     change(model / runs.MODEL / "model.safetensors")
     predict()
     with pytest.raises(RunError, match=rf"second: this run was made with the teacher '.*{teacher}' of sha256 "):
         sweep_again()
-    shutil.rmtree(tmp_path / teacher)  # what is gone cannot tell
+    shutil.rmtree(tmp_path / teacher)  # a missing teacher cannot be checked
     assert [row.skipped for row in sweep_again()] == [True]
 
 
-def test_a_run_whose_encoder_lies_in_another_file_is_still_that_run(tmp_path: Path) -> None:
+def test_a_run_whose_encoder_file_was_rewritten_is_skipped(tmp_path: Path) -> None:
     encoder, out = save_tiny_encoder(tmp_path / "tiny"), tmp_path / "out"
     file = write(tmp_path / "one.toml", encoder)
-    run_sweep(read_sweep([file], out), out, say=quiet)
+    run_sweep(read_sweep([file], out), out, log=quiet)
     weights = encoder / "model.safetensors"
     save_file(load_file(weights), weights, metadata={"format": "pt", "saved": "again"})
-    assert [row.skipped for row in run_sweep(read_sweep([file], out), out, say=quiet)] == [True]
+    assert [row.skipped for row in run_sweep(read_sweep([file], out), out, log=quiet)] == [True]
 
 
 def change(file: Path) -> None:
-    """Other content that can be read as well."""
+    """Change the content of a file so that it can still be read."""
     if file.suffix == ".json":
         file.write_text(file.read_text() + "\n")
     else:
@@ -357,11 +358,11 @@ def test_a_folder_keeps_the_runs_of_earlier_sweeps(tmp_path: Path, encoder: Path
     out = tmp_path / "out"
     for name in ("one", "two"):
         file = write(tmp_path / f"{name}.toml", encoder)
-        run_sweep(read_sweep([file], out, ["training.max_steps=1"]), out, say=quiet)
+        run_sweep(read_sweep([file], out, ["training.max_steps=1"]), out, log=quiet)
     assert [run.name for run in read_records([out]).records] == ["one", "two"]
 
 
-def test_what_is_no_sweep_is_refused_in_one_line(tmp_path: Path, encoder: Path) -> None:
+def test_invalid_sweeps_are_one_message_each(tmp_path: Path, encoder: Path) -> None:
     file = write(tmp_path / "one.toml", encoder)
     (tmp_path / "list.toml").write_text('runs = ["one.toml", "two.toml"]')
     (tmp_path / "none.toml").write_text("runs = []")
@@ -371,12 +372,12 @@ def test_what_is_no_sweep_is_refused_in_one_line(tmp_path: Path, encoder: Path) 
     (tmp_path / "other" / "one.toml").write_text(file.read_text())
     (tmp_path / "model.toml").write_text(file.read_text())
     cases: list[tuple[list[str], type[LamellaError], str]] = [
-        (["list.toml"], LamellaError, "lists two.toml, and there is no such file"),
-        (["none.toml"], ConfigError, "expected run files. The list is empty"),
-        (["mixed.toml"], ConfigError, "expected a list of run files, and nothing beside it"),
-        (["empty"], UsageError, "expected run files"),
+        (["list.toml"], LamellaError, "lists two.toml, but there is no such file"),
+        (["none.toml"], ConfigError, "expected run files, got an empty list"),
+        (["mixed.toml"], ConfigError, "expected a list of run files and no other key"),
+        (["empty"], UsageError, r"expected run files \(\*\.toml\), got none"),
         (["nowhere.toml"], LamellaError, "no such file"),
-        (["one.toml", "other/one.toml"], UsageError, "expected one run called one"),
+        (["one.toml", "other/one.toml"], UsageError, "expected a single run named one, got another from"),
         (["model.toml"], UsageError, "rename the file"),
     ]
     for names, kind, words in cases:
@@ -384,15 +385,15 @@ def test_what_is_no_sweep_is_refused_in_one_line(tmp_path: Path, encoder: Path) 
             read_sweep([tmp_path / name for name in names], tmp_path / "out")
     assert not (tmp_path / "out").exists()
     train_plan(load_plan(file), tmp_path / "trained")
-    with pytest.raises(RunError, match="holds a run of train, not a sweep"):
-        run_sweep(read_sweep([file], tmp_path / "trained"), tmp_path / "trained", say=quiet)
+    with pytest.raises(RunError, match="expected the folder of a sweep, got a run of train"):
+        run_sweep(read_sweep([file], tmp_path / "trained"), tmp_path / "trained", log=quiet)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("keep me")
-    with pytest.raises(RunError, match="is not empty and holds no run"):
-        run_sweep(read_sweep([file], tmp_path / "mine"), tmp_path / "mine", say=quiet)
+    with pytest.raises(RunError, match="is not empty and not a run folder"):
+        run_sweep(read_sweep([file], tmp_path / "mine"), tmp_path / "mine", log=quiet)
 
 
-def test_the_list_of_a_sweep_writes_nothing(tmp_path: Path, encoder: Path, lamella: Lamella) -> None:
+def test_listing_a_sweep_writes_nothing(tmp_path: Path, encoder: Path, lamella: Lamella) -> None:
     file = write(tmp_path / "grid.toml", encoder, "[grid.learner]\nseed = [0, 1]", tuning="frozen")
     code, out, _ = lamella("sweep", file, "--out", tmp_path / "out", "--list")
     assert code == 0

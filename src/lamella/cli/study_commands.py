@@ -178,7 +178,8 @@ def sweep(
 ) -> None:
     """Train the runs of many run files; call again to continue."""
     from lamella.errors import RunError, UsageError
-    from lamella.sweep.sweep import list_lines, read_sweep, run_on_ray, run_sweep, table_lines
+    from lamella.sweep.sweep import run_on_ray, run_sweep, table_lines
+    from lamella.sweep.sweep_plan import plan_lines, read_sweep
 
     if engine == "local" and address is not None:
         raise UsageError("sweep --address: needs --engine ray.")
@@ -186,22 +187,22 @@ def sweep(
     planned = read_sweep(configs, out, list(settings or []))
     if only_list:
         passes = [list(job.configs) for job in planned.jobs]
-        typer.echo(json.dumps({"passes": passes}, indent=2) if as_json else "\n".join(list_lines(planned, out)))
+        typer.echo(json.dumps({"passes": passes}, indent=2) if as_json else "\n".join(plan_lines(planned, out)))
         return
 
     def log(line: str) -> None:
         typer.echo(line, err=as_json)
 
     if engine == "ray":
-        rows = run_on_ray(planned, out, address=address, cpus=cpus, gpus=gpus, retries=retries, say=log)
+        outcomes = run_on_ray(planned, out, address=address, cpus=cpus, gpus=gpus, retries=retries, log=log)
     else:
-        rows = run_sweep(planned, out, say=log)
-    typer.echo(json.dumps({"runs": [asdict(row) for row in rows]}, indent=2) if as_json else "")
+        outcomes = run_sweep(planned, out, log=log)
+    typer.echo(json.dumps({"runs": [asdict(outcome) for outcome in outcomes]}, indent=2) if as_json else "")
     if not as_json:
-        typer.echo("\n".join(table_lines(rows)))
-    failed = [row.run for row in rows if row.state != "finished"]
+        typer.echo("\n".join(table_lines(outcomes)))
+    failed = [outcome.run for outcome in outcomes if outcome.state != "finished"]
     if failed:
-        raise RunError(f"{out}: {len(failed)} of {len(rows)} runs failed; call the sweep again to retry them.")
+        raise RunError(f"{out}: {len(failed)} of {len(outcomes)} runs failed; repeat the command to retry them.")
 
 
 def _print(result: Comparison | Recommendation, as_json: bool) -> None:

@@ -1,1 +1,1 @@
-"""Many runs: trained in order, on this machine or on a Ray cluster."""
+"""Sweeps: many runs trained in order, on this machine or on a Ray cluster."""

@@ -1,4 +1,4 @@
-"""A Ray cluster to work on: one that is there, or one on this machine for as long as it is needed."""
+"""A Ray cluster to work on: an existing one, or one on this machine that ends with the work."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from lamella.errors import MissingExtraError, RunError, UsageError, one_line
 
-PATIENCE = 5.0  # seconds; Ray itself would try for more than a minute, and then end the process
+CONNECT_TIMEOUT = 5.0  # seconds; Ray itself would try for more than a minute, and then end the process
 
 
 @contextmanager
 def cluster(address: str | None = None, **options: Any) -> Iterator[None]:
-    """Work within a cluster: that of `address`, the one already joined, or a new one that ends with the block."""
+    """Work on a cluster: at `address`, the one already joined, or a new one that is shut down with the block."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -28,10 +28,10 @@ def cluster(address: str | None = None, **options: Any) -> Iterator[None]:
         yield
         return
     if address not in (None, "auto", "local"):
-        _knock(str(address))
+        _check_address(str(address))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Ray's own, about what it will do one day
+            warnings.simplefilter("ignore")  # Ray's own deprecation warnings
             ray.init(
                 address=address or "local",
                 log_to_driver=False,
@@ -41,31 +41,34 @@ def cluster(address: str | None = None, **options: Any) -> Iterator[None]:
             )
     except (ConnectionError, RuntimeError, ValueError, OSError, ImportError) as error:
         where = f"--address {address}" if address else "--engine ray"
-        raise RunError(f"{where}: no cluster can be joined or started ({one_line(error)}).") from None
+        raise RunError(f"{where}: cannot join or start a Ray cluster ({one_line(error)}).") from None
     try:
         yield
     finally:
-        ray.shutdown()  # also at an interrupt: no process of ours stays behind
+        ray.shutdown()  # also on an interrupt: no process of ours stays behind
 
 
-def refuse_too_much(cpus: float, gpus: float) -> None:
-    """No machine with so much means a wait without end."""
+def check_resources(cpus: float, gpus: float) -> None:
+    """Check that some machine has the requested resources: otherwise a run would wait forever."""
     import ray
 
-    most = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    if not any(one.get("CPU", 0) >= cpus and one.get("GPU", 0) >= gpus for one in most):
-        has = "; ".join(f"{one.get('CPU', 0):g} CPUs and {one.get('GPU', 0):g} GPUs" for one in most)
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    if not any(machine.get("CPU", 0) >= cpus and machine.get("GPU", 0) >= gpus for machine in machines):
+        available = "; ".join(
+            f"{machine.get('CPU', 0):g} CPUs and {machine.get('GPU', 0):g} GPUs" for machine in machines
+        )
         raise UsageError(
-            f"--cpus-per-run, --gpus-per-run: expected what one machine has ({has}). Got {cpus:g} and {gpus:g}."
+            f"--cpus-per-run, --gpus-per-run: expected at most what one machine has ({available}), "
+            f"got {cpus:g} and {gpus:g}."
         )
 
 
-def _knock(address: str) -> None:
-    """Say at once that nobody listens there."""
+def _check_address(address: str) -> None:
+    """Fail at once if nothing listens at the address."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
-        raise UsageError(f"--address: expected host:port of a Ray cluster, or auto. Got {address!r}.")
+        raise UsageError(f"--address: expected host:port of a Ray cluster, or auto, got {address!r}.")
     try:
-        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT).close()
     except (OSError, OverflowError) as error:
         raise RunError(f"--address {address}: no Ray cluster answers there ({one_line(error)}).") from None

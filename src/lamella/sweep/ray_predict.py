@@ -1,4 +1,4 @@
-"""Predictions spread over a Ray cluster: every worker loads the model once and answers some of the questions."""
+"""Predict on a Ray cluster: every worker loads the model once and answers a share of the questions."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ if TYPE_CHECKING:
     from lamella.inference.prediction import Prediction
     from lamella.models.loading import Precision
 
-RETRIES = 2  # of a shard whose worker dies
+RETRIES = 2  # for a shard whose worker dies
 
 
 def predict_on_ray(
     model: str, examples: Sequence[Example], *, batch_size: int = 32, precision: Precision = "auto"
 ) -> dict[str, Prediction]:
-    """Answer every example on the cluster that was joined; the answers and their order are those of `predict`.
+    """Answer every example on the joined cluster; the answers and their order are the same as from `predict`.
 
-    The questions are cut where `predict` cuts them, so that the same windows meet in a batch.
+    The questions are split where `predict` splits them, so that batches hold the same windows.
     """
     import ray
     from ray.util import ActorPool
 
     check_unique_ids(examples)
     shards = [examples[begin:end] for begin, end in slices(examples)]
-    room = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    on_gpus = room.get("GPU", 0) >= 1
-    count = max(1, min(len(shards), int(room.get("GPU" if on_gpus else "CPU", 1))))
+    resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    on_gpus = resources.get("GPU", 0) >= 1
+    count = max(1, min(len(shards), int(resources.get("GPU" if on_gpus else "CPU", 1))))
     options = {"num_cpus": 1, "num_gpus": 1 if on_gpus else 0, "max_restarts": RETRIES, "max_task_retries": RETRIES}
     worker = ray.remote(Worker).options(**options)
     pool = ActorPool([worker.remote(model, Path.cwd(), batch_size, precision) for _ in range(count)])
-    found: dict[str, Prediction] = {}
+    predictions: dict[str, Prediction] = {}
     with progress("answering", len(examples)) as advance:
         try:
-            for answered in pool.map(lambda one, shard: one.answer.remote(shard), shards):
+            for answered in pool.map(lambda actor, shard: actor.answer.remote(shard), shards):
                 if isinstance(answered, LamellaError):
                     raise answered
-                found.update(answered)
+                predictions.update(answered)
                 advance(len(answered))
         except ray.exceptions.RayError as error:
             raise RunError(f"predict --engine ray: a worker was lost ({one_line(error)}).") from None
-    return found
+    return predictions
 
 
 class Worker:
-    """What a process of the cluster holds: the model."""
+    """A process of the cluster, which holds the model."""
 
-    def __init__(self, model: str, here: Path, batch_size: int, precision: Precision) -> None:
-        if here.is_dir():
-            os.chdir(here)  # the model may be named relative to where the command was called
+    def __init__(self, model: str, working_folder: Path, batch_size: int, precision: Precision) -> None:
+        if working_folder.is_dir():
+            os.chdir(working_folder)  # the model may be named relative to where the command was started
         self._name, self._batch_size, self._precision = model, batch_size, precision
         self._model: Any = None
 
     def answer(self, shard: Sequence[Example]) -> dict[str, Prediction] | LamellaError:
-        """The answers, or what is wrong: an error that is raised here would arrive wrapped in Ray's own."""
+        """Return the answers, or the error: raised here, it would arrive wrapped in an error of Ray."""
         from lamella.inference.predict import predict
         from lamella.models.loading import load_model
 

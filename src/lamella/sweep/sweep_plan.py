@@ -1,0 +1,129 @@
+"""The plan of a sweep: the runs of many run files, grouped into passes and ordered by what they start from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lamella import runs
+from lamella.config import RunConfig
+from lamella.errors import ConfigError, UnreadableError, UsageError, counted
+from lamella.plan import is_folder_name, load_plan, share_passes
+from lamella.run_file import read_table
+from lamella.sweep.engine import Job
+
+LIST_KEY = "runs"  # the only key of a file that lists run files
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs of a sweep by name, and its passes; a pass comes after the runs that it starts from."""
+
+    runs: Mapping[str, RunConfig]
+    jobs: tuple[Job, ...]
+
+
+def read_sweep(paths: Sequence[Path], out: Path, overrides: Sequence[str] = ()) -> Sweep:
+    """Read run files, files that list run files, and folders of either. Nothing is loaded or written."""
+    files = list(dict.fromkeys(file for path in paths for file in _run_files(path)))
+    configs: dict[str, RunConfig] = {}
+    file_of: dict[str, Path] = {}
+    for file in files:
+        plan = load_plan(file, overrides)
+        for plan_name, config in plan.runs.items():
+            if plan.named:
+                name = plan_name
+            else:
+                alone = len(plan.runs) == 1
+                name = file.stem if alone else plan_name if len(files) == 1 else f"{file.stem}-{plan_name}"
+            if not is_folder_name(name):
+                raise UsageError(f"{file}: expected a name for a run folder, got {name!r}; rename the file.")
+            if name in configs:
+                raise UsageError(
+                    f"{file}: expected a single run named {name}, got another from {file_of[name]}; "
+                    "rename one, or sweep them into different folders."
+                )
+            configs[name], file_of[name] = config, file
+    out = absolute_path(out)
+    needs = {name: _needed_runs(config, out) - {name} for name, config in configs.items()}
+    for name, needed in needs.items():
+        for missing in sorted(needed - set(configs)):
+            if runs.run_state(out / missing) is None:
+                raise UsageError(
+                    f"{file_of[name]}: expected the run {missing!r} to start from, but it is neither in this sweep nor "
+                    f"in {out}; add its run file."
+                )
+    return Sweep(configs, _ordered_jobs(configs, {name: needed & set(configs) for name, needed in needs.items()}))
+
+
+def plan_lines(sweep: Sweep, out: Path) -> list[str]:
+    """Describe what a sweep would do, one line per pass."""
+    done = {name for name in sweep.runs if runs.is_over(absolute_path(out) / name)}
+    head = f"{counted(len(sweep.runs), 'run')} in {counted(len(sweep.jobs), 'pass', 'passes')}"
+    lines = [head + (f", {len(done)} done" if done else "")]
+    for number, job in enumerate(sweep.jobs, 1):
+        config = next(iter(job.configs.values()))
+        start = config.encoder.from_run or config.encoder.name
+        names = ", ".join(f"{name} (done)" if name in done else name for name in job.configs)
+        lines.append(f"{number}. {start}, {config.encoder.tuning['name']}: {names}")
+    return lines
+
+
+def absolute_path(path: Path) -> Path:
+    """Return a path that means the same in the options of a run and in another process."""
+    return Path(os.path.realpath(os.path.expanduser(path)))
+
+
+def _run_files(path: Path) -> list[Path]:
+    """Return the run files that a path names, in order."""
+    if path.is_dir():
+        inside = sorted(path.glob("*.toml"))
+        if not inside:
+            raise UsageError(f"{path}: expected run files (*.toml), got none.")
+        return [file for child in inside for file in _run_files(child)]
+    table = read_table(path)
+    if LIST_KEY not in table:
+        return [path]
+    names = table[LIST_KEY]
+    if set(table) != {LIST_KEY} or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(str(path), [f"{LIST_KEY}: expected a list of run files and no other key."])
+    if not names:
+        raise ConfigError(str(path), [f"{LIST_KEY}: expected run files, got an empty list."])
+    for name in names:
+        if not (path.parent / name).is_file():
+            raise UnreadableError(f"{path}: lists {name}, but there is no such file.")
+    return [path.parent / name for name in names]
+
+
+def _needed_runs(config: RunConfig, out: Path) -> frozenset[str]:
+    """Return the runs in the folder of the sweep that a run reads: its base model, start and teachers."""
+    needed = [] if config.encoder.from_run is None else [config.encoder.from_run.partition("@")[0]]
+    for name in config.model_names:
+        path = absolute_path(Path(name))
+        if out in path.parents:
+            needed.append(path.relative_to(out).parts[0])
+    return frozenset(needed)
+
+
+def _ordered_jobs(configs: Mapping[str, RunConfig], needs: Mapping[str, frozenset[str]]) -> tuple[Job, ...]:
+    """Group the runs into passes and order them. Runs with different needs share no pass: it might wait for itself."""
+    groups: dict[frozenset[str], dict[str, RunConfig]] = {}
+    for name, config in configs.items():
+        groups.setdefault(needs[name], {})[name] = config
+    waiting = [Job(shared, needed) for needed, group in groups.items() for shared in share_passes(group)]
+    ordered: list[Job] = []
+    finished: set[str] = set()
+    while waiting:
+        ready = [job for job in waiting if job.needs <= finished]
+        if not ready:
+            stuck = sorted(name for job in waiting for name in job.configs)
+            raise UsageError(
+                f"sweep: the runs {', '.join(stuck)} start from one another in a circle; "
+                "let one of them start from another model."
+            )
+        ordered += ready
+        finished |= {name for job in ready for name in job.configs}
+        waiting = [job for job in waiting if job not in ready]
+    return tuple(ordered)
