@@ -268,7 +268,7 @@ def test_a_run_with_different_options_is_neither_skipped_nor_replaced(tmp_path: 
     file, out = write(tmp_path / "one.toml", encoder), tmp_path / "out"
     run_sweep(read_sweep([file], out), out, log=quiet)
     before = outcome(out)
-    with pytest.raises(RunError, match=r"expected learner\.seed = 3, got 0 from an earlier run"):
+    with pytest.raises(RunError, match=r"this run began with learner\.seed = 0, got 3"):
         run_sweep(read_sweep([file], out, ["learner.seed=3"]), out, log=quiet)
     assert outcome(out) == before
 
