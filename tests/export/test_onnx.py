@@ -264,8 +264,8 @@ def test_export_from_the_command_line(made: dict[str, Path], lamella: Any, tmp_p
     assert (code, err) == (0, "")
     first, second, third = out.splitlines()
     assert first == f"{tmp_path / 'onnx'}: written, int8"
-    assert re.fullmatch(r"logits differ from torch's by \d\.\de-\d\d at most", second)
-    assert third == "int8: what it costs was not measured; give a file with answers as --data"
+    assert re.fullmatch(r"logits differ from torch's by at most \d\.\de-\d\d", second)
+    assert third == "int8: the loss was not measured; pass a file with true answers as --data"
     code, out, err = lamella("predict", "demo:dev", "--model", tmp_path / "onnx", "--out", tmp_path / "run")
     assert (code, err) == (0, "")
     assert len(json.loads((tmp_path / "run" / "predictions.json").read_text())) == 135
@@ -304,14 +304,14 @@ def test_a_checkpoint_whose_tokenizer_says_nothing_of_token_types(tmp_path: Path
 def test_what_int8_costs_a_model_without_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answers are whether there is one: here all turn to their opposite. A file of one kind has no F1 of it."""
     model = trained("model", tmp_path, learner={"task": "answerability"})
-    write([one for one in read_questions("demo:dev") if one.answers][:20], tmp_path / "answerable.json")
+    write([example for example in read_questions("demo:dev") if example.answers][:20], tmp_path / "answerable.json")
     sign = itertools.cycle([1, -1])  # before rounding, and after
 
     def turned(model: OnnxModel, examples: Any) -> dict[str, Prediction]:
         now = next(sign)
-        return {id: Prediction(one.rows, now * one.null_odds) for id, one in predict(model, examples).items()}
+        return {id: Prediction(example.rows, now * example.null_odds) for id, example in predict(model, examples).items()}
 
-    monkeypatch.setattr(onnx_export, "predict", turned)
+    monkeypatch.setattr("lamella.export.onnx_int8.predict", turned)
     for data, metric in (("demo:dev", "answerability_f1"), (tmp_path / "answerable.json", "answerability_accuracy")):
         said = export_onnx(model, tmp_path / metric, int8=True, data=str(data))
         assert said[-1].startswith("int8: 0.0% of ")
@@ -410,7 +410,9 @@ def test_nothing_is_ever_replaced(made: dict[str, Path], tmp_path: Path) -> None
     for folder in (tmp_path, made["model"], made["onnx"]):
         said = refusal(OutputError, lambda folder=folder: export_onnx(made["model"], folder))
         assert said == f"{folder}: exists already and is not an empty folder; choose another folder."
-    assert "expected both" in refusal(UsageError, lambda: export_onnx(made["model"], tmp_path / "x", data="demo:dev"))
+    assert "expected --int8 with --data" in refusal(
+        UsageError, lambda: export_onnx(made["model"], tmp_path / "x", data="demo:dev")
+    )
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
 
@@ -423,7 +425,7 @@ def test_a_graph_that_differs_from_the_model_is_not_written(
     monkeypatch.setattr(OnnxModel, "logits_in_one_run", OnnxModel.logits)
     monkeypatch.setattr(OnnxModel, "logits", lambda self, padded: honest(self, padded) + wrong)
     said = refusal(ModelError, lambda: export_onnx(made["model"], exported.parent / "other"))
-    assert "the ONNX graph does not do what the model does" in said
+    assert "the ONNX graph does not match the model" in said
     assert os.listdir(exported.parent) == ["onnx"]
 
 

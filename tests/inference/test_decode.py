@@ -207,13 +207,13 @@ class TestRankTogether:
         features = small_features(DISTINCT, REPEATED)
         alone = list(merged(features, random_logits(features, 2), DecodingOptions(n_best_size=5)).values())
         together = rank_together(alone, 5)
-        spans = sorted(((one.score, at) for at in range(2) for one in alone[at].candidates if one.text), reverse=True)[
+        spans = sorted(((candidate.score, at) for at in range(2) for candidate in alone[at].candidates if candidate.text), reverse=True)[
             :5
         ]
-        assert [(one.score, one.context) for one in together.candidates if one.text] == spans
-        assert together.null.score == min(one.null.score for one in alone)
+        assert [(candidate.score, candidate.context) for candidate in together.candidates if candidate.text] == spans
+        assert together.null.score == min(prediction.null.score for prediction in alone)
         assert together.null_odds == pytest.approx(together.null.score - spans[0][0])
-        assert sum(one.probability for one in together.candidates) == pytest.approx(1)
+        assert sum(candidate.probability for candidate in together.candidates) == pytest.approx(1)
         assert rank_together(alone[:1], 5) == alone[0]
 
 
@@ -240,7 +240,7 @@ class TestMerger:
         assert list(predictions) == ["q0", "q1"]
 
         start, end = logits(pad(features, np.arange(len(features)))).astype(np.float64)
-        for number, one in enumerate(features.examples):
+        for number, example in enumerate(features.examples):
             best: dict[str, float] = {}
             nulls = []
             for window in np.flatnonzero(features.example == number):
@@ -249,10 +249,10 @@ class TestMerger:
                 for i in range(first, past):
                     for j in range(i, min(i + longest, past)):
                         begin_char, end_char = features.characters(int(window), i, j)
-                        text = one.context.text[begin_char:end_char]
+                        text = example.context.text[begin_char:end_char]
                         best[text] = max(best.get(text, -math.inf), start[window, i] + end[window, j])
             expected = dict(sorted(best.items(), key=lambda item: -item[1])[:n_best])
-            prediction = predictions[one.id]
+            prediction = predictions[example.id]
             answers = {each.text: each.score for each in prediction.candidates if each.text}
             assert answers == pytest.approx(expected, abs=1e-5)
             assert prediction.null_odds == pytest.approx(min(nulls) - max(best.values()), abs=1e-5)
@@ -279,7 +279,7 @@ class TestMerger:
                 prediction = merged(
                     features, lambda padded: table[:, padded.windows, : padded.mask.shape[1]], options, size
                 )["q0"]
-                answers = [(-one.score, one.begin_char, one.end_char) for one in prediction.candidates if one.text]
+                answers = [(-candidate.score, candidate.begin_char, candidate.end_char) for candidate in prediction.candidates if candidate.text]
                 assert answers == expected
 
     @settings(max_examples=40, deadline=None)
@@ -291,16 +291,16 @@ class TestMerger:
         options = DecodingOptions(n_best_size=n_best)
         prediction = merged(features, random_logits(features, seed), options)["q0"]
         candidates = prediction.candidates
-        answers = [one for one in candidates if one.text]
+        answers = [candidate for candidate in candidates if candidate.text]
         assert len(answers) <= n_best
         assert len(candidates) == len(answers) + 1  # "no answer" is always among them, once
-        assert len({one.text for one in candidates}) == len(candidates)
-        assert all(text[one.begin_char : one.end_char] == one.text for one in candidates)
-        assert [one.score for one in candidates] == sorted((one.score for one in candidates), reverse=True)
-        assert sum(one.probability for one in candidates) == pytest.approx(1)
+        assert len({candidate.text for candidate in candidates}) == len(candidates)
+        assert all(text[candidate.begin_char : candidate.end_char] == candidate.text for candidate in candidates)
+        assert [candidate.score for candidate in candidates] == sorted((candidate.score for candidate in candidates), reverse=True)
+        assert sum(candidate.probability for candidate in candidates) == pytest.approx(1)
         for better, worse in itertools.pairwise(candidates):
             assert worse.probability == pytest.approx(better.probability * math.exp(worse.score - better.score))
-        null = next(one for one in candidates if not one.text)
+        null = next(candidate for candidate in candidates if not candidate.text)
         assert prediction.null_odds == pytest.approx(null.score - (answers[0].score if answers else NO_SPAN))
         assert prediction.best_span.text == (answers[0].text if answers else "")
 
@@ -310,7 +310,7 @@ class TestMerger:
         begin = int(features.context_begin[0])
         logits[:, 0, begin], logits[:, 0, begin + 2] = 1.0, 4.0
         prediction = merged(features, lambda padded: logits, DecodingOptions(max_answer_length=1))["q0"]
-        assert [(one.text, one.begin_char, one.score) for one in prediction.candidates if one.text] == [
+        assert [(candidate.text, candidate.begin_char, candidate.score) for candidate in prediction.candidates if candidate.text] == [
             ("a", 4, 8.0),
             ("b", 2, 0.0),
         ]
@@ -324,7 +324,7 @@ class TestMerger:
         ]
         best = prediction.best_span
         assert (best.text, best.begin_char, best.end_char, best.score) == ("i", 16, 17, 10.0)
-        assert [one.text for one in prediction.candidates].count("i") == 1
+        assert [candidate.text for candidate in prediction.candidates].count("i") == 1
 
     def test_no_answer_takes_the_smallest_window(self) -> None:
         features = small_features(DISTINCT)
@@ -332,7 +332,7 @@ class TestMerger:
         logits[:, :, 0] = [3.0, -1.0, 2.0]
         prediction = merged(features, lambda padded: logits[:, padded.windows], DecodingOptions())["q0"]
         assert prediction.null_odds == -2.0
-        assert next(one.score for one in prediction.candidates if not one.text) == -2.0
+        assert next(candidate.score for candidate in prediction.candidates if not candidate.text) == -2.0
 
     def test_the_order_of_windows_does_not_matter(self) -> None:
         features = small_features(DISTINCT, REPEATED, "a b c")
@@ -355,20 +355,20 @@ class TestMerger:
         predictions = merged(features, random_logits(features, 1), DecodingOptions())
         for number in range(2):
             prediction = predictions[f"q{number}"]
-            assert [one.text for one in prediction.candidates] == [""]
+            assert [candidate.text for candidate in prediction.candidates] == [""]
             assert prediction.candidates[0].probability == 1
             assert prediction.text(0.0) == ""
             assert math.isfinite(prediction.null_odds)
             assert prediction.null_odds > 1000
-        for one in predictions.values():
-            json.dumps([candidate.to_json() for candidate in one.candidates], allow_nan=False)
+        for prediction in predictions.values():
+            json.dumps([candidate.to_json() for candidate in prediction.candidates], allow_nan=False)
 
     def test_an_answer_never_begins_with_a_blank(self) -> None:
         """RoBERTa makes tokens of blanks; a span from one of them to a word is the word."""
         features = featurise([example("a   b  \n c ")], tiny_tokenizer("roberta"), WindowOptions())
         for seed in range(5):
             prediction = merged(features, random_logits(features, seed), DecodingOptions(n_best_size=100))["q1"]
-            texts = {one.text for one in prediction.candidates}
+            texts = {candidate.text for candidate in prediction.candidates}
             assert texts == {"", "a", "b", "c", "a   b", "b  \n c", "a   b  \n c"}
 
 
@@ -395,7 +395,7 @@ class TestOracle:
             for paragraph in article["paragraphs"]:
                 shared = Context(paragraph["context"])
                 for qa in paragraph["qas"]:
-                    answers = tuple(Answer(one["text"], one["answer_start"]) for one in qa["answers"])
+                    answers = tuple(Answer(answer["text"], answer["answer_start"]) for answer in qa["answers"])
                     examples.append(Example(qa["id"], qa["question"], shared, answers))
         return examples
 
@@ -415,12 +415,12 @@ class TestOracle:
         features = featurise(examples, tiny_tokenizer(family), WindowOptions(**windows))
         assert features.lost_answers == 0
         predictions = merged(features, oracle, DecodingOptions(max_answer_length=100), 32)
-        texts = {id: one.text(0.0) for id, one in predictions.items()}
+        texts = {id: prediction.text(0.0) for id, prediction in predictions.items()}
         results = score(examples, texts)
         assert results["exact"] == results["HasAns_exact"] == results["NoAns_exact"] == 100
         assert results["total"] == len(examples)
-        for one in examples:
-            best = predictions[one.id].best_span
-            if one.answers:
-                first = one.answers[0]
+        for example in examples:
+            best = predictions[example.id].best_span
+            if example.answers:
+                first = example.answers[0]
                 assert (best.text, best.begin_char) == (first.text, first.begin_char)

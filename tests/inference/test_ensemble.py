@@ -71,7 +71,7 @@ def roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def questions() -> list[Example]:
     """The last has four windows, and its context is on its second slice's edge in the tests of slices."""
     examples = list(read("demo:dev").examples[:9])
-    long = " ".join(dict.fromkeys(one.context.text for one in read("demo:dev").examples))[:1500]
+    long = " ".join(dict.fromkeys(example.context.text for example in read("demo:dev").examples))[:1500]
     return [*examples, example(long, "Saturn", question="Which planet has rings?", id="long")]
 
 
@@ -111,7 +111,7 @@ def predict_run(folder: Path, model: Path, questions: Sequence[Example], *, keep
 def kept(readers: list[Path], questions: list[Example], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Their runs, with logits."""
     folder = tmp_path_factory.mktemp("kept")
-    return [predict_run(folder / f"p{at}", one, questions, keep=True) for at, one in enumerate(readers)]
+    return [predict_run(folder / f"p{at}", reader, questions, keep=True) for at, reader in enumerate(readers)]
 
 
 def together(names: Sequence[Path], examples: Sequence[Example] | None = None, **options: Any) -> EnsembleAnswers:
@@ -120,13 +120,13 @@ def together(names: Sequence[Path], examples: Sequence[Example] | None = None, *
 
 
 def texts(answered: EnsembleAnswers) -> dict[str, str]:
-    return {id: one.text(0.0) for id, one in answered.predictions.items()}
+    return {id: prediction.text(0.0) for id, prediction in answered.predictions.items()}
 
 
 def close(ours: Prediction, theirs: Prediction, tolerance: float = 1e-5) -> bool:
     """The same candidates in the same order, with like numbers."""
-    places = [[(one.text, one.begin_char, one.end_char) for one in both.candidates] for both in (ours, theirs)]
-    numbers = [[one.probability for one in both.candidates] for both in (ours, theirs)]
+    places = [[(candidate.text, candidate.begin_char, candidate.end_char) for candidate in both.candidates] for both in (ours, theirs)]
+    numbers = [[candidate.probability for candidate in both.candidates] for both in (ours, theirs)]
     return (
         places[0] == places[1]
         and np.allclose(*numbers, atol=tolerance)
@@ -157,8 +157,8 @@ def test_tokens_are_combined_as_the_formula_says(padded: Padded, how: Any) -> No
         for row in range(len(padded.mask)):
             allowed = [t for t in range(padded.mask.shape[1]) if t == padded.cls or padded.is_context[row, t]]
             shares = []
-            for one in members:
-                weights = np.exp(one[output, row, allowed].astype(float))
+            for member in members:
+                weights = np.exp(member[output, row, allowed].astype(float))
                 shares.append(weights / weights.sum())
             expected = {"max": np.max(shares, 0), "mean": np.mean(shares, 0), "product": np.prod(shares, 0) ** (1 / 3)}
             np.testing.assert_allclose(found[output, row, allowed], expected[how], rtol=1e-9)
@@ -197,7 +197,7 @@ def test_the_order_of_members_does_not_matter_and_shifts_neither(
     padded: Padded, seed: int, count: int, how: Any
 ) -> None:
     members = random_logits(padded, count, seed)
-    shifted = [one + np.float32(number) for number, one in enumerate(members)]
+    shifted = [member + np.float32(number) for number, member in enumerate(members)]
     plain = combine_logits(members, padded, how, scaled=False)
     np.testing.assert_allclose(combine_logits(members[::-1], padded, how, scaled=False), plain, atol=1e-9)
     np.testing.assert_allclose(combine_logits(shifted, padded, how, scaled=False), plain, atol=1e-4)
@@ -244,10 +244,10 @@ TWO = listed(0.8, Rome=(3, 0.2))
 def test_spans_are_combined_as_by_hand(how: Any, null: float, rome: float, in_rome: float) -> None:
     """Member two does not have inRome: it counts as its lowest, 0.2."""
     found = combine_spans([ONE, TWO], how)
-    assert [one.text for one in found.candidates] == ["", "Rome", "inRome"]
-    assert [math.exp(one.score) for one in found.candidates] == pytest.approx([null, rome, in_rome])
+    assert [candidate.text for candidate in found.candidates] == ["", "Rome", "inRome"]
+    assert [math.exp(candidate.score) for candidate in found.candidates] == pytest.approx([null, rome, in_rome])
     total = null + rome + in_rome
-    assert [one.probability for one in found.candidates] == pytest.approx([null / total, rome / total, in_rome / total])
+    assert [candidate.probability for candidate in found.candidates] == pytest.approx([null / total, rome / total, in_rome / total])
     assert found.null_odds == pytest.approx(math.log(null / rome))
 
 
@@ -255,7 +255,7 @@ def test_spans_are_combined_as_by_hand(how: Any, null: float, rome: float, in_ro
 def test_a_list_combined_with_itself_is_itself(how: Any) -> None:
     for member in (ONE, TWO):
         found = combine_spans([member, member], how, texts=[member.text(0.0)] * 2)
-        assert [one.text for one in found.candidates] == [one.text for one in member.candidates]
+        assert [candidate.text for candidate in found.candidates] == [candidate.text for candidate in member.candidates]
         if how != "vote":
             assert close(found, member, 1e-9)
 
@@ -271,9 +271,9 @@ def test_a_list_combined_with_itself_is_itself(how: Any) -> None:
     ],
 )
 def test_a_vote_counts_texts_and_breaks_ties_by_the_mean(members: list[Prediction], expected: str) -> None:
-    found = combine_spans(members, "vote", texts=[one.text(0.0) for one in members])
+    found = combine_spans(members, "vote", texts=[member.text(0.0) for member in members])
     assert found.text(0.0) == expected
-    assert len({one.text for one in found.candidates}) == len(found.candidates)
+    assert len({candidate.text for candidate in found.candidates}) == len(found.candidates)
 
 
 def test_a_vote_hears_members_at_their_own_thresholds() -> None:
@@ -287,8 +287,8 @@ def test_a_member_without_any_span_does_not_raise_those_of_others() -> None:
     sure = listed(0.05, A=(0, 0.9), B=(2, 0.05))
     for how in (*HOWS, "vote"):
         found = combine_spans([sure, silent], how, texts=["A", ""])  # type: ignore[arg-type]
-        assert [one.text for one in found.candidates if one.text] == ["A", "B"]
-        assert all(math.isfinite(one.score) for one in found.candidates)
+        assert [candidate.text for candidate in found.candidates if candidate.text] == ["A", "B"]
+        assert all(math.isfinite(candidate.score) for candidate in found.candidates)
     assert math.exp(combine_spans([sure, silent], "mean").best_span.score) == pytest.approx(0.45)
     assert combine_spans([silent, silent], "mean").text(0.0) == ""
 
@@ -296,7 +296,7 @@ def test_a_member_without_any_span_does_not_raise_those_of_others() -> None:
 def test_a_probability_that_became_nothing_still_counts() -> None:
     far = rank([("A", 0, 1, 900.0, 0), ("B", 2, 3, 10.0, 0)], 0.0)
     assert far.candidates[-1].probability == 0.0
-    assert all(math.isfinite(one.score) for one in combine_spans([far, far], "product").candidates)
+    assert all(math.isfinite(candidate.score) for candidate in combine_spans([far, far], "product").candidates)
 
 
 def test_members_must_read_the_same_text() -> None:
@@ -306,7 +306,7 @@ def test_members_must_read_the_same_text() -> None:
 
 def test_the_list_stays_as_long_as_asked() -> None:
     lists = [listed(0.1, A=(0, 0.5), B=(1, 0.2)), listed(0.1, C=(2, 0.6), D=(3, 0.1))]
-    assert [one.text for one in combine_spans(lists, "max", n_best=2).candidates] == ["C", "A", ""]
+    assert [candidate.text for candidate in combine_spans(lists, "max", n_best=2).candidates] == ["C", "A", ""]
 
 
 # --- kept logits
@@ -458,13 +458,13 @@ def test_kept_logits_answer_as_the_models_do(
     )
     assert live.level == stored.level == mixed.level == "token"
     assert texts(live) == texts(stored) == texts(mixed)
-    for id, one in live.predictions.items():
-        assert math.isclose(one.null_odds, stored.predictions[id].null_odds, abs_tol=0.1)
-        assert one.best_span.text == stored.predictions[id].best_span.text
+    for id, prediction in live.predictions.items():
+        assert math.isclose(prediction.null_odds, stored.predictions[id].null_odds, abs_tol=0.1)
+        assert prediction.best_span.text == stored.predictions[id].best_span.text
     members = [together.members for together in (live, stored, mixed)]
-    assert [list(one) for one in members] == [["r0", "r1", "r2"], ["p0", "p1", "p2"], ["r0", "p1", "p2"]]
+    assert [list(member) for member in members] == [["r0", "r1", "r2"], ["p0", "p1", "p2"], ["r0", "p1", "p2"]]
     for names in zip(*members, strict=True):
-        assert len({json.dumps(one[name].texts) for one, name in zip(members, names, strict=True)}) == 1
+        assert len({json.dumps(member[name].texts) for member, name in zip(members, names, strict=True)}) == 1
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -476,15 +476,15 @@ def test_a_reader_with_itself_is_itself(readers: list[Path], questions: list[Exa
     assert found.level == level
     for id, prediction in alone.items():
         assert close(found.predictions[id], prediction), id
-        assert all(close(one.predictions[id], prediction, 1e-9) for one in found.members.values())
+        assert all(close(member.predictions[id], prediction, 1e-9) for member in found.members.values())
 
 
 def test_readers_together_differ_from_each(readers: list[Path], questions: list[Example]) -> None:
     """Else nothing above would tell anything."""
     found = together(readers, questions, how="mean")
-    answers = [texts(found), *(one.texts for one in found.members.values())]
-    assert len({json.dumps(one) for one in answers}) == 4
-    assert len({one.text(0.0) for one in found.predictions.values()}) >= 3
+    answers = [texts(found), *(member.texts for member in found.members.values())]
+    assert len({json.dumps(answer) for answer in answers}) == 4
+    assert len({prediction.text(0.0) for prediction in found.predictions.values()}) >= 3
 
 
 @pytest.mark.parametrize("level", ["token", "span"])
@@ -516,7 +516,7 @@ def test_tuned_encoders_are_not_shared(
             value.mul_(1.3)
     tuned.save(tmp_path / "full")
     folders = [readers[0], tmp_path / "full", tmp_path / "lora", readers[1]]
-    members = open_members([str(one) for one in folders], run=True, precision="fp32")
+    members = open_members([str(folder) for folder in folders], run=True, precision="fp32")
     models: list[Any] = [member.model for member in members]
     assert models[0].encoder is models[3].encoder
     assert len({id(model.encoder) for model in models}) == 3
@@ -561,11 +561,11 @@ def test_other_tokenizers_meet_at_the_span_level(
     assert ensemble.level == "span"
     assert ensemble.why_not_by_token == "r0 and other split the texts into different tokens or windows"
     found = ensemble.answer(batch_size=4)
-    contexts = {one.id: one.context.text for one in questions}
+    contexts = {example.id: example.context.text for example in questions}
     for id, prediction in found.predictions.items():
-        lists = [one.predictions[id] for one in found.members.values()]
+        lists = [member.predictions[id] for member in found.members.values()]
         assert close(prediction, combine_spans(lists, "mean"), 1e-12)
-        assert all(contexts[id][one.begin_char : one.end_char] == one.text for one in prediction.candidates)
+        assert all(contexts[id][candidate.begin_char : candidate.end_char] == candidate.text for candidate in prediction.candidates)
     with pytest.raises(
         UsageError, match="--level token: r0 and other split the texts into different tokens or windows"
     ):
@@ -588,7 +588,7 @@ def test_the_threshold_is_the_ensemble_s_own(bert: Path, questions: list[Example
     folders = [save_reader(tmp_path / f"e{seed}", bert, seed=seed, **eager) for seed in (0, 1)]
     found = together(folders, questions)
     assert found.decoding.null_score_diff_threshold == 0.0
-    assert all(all(one.texts.values()) for one in found.members.values())  # a member keeps its own
+    assert all(all(member.texts.values()) for member in found.members.values())  # a member keeps its own
     assert found.predictions == together(folders, questions, threshold=2.0).predictions
 
 
@@ -682,12 +682,12 @@ def data(questions: list[Example], tmp_path_factory: pytest.TempPathFactory) -> 
     path = tmp_path_factory.mktemp("data") / "dev.jsonl"
     rows = [
         {
-            "id": one.id,
-            "question": one.question,
-            "context": one.context.text,
-            "answers": [{"text": answer.text, "answer_start": answer.begin_char} for answer in one.answers],
+            "id": example.id,
+            "question": example.question,
+            "context": example.context.text,
+            "answers": [{"text": answer.text, "answer_start": answer.begin_char} for answer in example.answers],
         }
-        for one in questions
+        for example in questions
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
     return path
@@ -741,7 +741,7 @@ def test_a_mistake_touches_no_folder(readers: list[Path], lamella: Any, tmp_path
 def test_questions_without_labels_are_answered_and_not_scored(
     readers: list[Path], questions: list[Example], lamella: Any, tmp_path: Path
 ) -> None:
-    rows = [{"id": one.id, "question": one.question, "context": one.context.text} for one in questions]
+    rows = [{"id": example.id, "question": example.question, "context": example.context.text} for example in questions]
     (tmp_path / "bare.jsonl").write_text("\n".join(map(json.dumps, rows)))
     code, out, err = lamella(
         "ensemble", *readers, "--data", tmp_path / "bare.jsonl", "--out", tmp_path / "out", "--json"
@@ -793,4 +793,4 @@ def test_a_member_is_what_its_folder_holds(readers: list[Path], questions: list[
     assert stored.model is None
     assert stored.answers is not None
     alone = predict(ReaderModel.load(readers[0]), questions, batch_size=4)
-    assert all(close(stored.answers.predictions[id], one, 1e-12) for id, one in alone.items())
+    assert all(close(stored.answers.predictions[id], prediction, 1e-12) for id, prediction in alone.items())

@@ -65,8 +65,8 @@ class TestAsk:
         text = corpus()[0]
         answers = reader.ask(QUESTIONS[0], text, top_k=5)
         assert len(answers) == 5
-        assert all(text[one["start"] : one["end"]] == one["answer"] for one in answers)
-        assert all(set(one) == {"score", "probability", "start", "end", "answer"} for one in answers)
+        assert all(text[answer["start"] : answer["end"]] == answer["answer"] for answer in answers)
+        assert all(set(answer) == {"score", "probability", "start", "end", "answer"} for answer in answers)
         assert answers.to_json() == {
             "answers": list(answers),
             "no_answer": answers.no_answer,
@@ -104,24 +104,24 @@ class TestAsk:
         model = tiny_model(seed=1, decoding={"calibration": calibration})
         answers = Reader(model).ask(QUESTIONS[0], corpus()[0], top_k=99)
         odds = answers.null_score if calibration is None else answers.null_score / 3 - 2
-        none, spans = [one for one in answers if not one["answer"]], [one for one in answers if one["answer"]]
+        none, spans = [answer for answer in answers if not answer["answer"]], [answer for answer in answers if answer["answer"]]
         assert [one["probability"] for one in none] == [answers.na_prob]
         assert answers.na_prob == pytest.approx(1 / (1 + math.exp(-odds)))
-        assert sum(one["probability"] for one in answers) == pytest.approx(1)
+        assert sum(answer["probability"] for answer in answers) == pytest.approx(1)
         ratios = [one["probability"] / one["score"] for one in spans]
         assert ratios == pytest.approx([ratios[0]] * len(spans))
 
     def test_a_text_without_a_token_leaves_all_to_no_answer(self, reader: Reader) -> None:
         answers = reader.ask(QUESTIONS[0], "\u200b", top_k=9)
-        assert sum(one["probability"] for one in answers) == pytest.approx(1)
+        assert sum(answer["probability"] for answer in answers) == pytest.approx(1)
 
     def test_a_list_of_questions_is_each_by_itself(self, reader: Reader) -> None:
         contexts = corpus()[:3]
         together = reader.ask(QUESTIONS, contexts, top_k=4)
         for answers, question, context in zip(together, QUESTIONS, contexts, strict=True):
             alone = reader.ask(question, context, top_k=4)
-            assert [one["answer"] for one in answers] == [one["answer"] for one in alone]
-            assert [one["score"] for one in answers] == pytest.approx([one["score"] for one in alone], abs=1e-5)
+            assert [answer["answer"] for answer in answers] == [prediction["answer"] for prediction in alone]
+            assert [answer["score"] for answer in answers] == pytest.approx([prediction["score"] for prediction in alone], abs=1e-5)
         of_one = reader.ask(QUESTIONS, contexts[0])
         assert [one[0]["answer"] for one in of_one] == [reader.ask(q, contexts[0])[0]["answer"] for q in QUESTIONS]
         assert reader.ask([], "text") == []
@@ -129,20 +129,20 @@ class TestAsk:
     def test_several_contexts_are_ranked_together(self, reader: Reader) -> None:
         contexts = corpus()[:4]
         answers = reader.ask(QUESTIONS[0], contexts, top_k=20)
-        assert all(contexts[one["context"]][one["start"] : one["end"]] == one["answer"] for one in answers)
+        assert all(contexts[answer["context"]][answer["start"] : answer["end"]] == answer["answer"] for answer in answers)
         examples = [example(text, question=QUESTIONS[0], id=str(at)) for at, text in enumerate(contexts)]
         alone = predict(reader.model, examples)
         spans = sorted(
-            ((one.score, at, one.text) for at in range(4) for one in alone[str(at)].candidates if one.text),
+            ((candidate.score, at, candidate.text) for at in range(4) for candidate in alone[str(at)].candidates if candidate.text),
             reverse=True,
         )
-        found = [(one["context"], one["answer"]) for one in answers if one["answer"]]
+        found = [(answer["context"], answer["answer"]) for answer in answers if answer["answer"]]
         assert found == [(at, text) for _, at, text in spans][: len(found)]
         assert len({at for at, _ in found}) > 1
         null = min(alone[str(at)].null.score for at in range(4))
         assert answers.null_score == pytest.approx(null - spans[0][0], abs=1e-4)
         nested = reader.ask([QUESTIONS[0], QUESTIONS[1]], [contexts, contexts[0]], top_k=20)
-        assert [one["answer"] for one in nested[0]] == [one["answer"] for one in answers]
+        assert [one["answer"] for one in nested[0]] == [answer["answer"] for answer in answers]
         assert "context" not in nested[1][0]
 
     @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ class TestAsk:
         contexts = corpus()[:3]
         expected = reader.ask(QUESTIONS, contexts)
         assert reader.ask(iter(QUESTIONS), tuple(contexts)) == expected
-        assert reader.ask(np.array(QUESTIONS), (one for one in contexts)) == expected
+        assert reader.ask(np.array(QUESTIONS), (text for text in contexts)) == expected
         assert reader.ask(QUESTIONS[:1], [iter(contexts)]) == reader.ask(QUESTIONS[:1], [contexts])
 
     @pytest.mark.parametrize("size", [0, -3, 2.5])

@@ -149,7 +149,7 @@ def test_the_best_answer_of_all_contexts_meets_the_least_sure_no_answer() -> Non
     }
     found = predictions_by_question(EXAMPLES, predictions, n_best=20)
     assert list(found) == ["a", "b"]
-    assert [(one.text, one.score, one.context) for one in found["a"].candidates] == [
+    assert [(candidate.text, candidate.score, candidate.context) for candidate in found["a"].candidates] == [
         ("four", 4.0, 1),
         ("", 3.0, 0),
         ("one", 1.0, 0),

@@ -43,7 +43,7 @@ def test_the_bootstrap_finds_what_is_there_and_not_what_is_not() -> None:
 
 def test_questions_that_fall_together_need_paragraphs_to_be_drawn() -> None:
     """Every paragraph is right or wrong as a whole: five questions tell no more than one."""
-    ours, theirs = (np.repeat(one, 5, axis=0) for one in planted(0.0, questions=120))
+    ours, theirs = (np.repeat(example, 5, axis=0) for example in planted(0.0, questions=120))
     assert 0.02 <= found_by_bootstrap(ours, theirs, np.arange(600) // 5) <= 0.09
     assert found_by_bootstrap(ours, theirs) > 0.2
 

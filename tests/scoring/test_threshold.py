@@ -267,7 +267,7 @@ def a_set_of(count: int = 40) -> tuple[list[Example], dict[str, Prediction]]:
     examples = [
         asked(f"article {number % 8}", f"x{number}", f"q{number}", answer=number % 2 == 0) for number in range(count)
     ]
-    odds = {one.id: float(5 + rng.normal(-2 if one.answerable else 2, 1)) for one in examples}
+    odds = {example.id: float(5 + rng.normal(-2 if example.answerable else 2, 1)) for example in examples}
     return examples, {id: predicted(value) for id, value in odds.items()}
 
 
@@ -290,8 +290,8 @@ def test_tuned_options_say_what_they_were_tuned_on(method) -> None:
 
 def test_scores_tell_the_tuned_threshold_and_that_it_was_tuned_on_these() -> None:
     examples, predictions = a_set_of()
-    odds = np.array([one.null_odds for one in predictions.values()])
-    scores = scored(np.array([one.answerable for one in examples]), np.ones(len(examples)))
+    odds = np.array([prediction.null_odds for prediction in predictions.values()])
+    scores = scored(np.array([example.answerable for example in examples]), np.ones(len(examples)))
     plain = threshold_report(DecodingOptions(), examples, scores, odds, gives_text=True)
     assert set(plain) == {"threshold", "exact_at_0", "f1_at_0", "crossfit_exact", "crossfit_f1", "ece"}
     decoding = tune_decoding(DecodingOptions(), examples, predictions, data=["dev"]).decoding
@@ -307,7 +307,7 @@ def test_scores_tell_the_tuned_threshold_and_that_it_was_tuned_on_these() -> Non
 
 def test_of_a_model_without_texts_the_accuracy_is_tuned() -> None:
     examples, predictions = a_set_of()
-    without = {id: Prediction((Candidate("", 0, 0, one.null_odds),), one.null_odds) for id, one in predictions.items()}
+    without = {id: Prediction((Candidate("", 0, 0, prediction.null_odds),), prediction.null_odds) for id, prediction in predictions.items()}
     with_texts = tune_decoding(DecodingOptions(), examples, predictions, data=["dev"])
     tuned = tune_decoding(DecodingOptions(), examples, without, data=["dev"], gives_text=False)
     assert tuned.decoding == with_texts.decoding  # there every answer was right
@@ -317,7 +317,7 @@ def test_of_a_model_without_texts_the_accuracy_is_tuned() -> None:
 
 def test_data_of_one_kind_is_refused_and_its_scores_are_reported_without_what_it_cannot_tell() -> None:
     examples, predictions = a_set_of()
-    answerable = [one for one in examples if one.answerable]
+    answerable = [example for example in examples if example.answerable]
     with pytest.raises(DataError, match="only answerable ones"):
         tune_decoding(DecodingOptions(), answerable, predictions, data=["dev.json"])
     with pytest.raises(DataError, match="found none"):
@@ -329,7 +329,7 @@ def test_data_of_one_kind_is_refused_and_its_scores_are_reported_without_what_it
 
 def test_one_context_has_no_other_articles() -> None:
     examples, predictions = a_set_of()
-    alone = [asked("t", "x", one.id, answer=one.answerable) for one in examples]
+    alone = [asked("t", "x", example.id, answer=example.answerable) for example in examples]
     tuned = tune_decoding(DecodingOptions(), alone, predictions, data=["dev"])
     assert "crossfit_f1" not in tuned.report
     assert "one context" in tuned.lines()[-1]

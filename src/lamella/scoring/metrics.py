@@ -1,8 +1,8 @@
-"""How good predicted answers are: the official SQuAD 2.0 scores, and KorQuAD 1.0's for Korean.
+"""The official SQuAD 2.0 metric, and KorQuAD 1.0's for Korean.
 
-The definitions are those of SQuAD's `evaluate-v2.0.py` and the numbers agree with it, also where it is odd (see
-`best_thresholds`). A *na score* is a number per question, the higher the likelier "no answer" is: null odds (neutral at
-0) or a probability (neutral at 0.5).
+The definitions follow SQuAD's `evaluate-v2.0.py`, and the numbers agree with it, oddities included (see
+`best_thresholds`). An *na score* is a number per question that is higher the likelier "no answer" is: null odds
+(neutral at 0) or a probability (neutral at 0.5).
 """
 
 from __future__ import annotations
@@ -36,25 +36,26 @@ def score(
     missing: Missing = "error",
     threshold: float | None = None,
 ) -> dict[str, float | int]:
-    """The scores of `predictions` (question id to text, "" for no answer), in percent, under the official keys.
+    """Return the scores of `predictions` (question id to text, "" for no answer), in percent, under the official keys.
 
-    Always: `exact f1 total`, then `HasAns_*` and `NoAns_*` of the questions with and without answers; a group without
+    The keys are `exact f1 total`, then `HasAns_*` and `NoAns_*` for questions with and without answers; a group without
     questions has no keys. With na scores also:
 
     - `best_exact best_exact_thresh best_f1 best_f1_thresh`: see `best_thresholds`.
-    - `pr_exact_ap pr_f1_ap pr_oracle_ap`: average precision when questions are answered from the lowest na score up, an
-      answer counting by its exact match, by its F1, or as right. Absent when no question has an answer.
-    - `answerability_accuracy answerability_f1 answerability_ap`: how well the na score tells which questions have no
-      answer. The positive class is "no answer", as in BERTVision; the last two are absent when no question is of it.
+    - `pr_exact_ap pr_f1_ap pr_oracle_ap`: average precision when questions are answered in order of rising na score,
+      where an answer counts by its exact match, by its F1, or as right. Absent if no question has an answer.
+    - `answerability_accuracy answerability_f1 answerability_ap`: how well the na score separates the questions without
+      an answer. The positive class is "no answer", as in BERTVision; the last two are absent without such questions.
 
-    `null_odds` drives `best_*`, `pr_*` and `threshold`, `na_prob` drives `answerability_*`; either alone drives all.
+    `null_odds` determines `best_*`, `pr_*` and the use of `threshold`; `na_prob` determines `answerability_*`. If only
+    one of them is given, it determines all.
 
-    `threshold`: a question whose na score is above it counts as not answered, whatever was predicted; `best_*` and
-    `pr_*` keep to the predictions as they are. Without it nothing is withheld, whereas the official script always
-    applies one to its `--na-prob-file` (1.0 unless told otherwise): pass `threshold=1.0` for the same. Answerability is
-    decided at `threshold` where that belongs to the same na scores, else at their neutral point.
+    A question whose na score exceeds `threshold` counts as not answered, whatever was predicted; `best_*` and `pr_*`
+    ignore the threshold. The default withholds nothing. The official script always applies a threshold to its
+    `--na-prob-file` (1.0 by default): pass `threshold=1.0` for the same. Answerability is decided at `threshold` if
+    that applies to the same na scores, otherwise at their neutral point.
 
-    `missing="empty"` counts an absent prediction as "". Predictions for other questions are ignored.
+    `missing="empty"` counts a missing prediction as "". Predictions for other questions are ignored.
     """
     questions = score_questions(examples, predictions, language=language, missing=missing)
     return summarise(questions, null_odds=null_odds, na_prob=na_prob, threshold=threshold)
@@ -67,14 +68,14 @@ def summarise(
     na_prob: Mapping[str, float] | None = None,
     threshold: float | None = None,
 ) -> dict[str, float | int]:
-    """The scores of questions that are scored one by one already: all that `score` gives."""
+    """Return the results of `score` from the scores of single questions."""
     driving, deciding = (null_odds, na_prob) if null_odds is not None else (na_prob, None)
     if driving is None:
         if threshold is not None:
-            raise UsageError(f"threshold {threshold} has nothing to apply to: give null_odds or na_prob with it.")
+            raise UsageError(f"threshold {threshold}: expected null_odds or na_prob to apply it to, got neither.")
         return _summary(questions)
     if threshold is not None and math.isnan(threshold):
-        raise UsageError("threshold must be a number. Got nan.")
+        raise UsageError("threshold: expected a number, got nan.")
 
     na = _aligned(questions.ids, driving, "null odds" if null_odds is not None else "no-answer probability")
     result = _summary(questions if threshold is None else questions.withheld(na > threshold))
@@ -88,7 +89,7 @@ def summarise(
 
 @dataclass(frozen=True, eq=False)
 class QuestionScores:
-    """One entry a question, in the order of the examples: what paired significance tests compare."""
+    """The scores of single questions, in the order of the examples, as paired significance tests need them."""
 
     ids: tuple[str, ...]
     answerable: NDArray[np.bool_]  # the data has an answer
@@ -97,18 +98,18 @@ class QuestionScores:
     f1: NDArray[np.float64]  # 0 to 1
 
     def only(self, where: NDArray[np.bool_]) -> QuestionScores:
-        """The questions at `where`."""
-        ids = tuple(id_ for id_, kept in zip(self.ids, where, strict=True) if kept)
+        """Return the scores of the questions at `where`."""
+        ids = tuple(id_ for id_, chosen in zip(self.ids, where, strict=True) if chosen)
         return QuestionScores(ids, self.answerable[where], self.answered[where], self.exact[where], self.f1[where])
 
     def withheld(self, where: NDArray[np.bool_]) -> QuestionScores:
-        """The scores if the questions at `where` were not answered: 1 for an unanswerable one, 0 for another."""
-        silent = (~self.answerable).astype(np.float64)
+        """Return the scores with the questions at `where` not answered: 1 if unanswerable, otherwise 0."""
+        abstained = (~self.answerable).astype(np.float64)
         return replace(
             self,
             answered=self.answered & ~where,
-            exact=np.where(where, silent, self.exact),
-            f1=np.where(where, silent, self.f1),
+            exact=np.where(where, abstained, self.exact),
+            f1=np.where(where, abstained, self.f1),
         )
 
 
@@ -119,9 +120,9 @@ def score_questions(
     language: str = "en",
     missing: Missing = "error",
 ) -> QuestionScores:
-    """Exact match and F1 of every question by itself: the best over its answers.
+    """Return exact match and F1 of every question: the best over its true answers.
 
-    Answers that normalise to nothing ("the", "!") do not count; a question left with none wants "".
+    True answers that normalise to nothing ("the", "!") do not count; a question without others expects "".
     """
     (scores,) = score_readers(examples, [predictions], language=language, missing=missing)
     return scores
@@ -134,15 +135,16 @@ def score_readers(
     language: str = "en",
     missing: Missing = "error",
 ) -> list[QuestionScores]:
-    """The same for the predictions of any number of readers. They repeat one another, as annotators do: a text is
-    normalised once, and scored once at a question.
+    """Return the scores of every question for several readers.
+
+    Readers often give the same answer, so every text is normalised once, and scored once per question.
     """
     rule, ids = get_language(language), tuple(_distinct_ids(examples))
     number_of: defaultdict[str, int] = defaultdict(itertools.count().__next__)
     none = number_of[""]
-    given = [  # the texts as numbers: those of a thousand readers would fill the memory
-        np.fromiter(map(number_of.__getitem__, _predicted_texts(ids, one, missing)), np.int32, len(ids))
-        for one in answers
+    given = [  # texts as numbers: the texts of a thousand readers would fill the memory
+        np.fromiter(map(number_of.__getitem__, _predicted_texts(ids, predictions, missing)), np.int32, len(ids))
+        for predictions in answers
     ]
     normalised = functools.cache(rule.normalise)
     texts = [normalised(text) for text in number_of]
@@ -150,15 +152,15 @@ def score_readers(
     scores, of_text = np.empty((len(ids), len(given))), np.empty(len(texts))
     for row, (example, column) in enumerate(zip(examples, np.stack(given, axis=1), strict=True)):
         golds = {normalised(answer.text) for answer in example.answers} - {""} or {""}
-        wanted = [rule.units(gold) for gold in golds]
-        shared = {unit for one in wanted for unit in one}
+        gold_units = [rule.units(gold) for gold in golds]
+        all_units = {unit for gold in gold_units for unit in gold}
         numbers = list(set(column.tolist()))
         of_text[numbers] = [
             _EXACT
             if texts[number] in golds
             else 0.0
-            if shared.isdisjoint(units[number])
-            else max(_overlap_f1(one, units[number]) for one in wanted)
+            if all_units.isdisjoint(units[number])
+            else max(_overlap_f1(gold, units[number]) for gold in gold_units)
             for number in numbers
         ]
         scores[row] = of_text[column]
@@ -167,11 +169,11 @@ def score_readers(
         QuestionScores(
             ids,
             answerable,
-            answered=told != none,
-            exact=(found == _EXACT).astype(np.float64),
-            f1=np.minimum(found, 1.0),
+            answered=text_numbers != none,
+            exact=(reader_scores == _EXACT).astype(np.float64),
+            f1=np.minimum(reader_scores, 1.0),
         )
-        for told, found in zip(given, np.ascontiguousarray(scores.T), strict=True)
+        for text_numbers, reader_scores in zip(given, np.ascontiguousarray(scores.T), strict=True)
     ]
 
 
@@ -179,13 +181,13 @@ _EXACT = 2.0  # more than the F1 of the same words in another order
 
 
 def best_thresholds(questions: QuestionScores, na_scores: Mapping[str, float]) -> dict[str, float]:
-    """The highest exact match and F1 that a threshold on the na scores gives, each with that threshold.
+    """Return the highest exact match and F1 that a threshold on the na scores can give, each with its threshold.
 
-    Questions are answered one after the other, lowest na score first, from none (every unanswerable one is right) to
-    all; the threshold is the na score of the last one answered. Three official oddities are kept, so that the numbers
-    agree. Equal na scores come in the order of `na_scores` and may be cut apart, though no threshold can do that. When
-    answering nothing is best the threshold is 0.0, even if na scores lie below it. Answering an unanswerable question
-    costs 1 even with a text that normalises to nothing.
+    Questions are answered one by one in order of rising na score, from none (every unanswerable question is right) to
+    all; the threshold is the na score of the last question answered. Three oddities of the official script are kept, so
+    that the numbers agree. Questions with equal na scores are taken in the order of `na_scores` and may be separated,
+    which no threshold can do. If answering nothing is best, the threshold is 0.0, even if na scores lie below it.
+    Answering an unanswerable question costs 1 even with a text that normalises to nothing.
     """
     na = _aligned(questions.ids, na_scores, "no-answer score")
     row_of = {id_: row for row, id_ in enumerate(questions.ids)}
@@ -194,9 +196,9 @@ def best_thresholds(questions: QuestionScores, na_scores: Mapping[str, float]) -
     result: dict[str, float] = {}
     for name, raw in (("exact", questions.exact), ("f1", questions.f1)):
         gain = np.where(questions.answerable, raw, -questions.answered.astype(np.float64))[rows]
-        # cumsum adds from left to right, as the official loop does: its ">" then sees the very same numbers.
+        # cumsum adds left to right like the official loop, so that its ">" compares exactly the same numbers.
         totals = np.cumsum(np.concatenate([[float((~questions.answerable).sum())], gain]))
-        best = int(np.argmax(totals))  # the first of equals
+        best = int(np.argmax(totals))  # the first on a tie
         result[f"best_{name}"] = 100.0 * float(totals[best]) / len(rows)
         result[f"best_{name}_thresh"] = float(na[rows[best - 1]]) if best else 0.0
     return result
@@ -208,16 +210,16 @@ def language_of(examples: Sequence[Example]) -> str:
 
 
 def exact_match(gold: str, predicted: str, *, language: str = "en") -> int:
-    """1 if the two texts are the same once normalised, else 0."""
+    """Return 1 if the two texts are equal once normalised, otherwise 0."""
     rule = get_language(language)
     return int(rule.normalise(gold) == rule.normalise(predicted))
 
 
 def f1(gold: str, predicted: str, *, language: str = "en") -> float:
-    """The harmonic mean of precision and recall over shared words (English) or characters (Korean), counted with
-    repetition; 1 if both texts normalise to nothing, 0 if only one does.
+    """Return the harmonic mean of precision and recall over shared words (English) or characters (Korean), counted
+    with repetition; 1 if both texts normalise to nothing, 0 if only one does.
 
-    (KorQuAD's own script gives 0 to two such texts; it has no unanswerable questions, and its dev set no such answer.)
+    (KorQuAD's script gives 0 to two such texts. It has no unanswerable questions, and its dev set no such answer.)
     """
     rule = get_language(language)
     return _overlap_f1(rule.units(rule.normalise(gold)), rule.units(rule.normalise(predicted)))
@@ -230,7 +232,7 @@ def _overlap_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
     same = sum(min(gold.count(unit), predicted.count(unit)) for unit in shared)
     if same == 0:
         return 0.0
-    # Not 2 * same / (len + len): the last digit would differ from the official one, and with it a best threshold.
+    # Not 2 * same / (len + len): its last digit can differ from the official result, and so change a best threshold.
     precision, recall = same / len(predicted), same / len(gold)
     return 2 * precision * recall / (precision + recall)
 
@@ -251,23 +253,23 @@ def _precision_recall(questions: QuestionScores, na: NDArray[np.float64]) -> dic
         return {}
     right = {"exact": questions.exact, "f1": questions.f1, "oracle": np.ones_like(questions.exact)}
     total = int(questions.answerable.sum())
-    return {f"pr_{name}_ap": _average_precision(one * questions.answerable, na, total) for name, one in right.items()}
+    return {f"pr_{name}_ap": _average_precision(gain * questions.answerable, na, total) for name, gain in right.items()}
 
 
 def _answerability(questions: QuestionScores, na: NDArray[np.float64], cut: float) -> dict[str, float]:
-    unanswerable, silent = ~questions.answerable, na > cut
-    result = {"answerability_accuracy": 100.0 * float((silent == unanswerable).mean())}
+    unanswerable, abstained = ~questions.answerable, na > cut
+    result = {"answerability_accuracy": 100.0 * float((abstained == unanswerable).mean())}
     if total := int(unanswerable.sum()):
-        found = int((silent & unanswerable).sum())
-        result["answerability_f1"] = 100.0 * 2 * found / (int(silent.sum()) + total)
+        found = int((abstained & unanswerable).sum())
+        result["answerability_f1"] = 100.0 * 2 * found / (int(abstained.sum()) + total)
         result["answerability_ap"] = _average_precision(unanswerable.astype(np.float64), -na, total)
     return result
 
 
 def _average_precision(gain: NDArray[np.float64], key: NDArray[np.float64], total: int) -> float:
-    """Precision summed over the steps of recall, in percent, when questions are taken by ascending `key`.
+    """Return precision summed over the steps of recall, in percent, with questions in order of rising `key`.
 
-    `gain` is what each adds to the `total` to be found. Equal keys are one step: no threshold lies between them.
+    `gain` is the contribution of each question to the `total`. Equal keys are one step: no threshold separates them.
     """
     order = np.argsort(key, kind="stable")
     key, found = key[order], np.cumsum(gain[order])
@@ -278,13 +280,13 @@ def _average_precision(gain: NDArray[np.float64], key: NDArray[np.float64], tota
 
 def _distinct_ids(examples: Sequence[Example]) -> list[str]:
     if not examples:
-        raise DataError("The data has no questions: there is nothing to score.")
+        raise DataError("data: expected questions to score, found none.")
     ids = [example.id for example in examples]
     repeated = [id_ for id_, times in Counter(ids).items() if times > 1]
     if repeated:
         raise DataError(
-            f"Question ids must differ. The data uses {len(repeated)} of them more than once: {_listed(repeated)}. "
-            "Give every question its own."
+            f"data: expected unique question ids, got {len(repeated)} used more than once: {_listed(repeated)}; give "
+            "every question its own."
         )
     return ids
 
@@ -298,8 +300,8 @@ def _predicted_texts(ids: Sequence[str], predictions: Mapping[str, str], missing
         absent = [id_ for id_ in ids if id_ not in predictions]
         if missing == "error":
             raise DataError(
-                f"The predictions lack {len(absent)} of {len(ids)} questions: {_listed(absent)}. "
-                "Predict them too, or count them as not answered with --missing empty."
+                f"predictions: expected all {len(ids)} questions, {len(absent)} missing: {_listed(absent)}; predict "
+                "them too, or count them as not answered with --missing empty."
             ) from None
         texts = [predictions.get(id_, "") for id_ in ids]
     if set(map(type, texts)) != {str}:
@@ -307,22 +309,22 @@ def _predicted_texts(ids: Sequence[str], predictions: Mapping[str, str], missing
             if not isinstance(text, str):
                 got = " ".join(repr(text).split())
                 got = got if len(got) <= 80 else f"{got[:80]}…"
-                raise DataError(f'The prediction of question {id_} must be a text, "" for no answer. Got {got}.')
+                raise DataError(f'prediction of question {id_}: expected a text ("" for no answer), got {got}.')
     return texts
 
 
 def _aligned(ids: Sequence[str], na_scores: Mapping[str, float], what: str) -> NDArray[np.float64]:
-    """The na scores in the order of `ids`, once every one is known to be there and finite."""
+    """Return the na scores in the order of `ids`; check that all exist and are finite."""
     absent = [id_ for id_ in ids if id_ not in na_scores]
     if absent:
         raise DataError(
-            f"The {what} is missing for {len(absent)} of {len(ids)} questions: {_listed(absent)}. "
-            "Give one for every question, or leave them all out to score the answers alone."
+            f"{what}: expected a number for all {len(ids)} questions, {len(absent)} missing: {_listed(absent)}; give "
+            "one for every question, or none to score only the answers."
         )
     values = [na_scores[id_] for id_ in ids]
     for id_, value in zip(ids, values, strict=True):
         if not _finite(value):
-            raise DataError(f"The {what} of question {id_} must be a finite number. Got {value!r}.")
+            raise DataError(f"{what} of question {id_}: expected a finite number, got {value!r}.")
     return np.array(values, dtype=np.float64)
 
 
