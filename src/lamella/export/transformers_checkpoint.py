@@ -35,7 +35,7 @@ def save_as_transformers(name: str | os.PathLike[str], folder: Path) -> None:
         with torch.no_grad():
             stock.qa_outputs.weight.copy_(model.head.task.q)
             stock.qa_outputs.bias.copy_(model.head.task.b)
-        tokenizer = model.tokenizer  # its maximum length tells loaders how long a window may be
+        tokenizer = model.tokenizer  # loaders read the maximum window length from it
         tokenizer.model_max_length = min(tokenizer.model_max_length, model.encoder.longest_window)
         with new_folder(folder) as fresh:
             stock.save_pretrained(fresh)

@@ -43,7 +43,7 @@ def open_members(names: Sequence[str], *, run: bool, precision: Precision = "aut
     """Open runs and models by name.
 
     With `run`, the model of a run folder is loaded, to be run; otherwise, or without a model, its predictions are
-    read. A folder that holds several runs stands for all of them.
+    read. A folder that holds several runs means all of them.
     """
     names = [path for name in names for path in _expand_runs(name)]
     if len(names) < 2:
