@@ -309,7 +309,9 @@ def test_what_int8_costs_a_model_without_texts(tmp_path: Path, monkeypatch: pyte
 
     def turned(model: OnnxModel, examples: Any) -> dict[str, Prediction]:
         now = next(sign)
-        return {id: Prediction(example.rows, now * example.null_odds) for id, example in predict(model, examples).items()}
+        return {
+            id: Prediction(example.rows, now * example.null_odds) for id, example in predict(model, examples).items()
+        }
 
     monkeypatch.setattr("lamella.export.onnx_int8.predict", turned)
     for data, metric in (("demo:dev", "answerability_f1"), (tmp_path / "answerable.json", "answerability_accuracy")):

@@ -1,4 +1,4 @@
-"""Decoding: the best spans are those of a search through all of them, in a window and across windows."""
+"""Decoding finds the same best spans as an exhaustive search, within a window and across windows."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from lamella.inference.prediction import NO_SPAN, Candidate, Prediction, rank_to
 from lamella.inference.window_merger import WindowMerger
 from lamella.scoring.metrics import score
 
-# One token a letter; beside the question "q r", windows of 16 hold 11 of them and begin at 0, 7 and 14.
+# One token per letter; with the question "q r", windows of 16 tokens hold 11 letters and begin at 0, 7 and 14.
 SMALL = WindowOptions(max_seq_length=16, doc_stride=4)
 DISTINCT = " ".join("abcdefghijklmnopqrstuvwxy")
 REPEATED = " ".join("abc" * 8)
 
 
 def hand_made(is_context: np.ndarray, cls: int = 0) -> Padded:
-    """Windows of which only the context matters."""
+    """Windows in which only the context matters."""
     rows, width = is_context.shape
     zeros, mask = np.zeros((rows, width), np.int64), np.ones((rows, width), np.bool_)
     return Padded(zeros, mask, zeros, is_context, is_context, zeros[:, 0], zeros[:, 0], np.arange(rows), cls)
@@ -54,7 +54,7 @@ def merged(
 
 
 def random_logits(features: Features, seed: int) -> Callable[[Padded], np.ndarray]:
-    """Fixed logits for every window, however the windows are put into batches."""
+    """Fixed logits per window, independent of the batches."""
     table = np.random.default_rng(seed).normal(0, 3, (2, len(features), 512)).astype(np.float32)
     return lambda padded: table[:, padded.windows, : padded.input_ids.shape[1]]
 
@@ -78,8 +78,8 @@ class TestJoint:
                 for start, end, score in zip(free.start[row], free.end[row], free.score[row], strict=True)
                 if np.isfinite(score) and padded.max_context[row, start]
             ]
-            found = zip(bound.start[row], bound.end[row], bound.score[row], strict=True)
-            assert [span for span in found if np.isfinite(span[2])] == legal
+            spans = zip(bound.start[row], bound.end[row], bound.score[row], strict=True)
+            assert [span for span in spans if np.isfinite(span[2])] == legal
             assert 0 < len(legal) < np.isfinite(free.score[row]).sum()
 
     @settings(max_examples=150, deadline=None)
@@ -90,7 +90,7 @@ class TestJoint:
         n_best=st.integers(1, 400),
         longest=st.integers(1, 40),
     )
-    def test_equal_a_search_through_all(
+    def test_equal_an_exhaustive_search(
         self, seed: int, shape: tuple[int, int], density: float, n_best: int, longest: int
     ) -> None:
         rng = np.random.default_rng(seed)
@@ -98,19 +98,19 @@ class TestJoint:
         logits = rng.normal(0, 4, (2, *shape)).astype(np.float32)
         options = DecodingOptions(n_best_size=n_best, max_answer_length=longest)
         cls = int(rng.integers(shape[1]))
-        found = decode(logits, hand_made(is_context, cls), options)
+        result = decode(logits, hand_made(is_context, cls), options)
 
-        assert found.windows.tolist() == list(range(shape[0]))
-        assert found.null == pytest.approx(logits[:, :, cls].astype(np.float64).sum(0), abs=1e-6)
+        assert result.windows.tolist() == list(range(shape[0]))
+        assert result.null == pytest.approx(logits[:, :, cls].astype(np.float64).sum(0), abs=1e-6)
         for row in range(shape[0]):
             start, end = logits[:, row].astype(np.float64)
             legal = {(i, j): start[i] + end[j] for i, j in legal_spans(is_context[row], longest)}
-            real = found.score[row] > -math.inf
-            spans = list(zip(found.start[row][real].tolist(), found.end[row][real].tolist(), strict=True))
+            real = result.score[row] > -math.inf
+            spans = list(zip(result.start[row][real].tolist(), result.end[row][real].tolist(), strict=True))
             assert len(set(spans)) == len(spans) == min(n_best, len(legal))
-            assert found.score[row][real].tolist() == sorted(legal.values(), reverse=True)[:n_best]
-            assert found.score[row][real].tolist() == [legal[span] for span in spans]
-            assert not real[len(spans) :].any()  # what fills up comes last
+            assert result.score[row][real].tolist() == sorted(legal.values(), reverse=True)[:n_best]
+            assert result.score[row][real].tolist() == [legal[span] for span in spans]
+            assert not real[len(spans) :].any()  # filler entries come last
 
     @settings(max_examples=150, deadline=None)
     @given(
@@ -121,20 +121,20 @@ class TestJoint:
         n_best=st.integers(1, 60),
         longest=st.integers(1, 40),
     )
-    def test_of_equals_the_earlier_and_then_the_shorter_stay(
+    def test_ties_keep_the_earlier_then_the_shorter_span(
         self, seed: int, shape: tuple[int, int], density: float, steps: int, n_best: int, longest: int
     ) -> None:
-        """Logits of a few values only, as rounding makes them: many spans are equally good."""
+        """Logits with few distinct values, as rounding gives: many spans tie."""
         rng = np.random.default_rng(seed)
         is_context = rng.random(shape) < density
         logits = rng.integers(0, steps, (2, *shape)).astype(np.float32)
         options = DecodingOptions(n_best_size=n_best, max_answer_length=longest)
-        found = decode(logits, hand_made(is_context), options)
+        result = decode(logits, hand_made(is_context), options)
         for row in range(shape[0]):
             start, end = logits[:, row].tolist()
             legal = [(-start[i] - end[j], i, j) for i, j in legal_spans(is_context[row], longest)]
-            real = found.score[row] > -math.inf
-            spans = zip(-found.score[row][real], found.start[row][real], found.end[row][real], strict=True)
+            real = result.score[row] > -math.inf
+            spans = zip(-result.score[row][real], result.start[row][real], result.end[row][real], strict=True)
             assert list(spans) == sorted(legal)[:n_best]
 
     def test_on_a_collated_batch(self) -> None:
@@ -142,12 +142,12 @@ class TestJoint:
         padded = pad(features, np.arange(len(features)))
         logits = random_logits(features, 0)(padded)
         options = DecodingOptions(n_best_size=50, max_answer_length=4)
-        found = decode(logits, padded, options)
+        result = decode(logits, padded, options)
         for row in range(len(features)):
             first, end = int(features.context_begin[row]), int(features.context_end[row])
             legal = [(i, j) for i in range(first, end) for j in range(i, min(i + 4, end))]
             scores = sorted((float(logits[0, row, i]) + float(logits[1, row, j]) for i, j in legal), reverse=True)
-            assert found.score[row][: len(legal)].tolist() == scores[:50]
+            assert result.score[row][: len(legal)].tolist() == scores[:50]
 
     @pytest.mark.parametrize(
         ("place", "value"), [(0, math.nan), (0, math.inf), (0, -math.inf), (3, math.nan), (3, math.inf)]
@@ -159,7 +159,7 @@ class TestJoint:
             decode(logits, hand_made(np.arange(8)[None] > 1), DecodingOptions())
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-    def test_so_is_one_that_tells_only_whether_there_is_an_answer(self, value: float) -> None:
+    def test_a_diverged_answerability_model_is_named(self, value: float) -> None:
         with pytest.raises(ModelError, match="expected finite numbers"):
             decode_answerability(np.array([[[value]], [[0.0]]]), hand_made(np.arange(8)[None] > 1))
 
@@ -167,29 +167,29 @@ class TestJoint:
 class TestIndependent:
     OPTIONS = DecodingOptions(method="independent", n_best_size=3, max_answer_length=2)
 
-    def one(self, start: dict[int, float], end: dict[int, float]) -> Any:
-        """A window of nine tokens, the context being those from the third on."""
+    def decoded(self, start: dict[int, float], end: dict[int, float]) -> Any:
+        """Decode a window of nine tokens, whose context begins at the third."""
         logits = np.zeros((2, 1, 9))
         for row, values in zip(logits, (start, end), strict=True):
             for place, value in values.items():
                 row[0, place] = value
         return decode(logits, hand_made(np.arange(9)[None] > 2), self.OPTIONS), logits[:, 0]
 
-    def test_each_end_is_the_best_by_itself_whatever_the_length(self) -> None:
-        found, logits = self.one({4: 5, 6: 4, 1: 99}, {8: 7, 5: 6, 2: 99})  # the question cannot be chosen
-        assert (found.start[0, 0], found.end[0, 0]) == (4, 8)
+    def test_start_and_end_are_chosen_independently_at_any_length(self) -> None:
+        result, logits = self.decoded({4: 5, 6: 4, 1: 99}, {8: 7, 5: 6, 2: 99})  # the question cannot be chosen
+        assert (result.start[0, 0], result.end[0, 0]) == (4, 8)
         weights = np.exp(logits[:, [0, 3, 4, 5, 6, 7, 8]])
         probability = (weights.max(1) / weights.sum(1)).prod()
-        assert found.score[0, 0] == pytest.approx(math.log(probability))
-        assert found.null[0] == pytest.approx(found.score[0, 0] - 5 - 7)  # [CLS] has 0 and 0
-        assert found.score[0, 1:].tolist() == [-math.inf] * 2  # 6 to 5 is no span, nor is one from [CLS]
+        assert result.score[0, 0] == pytest.approx(math.log(probability))
+        assert result.null[0] == pytest.approx(result.score[0, 0] - 5 - 7)  # [CLS] has 0 and 0
+        assert result.score[0, 1:].tolist() == [-math.inf] * 2  # 6 to 5 is not a span, nor is a pair with [CLS]
 
     @pytest.mark.parametrize(("start", "end"), [({7: 5.0}, {4: 5.0}), ({0: 5.0}, {4: 5.0}), ({0: 5.0}, {0: 5.0})])
-    def test_what_is_no_span_means_no_answer(self, start: dict[int, float], end: dict[int, float]) -> None:
-        found, _ = self.one(start, end)
-        spans = zip(found.start[0], found.end[0], found.score[0], strict=True)
+    def test_a_pair_that_is_not_a_span_means_no_answer(self, start: dict[int, float], end: dict[int, float]) -> None:
+        result, _ = self.decoded(start, end)
+        spans = zip(result.start[0], result.end[0], result.score[0], strict=True)
         assert all(3 <= first <= last for first, last, score in spans if score > -math.inf)
-        assert found.null[0] > found.score[0, 0]
+        assert result.null[0] > result.score[0, 0]
 
     def test_the_surest_window_decides(self) -> None:
         features = small_features(DISTINCT)
@@ -206,26 +206,29 @@ class TestRankTogether:
     def test_one_list_of_all_contexts(self) -> None:
         features = small_features(DISTINCT, REPEATED)
         alone = list(merged(features, random_logits(features, 2), DecodingOptions(n_best_size=5)).values())
-        together = rank_together(alone, 5)
-        spans = sorted(((candidate.score, at) for at in range(2) for candidate in alone[at].candidates if candidate.text), reverse=True)[
-            :5
-        ]
-        assert [(candidate.score, candidate.context) for candidate in together.candidates if candidate.text] == spans
-        assert together.null.score == min(prediction.null.score for prediction in alone)
-        assert together.null_odds == pytest.approx(together.null.score - spans[0][0])
-        assert sum(candidate.probability for candidate in together.candidates) == pytest.approx(1)
+        merged_prediction = rank_together(alone, 5)
+        spans = sorted(
+            ((candidate.score, at) for at in range(2) for candidate in alone[at].candidates if candidate.text),
+            reverse=True,
+        )[:5]
+        assert [
+            (candidate.score, candidate.context) for candidate in merged_prediction.candidates if candidate.text
+        ] == spans
+        assert merged_prediction.null.score == min(prediction.null.score for prediction in alone)
+        assert merged_prediction.null_odds == pytest.approx(merged_prediction.null.score - spans[0][0])
+        assert sum(candidate.probability for candidate in merged_prediction.candidates) == pytest.approx(1)
         assert rank_together(alone[:1], 5) == alone[0]
 
 
 class TestMerger:
-    def test_many_windows_are_taken_together_and_nothing_better_is_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_reducing_many_windows_loses_no_better_span(self, monkeypatch: pytest.MonkeyPatch) -> None:
         features = small_features(" ".join("abcdefghijklmnopqrstuvwxy" * 8))
         logits = random_logits(features, 5)
         options = DecodingOptions(n_best_size=7, max_answer_length=3)
         expected = merged(features, logits, options)
         assert len(features) > 20
-        for kept in (2, 3, 5):
-            monkeypatch.setattr("lamella.inference.window_merger.WINDOWS_KEPT", kept)
+        for size in (2, 3, 5):
+            monkeypatch.setattr("lamella.inference.window_merger.WINDOWS_KEPT", size)
             assert merged(features, logits, options) == expected
 
     @settings(max_examples=60, deadline=None)
@@ -240,7 +243,7 @@ class TestMerger:
         assert list(predictions) == ["q0", "q1"]
 
         start, end = logits(pad(features, np.arange(len(features)))).astype(np.float64)
-        for number, example in enumerate(features.examples):
+        for number, asked in enumerate(features.examples):
             best: dict[str, float] = {}
             nulls = []
             for window in np.flatnonzero(features.example == number):
@@ -249,17 +252,17 @@ class TestMerger:
                 for i in range(first, past):
                     for j in range(i, min(i + longest, past)):
                         begin_char, end_char = features.characters(int(window), i, j)
-                        text = example.context.text[begin_char:end_char]
+                        text = asked.context.text[begin_char:end_char]
                         best[text] = max(best.get(text, -math.inf), start[window, i] + end[window, j])
             expected = dict(sorted(best.items(), key=lambda item: -item[1])[:n_best])
-            prediction = predictions[example.id]
+            prediction = predictions[asked.id]
             answers = {each.text: each.score for each in prediction.candidates if each.text}
             assert answers == pytest.approx(expected, abs=1e-5)
             assert prediction.null_odds == pytest.approx(min(nulls) - max(best.values()), abs=1e-5)
 
     @settings(max_examples=40, deadline=None)
     @given(seed=st.integers(0, 2**32 - 1), steps=st.integers(1, 4), n_best=st.integers(1, 30), size=st.integers(1, 5))
-    def test_equal_answers_of_all_windows_are_cut_by_their_places(
+    def test_tied_answers_of_all_windows_are_cut_by_position(
         self, seed: int, steps: int, n_best: int, size: int
     ) -> None:
         features = small_features(DISTINCT)
@@ -274,29 +277,35 @@ class TestMerger:
                     best[place] = max(best.get(place, 0.0), float(table[0, window, i] + table[1, window, j]))
         expected = sorted((-score, *place) for place, score in best.items())[:n_best]
         with pytest.MonkeyPatch.context() as patch:
-            for kept in (2, 64):
-                patch.setattr("lamella.inference.window_merger.WINDOWS_KEPT", kept)
+            for limit in (2, 64):
+                patch.setattr("lamella.inference.window_merger.WINDOWS_KEPT", limit)
                 prediction = merged(
                     features, lambda padded: table[:, padded.windows, : padded.mask.shape[1]], options, size
                 )["q0"]
-                answers = [(-candidate.score, candidate.begin_char, candidate.end_char) for candidate in prediction.candidates if candidate.text]
+                answers = [
+                    (-candidate.score, candidate.begin_char, candidate.end_char)
+                    for candidate in prediction.candidates
+                    if candidate.text
+                ]
                 assert answers == expected
 
     @settings(max_examples=40, deadline=None)
     @given(
         seed=st.integers(0, 2**32 - 1), n_best=st.integers(1, 60), text=st.sampled_from([DISTINCT, REPEATED, "a", ""])
     )
-    def test_what_every_prediction_is(self, seed: int, n_best: int, text: str) -> None:
+    def test_every_prediction_has_these_properties(self, seed: int, n_best: int, text: str) -> None:
         features = small_features(text)
         options = DecodingOptions(n_best_size=n_best)
         prediction = merged(features, random_logits(features, seed), options)["q0"]
         candidates = prediction.candidates
         answers = [candidate for candidate in candidates if candidate.text]
         assert len(answers) <= n_best
-        assert len(candidates) == len(answers) + 1  # "no answer" is always among them, once
+        assert len(candidates) == len(answers) + 1  # "no answer" is a candidate exactly once
         assert len({candidate.text for candidate in candidates}) == len(candidates)
         assert all(text[candidate.begin_char : candidate.end_char] == candidate.text for candidate in candidates)
-        assert [candidate.score for candidate in candidates] == sorted((candidate.score for candidate in candidates), reverse=True)
+        assert [candidate.score for candidate in candidates] == sorted(
+            (candidate.score for candidate in candidates), reverse=True
+        )
         assert sum(candidate.probability for candidate in candidates) == pytest.approx(1)
         for better, worse in itertools.pairwise(candidates):
             assert worse.probability == pytest.approx(better.probability * math.exp(worse.score - better.score))
@@ -304,13 +313,17 @@ class TestMerger:
         assert prediction.null_odds == pytest.approx(null.score - (answers[0].score if answers else NO_SPAN))
         assert prediction.best_span.text == (answers[0].text if answers else "")
 
-    def test_a_text_is_listed_once_where_it_scores_best(self) -> None:
+    def test_a_text_is_listed_once_at_its_best_place(self) -> None:
         features = small_features("a b a")
         logits = np.zeros((2, 1, 8))
         begin = int(features.context_begin[0])
         logits[:, 0, begin], logits[:, 0, begin + 2] = 1.0, 4.0
         prediction = merged(features, lambda padded: logits, DecodingOptions(max_answer_length=1))["q0"]
-        assert [(candidate.text, candidate.begin_char, candidate.score) for candidate in prediction.candidates if candidate.text] == [
+        assert [
+            (candidate.text, candidate.begin_char, candidate.score)
+            for candidate in prediction.candidates
+            if candidate.text
+        ] == [
             ("a", 4, 8.0),
             ("b", 2, 0.0),
         ]
@@ -364,7 +377,7 @@ class TestMerger:
             json.dumps([candidate.to_json() for candidate in prediction.candidates], allow_nan=False)
 
     def test_an_answer_never_begins_with_a_blank(self) -> None:
-        """RoBERTa makes tokens of blanks; a span from one of them to a word is the word."""
+        """RoBERTa has tokens for white space; a span from such a token to a word is the word."""
         features = featurise([example("a   b  \n c ")], tiny_tokenizer("roberta"), WindowOptions())
         for seed in range(5):
             prediction = merged(features, random_logits(features, seed), DecodingOptions(n_best_size=100))["q1"]
@@ -402,7 +415,7 @@ class TestOracle:
     @pytest.mark.parametrize("family", FAMILIES)
     @pytest.mark.parametrize("windows", [{}, {"max_seq_length": 256, "doc_stride": 96}])
     def test_logits_at_the_gold_score_a_hundred(self, family: str, windows: dict[str, Any]) -> None:
-        """Labels to logits to characters to metric: nothing is lost on the way, in whole contexts and in windows."""
+        """From labels to logits to characters to metric nothing is lost, in whole contexts and in windows."""
 
         def oracle(padded: Padded) -> np.ndarray:
             logits = np.random.default_rng(0).normal(0, 1, (2, *padded.input_ids.shape))
@@ -419,8 +432,8 @@ class TestOracle:
         results = score(examples, texts)
         assert results["exact"] == results["HasAns_exact"] == results["NoAns_exact"] == 100
         assert results["total"] == len(examples)
-        for example in examples:
-            best = predictions[example.id].best_span
-            if example.answers:
-                first = example.answers[0]
+        for asked in examples:
+            best = predictions[asked.id].best_span
+            if asked.answers:
+                first = asked.answers[0]
                 assert (best.text, best.begin_char) == (first.text, first.begin_char)

@@ -125,7 +125,10 @@ def texts(answered: EnsembleAnswers) -> dict[str, str]:
 
 def close(ours: Prediction, theirs: Prediction, tolerance: float = 1e-5) -> bool:
     """The same candidates in the same order, with like numbers."""
-    places = [[(candidate.text, candidate.begin_char, candidate.end_char) for candidate in both.candidates] for both in (ours, theirs)]
+    places = [
+        [(candidate.text, candidate.begin_char, candidate.end_char) for candidate in both.candidates]
+        for both in (ours, theirs)
+    ]
     numbers = [[candidate.probability for candidate in both.candidates] for both in (ours, theirs)]
     return (
         places[0] == places[1]
@@ -247,7 +250,9 @@ def test_spans_are_combined_as_by_hand(how: Any, null: float, rome: float, in_ro
     assert [candidate.text for candidate in found.candidates] == ["", "Rome", "inRome"]
     assert [math.exp(candidate.score) for candidate in found.candidates] == pytest.approx([null, rome, in_rome])
     total = null + rome + in_rome
-    assert [candidate.probability for candidate in found.candidates] == pytest.approx([null / total, rome / total, in_rome / total])
+    assert [candidate.probability for candidate in found.candidates] == pytest.approx(
+        [null / total, rome / total, in_rome / total]
+    )
     assert found.null_odds == pytest.approx(math.log(null / rome))
 
 
@@ -565,7 +570,10 @@ def test_other_tokenizers_meet_at_the_span_level(
     for id, prediction in found.predictions.items():
         lists = [member.predictions[id] for member in found.members.values()]
         assert close(prediction, combine_spans(lists, "mean"), 1e-12)
-        assert all(contexts[id][candidate.begin_char : candidate.end_char] == candidate.text for candidate in prediction.candidates)
+        assert all(
+            contexts[id][candidate.begin_char : candidate.end_char] == candidate.text
+            for candidate in prediction.candidates
+        )
     with pytest.raises(
         UsageError, match="--level token: r0 and other split the texts into different tokens or windows"
     ):

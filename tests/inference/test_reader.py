@@ -104,7 +104,10 @@ class TestAsk:
         model = tiny_model(seed=1, decoding={"calibration": calibration})
         answers = Reader(model).ask(QUESTIONS[0], corpus()[0], top_k=99)
         odds = answers.null_score if calibration is None else answers.null_score / 3 - 2
-        none, spans = [answer for answer in answers if not answer["answer"]], [answer for answer in answers if answer["answer"]]
+        none, spans = (
+            [answer for answer in answers if not answer["answer"]],
+            [answer for answer in answers if answer["answer"]],
+        )
         assert [one["probability"] for one in none] == [answers.na_prob]
         assert answers.na_prob == pytest.approx(1 / (1 + math.exp(-odds)))
         assert sum(answer["probability"] for answer in answers) == pytest.approx(1)
@@ -121,7 +124,9 @@ class TestAsk:
         for answers, question, context in zip(together, QUESTIONS, contexts, strict=True):
             alone = reader.ask(question, context, top_k=4)
             assert [answer["answer"] for answer in answers] == [prediction["answer"] for prediction in alone]
-            assert [answer["score"] for answer in answers] == pytest.approx([prediction["score"] for prediction in alone], abs=1e-5)
+            assert [answer["score"] for answer in answers] == pytest.approx(
+                [prediction["score"] for prediction in alone], abs=1e-5
+            )
         of_one = reader.ask(QUESTIONS, contexts[0])
         assert [one[0]["answer"] for one in of_one] == [reader.ask(q, contexts[0])[0]["answer"] for q in QUESTIONS]
         assert reader.ask([], "text") == []
@@ -129,11 +134,18 @@ class TestAsk:
     def test_several_contexts_are_ranked_together(self, reader: Reader) -> None:
         contexts = corpus()[:4]
         answers = reader.ask(QUESTIONS[0], contexts, top_k=20)
-        assert all(contexts[answer["context"]][answer["start"] : answer["end"]] == answer["answer"] for answer in answers)
+        assert all(
+            contexts[answer["context"]][answer["start"] : answer["end"]] == answer["answer"] for answer in answers
+        )
         examples = [example(text, question=QUESTIONS[0], id=str(at)) for at, text in enumerate(contexts)]
         alone = predict(reader.model, examples)
         spans = sorted(
-            ((candidate.score, at, candidate.text) for at in range(4) for candidate in alone[str(at)].candidates if candidate.text),
+            (
+                (candidate.score, at, candidate.text)
+                for at in range(4)
+                for candidate in alone[str(at)].candidates
+                if candidate.text
+            ),
             reverse=True,
         )
         found = [(answer["context"], answer["answer"]) for answer in answers if answer["answer"]]

@@ -307,7 +307,10 @@ def test_scores_tell_the_tuned_threshold_and_that_it_was_tuned_on_these() -> Non
 
 def test_of_a_model_without_texts_the_accuracy_is_tuned() -> None:
     examples, predictions = a_set_of()
-    without = {id: Prediction((Candidate("", 0, 0, prediction.null_odds),), prediction.null_odds) for id, prediction in predictions.items()}
+    without = {
+        id: Prediction((Candidate("", 0, 0, prediction.null_odds),), prediction.null_odds)
+        for id, prediction in predictions.items()
+    }
     with_texts = tune_decoding(DecodingOptions(), examples, predictions, data=["dev"])
     tuned = tune_decoding(DecodingOptions(), examples, without, data=["dev"], gives_text=False)
     assert tuned.decoding == with_texts.decoding  # there every answer was right
