@@ -13,8 +13,8 @@ import pytest
 
 from doubles import save_tiny_encoder, tiny_batch, tiny_run_config
 from lamella import plugins, registry
-from lamella.encoder.pretrained import load_encoder
 from lamella.errors import ConfigError, ModelError, PluginError
+from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
 from lamella.run_file import load_config
