@@ -66,7 +66,7 @@ def main() -> None:
         for storage in STORAGES:
             folder = Path(temporary) / storage
             reports[storage] = write_cache(
-                folder, encoder, {"train": features}, layers, identity=identity, storage=storage, say=print
+                folder, encoder, {"train": features}, layers, identity=identity, storage=storage, log=print
             )
             sources[storage] = open_cache(folder, identity=identity).source(features)
         agree(features, encoder.depth, encoder.hidden_size, sources)

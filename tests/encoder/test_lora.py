@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from doubles import save_tiny_encoder, tiny_batch, tiny_encoder, tiny_model, tiny_run_config
-from lamella.encoder.lora import Ia3, Lora, insert, layers_with, learnt_at, merge_into
+from lamella.encoder.lora import Ia3, Lora, change_of, changed_layers, insert_change, merge_change
 from lamella.encoder.tuning import merge
 from lamella.errors import UsageError
 from lamella.inference.one_pass import share_encoders
@@ -48,7 +48,7 @@ def both(kind: str) -> tuple[nn.Linear, Any, list[tuple[Tensor, Tensor]]]:
         inputs = kind != "ia3"
         learnt = Ia3(ours, inputs=inputs)
         config = peft.IA3Config(target_modules=["layer"], feedforward_modules=["layer"] if inputs else [])
-    insert(ours, learnt)
+    insert_change(ours, learnt)
     peft.inject_adapter_in_model(config, theirs)
     wrapped: Any = theirs.layer
     if isinstance(learnt, Lora):
@@ -84,7 +84,7 @@ def test_merged_it_is_a_plain_layer_with_the_weights_of_peft(kind: str) -> None:
     ours, theirs, _ = both(kind)
     x = torch.randn(3, 6)
     before = ours(x)
-    merge_into(ours)
+    merge_change(ours)
     theirs.layer.merge()
     assert set(ours.state_dict()) == {"weight", "bias"}
     assert not ours._forward_hooks
@@ -101,13 +101,13 @@ def test_a_copy_has_its_own(kind: str) -> None:
     other = copy.deepcopy(layer)
     before = layer(x)
     with torch.no_grad():
-        for parameter in learnt_at(other).parameters():
+        for parameter in change_of(other).parameters():
             parameter.zero_()
     assert torch.equal(layer(x), before)
     assert not torch.equal(other(x), before)
-    merge_into(other)
+    merge_change(other)
     assert torch.equal(layer(x), before)
-    merge_into(layer)
+    merge_change(layer)
     torch.testing.assert_close(layer(x), before)
 
 
@@ -115,10 +115,10 @@ def test_it_starts_unchanged_and_drops_out_only_what_it_adds() -> None:
     layer = nn.Linear(6, 4)
     x = torch.randn(3, 6)
     plain = layer(x)
-    insert(layer, Lora(layer, rank=2, alpha=4, dropout=0.5))
+    insert_change(layer, Lora(layer, rank=2, alpha=4, dropout=0.5))
     assert torch.equal(layer(x), plain)
     with torch.no_grad():
-        learnt_at(layer).B.normal_()
+        change_of(layer).B.normal_()
     assert not torch.equal(layer(x), layer(x))
     layer.eval()
     assert torch.equal(layer(x), layer(x))
@@ -129,8 +129,8 @@ def test_a_reader_for_answers_is_merged_and_one_for_training_is_not(tuning: str,
     base = save_tiny_encoder(tmp_path / "base")
     model = ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": tuning})).eval()
     with torch.no_grad():
-        for layer in layers_with(model.encoder.model).values():
-            for parameter in learnt_at(layer).parameters():
+        for layer in changed_layers(model.encoder.model).values():
+            for parameter in change_of(layer).parameters():
                 parameter.add_(torch.randn(parameter.shape) / 3)
     model.save(tmp_path / "model")
     inference_only, whole = (
@@ -139,7 +139,10 @@ def test_a_reader_for_answers_is_merged_and_one_for_training_is_not(tuning: str,
     )
     assert isinstance(inference_only, ReaderModel)
     assert isinstance(whole, ReaderModel)
-    assert (len(layers_with(inference_only.encoder.model)), len(layers_with(whole.encoder.model)) > 0) == (0, True)
+    assert (len(changed_layers(inference_only.encoder.model)), len(changed_layers(whole.encoder.model)) > 0) == (
+        0,
+        True,
+    )
     with torch.no_grad():
         expected = model(tiny_batch())
         assert torch.equal(whole(tiny_batch()), expected)
@@ -152,7 +155,9 @@ def test_training_in_half_precision(tuning: str, target: str) -> None:
     model = tiny_model(encoder={"tuning": {"name": tuning, "targets": [target]}}).train()
     model.precision = "bf16"
     model(tiny_batch()).sum().backward()
-    found = [one.grad for layer in layers_with(model.encoder.model).values() for one in learnt_at(layer).parameters()]
+    found = [
+        one.grad for layer in changed_layers(model.encoder.model).values() for one in change_of(layer).parameters()
+    ]
     assert all(gradient is not None and gradient.isfinite().all() for gradient in found)
 
 

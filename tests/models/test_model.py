@@ -429,7 +429,7 @@ def test_a_tokenizer_that_is_gone(saved: Path) -> None:
 def test_another_version_of_the_format(saved: Path, version: Any) -> None:
     edit_config(saved, lambda config: config.update(lamella=version))
     assert refusal(saved).endswith(
-        f"config.json: expected model format 1, got {version!r}; the model needs another version of lamella."
+        f"config.json: expected model format 1, got {version!r}; use another version of lamella."
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from doubles import save_tiny_encoder
-from lamella.encoder.lora import layers_with, learnt_at
+from lamella.encoder.lora import change_of, changed_layers
 from lamella.encoder.tuning import merge
 from lamella.errors import ConfigError
 from lamella.models.model import ReaderModel
@@ -144,8 +144,8 @@ def test_what_the_start_left_alone_can_still_learn(encoder: Path, tmp_path: Path
     lora = {"name": "lora", "rank": 4, "targets": ALL}
     train(encoder, tmp_path / "lora", tuning=lora, start=str(tmp_path / "before"))
     model = ReaderModel.from_pretrained(tmp_path / "lora")
-    for path, layer in layers_with(model.encoder.model).items():
-        assert (learnt_at(layer).A.norm(dim=1) > 0.01).all(), path
+    for path, layer in changed_layers(model.encoder.model).items():
+        assert (change_of(layer).A.norm(dim=1) > 0.01).all(), path
 
 
 def test_the_nearest_matrix_of_a_rank() -> None:

@@ -1,4 +1,4 @@
-"""Houlsby's bottleneck adapter, and how it is put into an encoder."""
+"""The bottleneck adapter of Houlsby et al., and its insertion into an encoder."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ NAME = "adapter"
 class Adapter(nn.Module):
     """x + W2 · gelu(W1 · x + b1) + b2, with W1 from `width` down to `size` and W2 back up: 2hm + m + h parameters.
 
-    Weights start as N(0, 0.001) cut at two deviations and biases as 0, so that the encoder starts nearly unchanged;
-    with `zero` the way up starts as 0 and the encoder exactly unchanged. gelu is the tanh form, as in the paper's code.
+    Weights start as N(0, 0.001) truncated at two deviations and biases as 0, so that the encoder starts nearly
+    unchanged; with `zero`, W2 starts as 0 and the encoder exactly unchanged. gelu is the tanh approximation, as in the
+    paper's code.
     """
 
     def __init__(self, width: int, size: int, *, zero: bool = False) -> None:
@@ -34,10 +35,10 @@ class Adapter(nn.Module):
 
 
 def insert_adapter(site: nn.Module, adapter: Adapter) -> None:
-    """Put an adapter behind a module: it becomes its child, and a hook applies it to the module's output.
+    """Add an adapter behind a module: as its child, applied to its output by a hook.
 
-    Wrapping the module instead would rename the weights of the pretrained encoder. An encoder that brings adapters
-    from an earlier run keeps them; each new one gets the next name and is applied to what the earlier ones gave.
+    Wrapping the module instead would rename the weights of the pretrained encoder. Adapters of an earlier run stay; a
+    new adapter gets the next free name and is applied to their output.
     """
     name = NAME
     while hasattr(site, name):
@@ -47,6 +48,6 @@ def insert_adapter(site: nn.Module, adapter: Adapter) -> None:
 
 
 def _apply(name: str, site: nn.Module, arguments: Any, output: Tensor) -> Tensor:
-    """The hook of a site, which finds its adapter by name: in a copy of the encoder, that of the copy."""
+    """Apply an adapter (a forward hook). It is looked up by name, so that a copy of the encoder uses its own."""
     adapted: Tensor = site.get_submodule(name)(output)
     return adapted

@@ -1,8 +1,8 @@
-"""Dropout that does not hold up training on a CPU.
+"""Fast dropout on a CPU.
 
-PyTorch draws its random numbers there one by one on one thread: with the dropout of attention (see attention.py) that
-is a quarter to a third of a training step on two cores, and more of it on more. Here numpy's quickest generator draws,
-and four numbers are cut from each draw. It is the same dropout, of other random numbers.
+PyTorch draws the random numbers one by one on one thread. With the dropout of attention (see fast_attention.py), this
+is a quarter to a third of a training step on two cores, and a larger share on more cores. Here numpy's fastest
+generator draws 64 bits at a time, enough for four elements. The distribution is the same; the random numbers differ.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 
 def use_fast_dropout(model: nn.Module) -> None:
-    """Put our dropout into an encoder."""
+    """Replace the dropout modules of an encoder."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Dropout:
@@ -25,7 +25,7 @@ def use_fast_dropout(model: nn.Module) -> None:
 
 
 class FastDropout(nn.Dropout):
-    """As its parent."""
+    """Dropout with the same distribution as its parent, faster in training on a CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training and 0 < self.p < 1 and x.device.type == "cpu"):
@@ -34,15 +34,15 @@ class FastDropout(nn.Dropout):
 
 
 def draw_kept(shape: tuple[int, ...], p: float) -> Tensor:
-    """Which elements stay, as 1.0 and 0.0, each with the probability 1 - p to within 1/65536.
+    """Draw which elements are kept, as 1.0 or 0.0, each with probability 1 - p to within 1/65536.
 
-    As numbers, for their products are several times as fast as choices by true and false. PyTorch's generator gives the
-    seed, so that whatever sets or keeps that one rules this too.
+    Numbers, because multiplying is several times as fast as masking with booleans. The seed comes from PyTorch's
+    generator, so that setting or restoring its state covers this one too.
     """
     count = math.prod(shape)
     seed = torch.empty((), dtype=torch.int64).random_(0, None).item()
-    drawn = np.random.SFC64(int(seed)).random_raw(-(-count // 4))  # 64 bits at once
-    return torch.from_numpy(drawn.view(np.int16)[:count]).view(shape).float().ge_(round(p * 65536) - 32768)
+    bits = np.random.SFC64(int(seed)).random_raw(-(-count // 4))  # 64 bits at once
+    return torch.from_numpy(bits.view(np.int16)[:count]).view(shape).float().ge_(round(p * 65536) - 32768)
 
 
 class _Dropout(torch.autograd.Function):

@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """What a head reads: the layers it asked for, in the order it asked. Layer 0 is the output of the embeddings."""
+    """The input of a head: the layers that it requested, in its order. Layer 0 is the output of the embeddings."""
 
     layers: tuple[Tensor, ...]  # each [B, T, H]
-    mask: Tensor  # [B, T] true on real tokens
-    is_context: Tensor  # [B, T] true where an answer may lie
+    mask: Tensor  # [B, T] true for real tokens
+    is_context: Tensor  # [B, T] true for tokens that can be part of an answer
     pooled: Tensor | None = None  # [B, H]
-    numbers: tuple[int, ...] = ()  # which layers these are
+    numbers: tuple[int, ...] = ()  # the numbers of these layers
 
     def only(self, layers: Sequence[int]) -> HiddenStates:
-        """Some of the layers, in the order asked: several heads share what one pass made, and each reads its own."""
-        wanted = tuple(layer for layer in layers if layer != POOLED)
-        chosen = tuple(self.layers[self.numbers.index(layer)] for layer in wanted)
+        """Return some of the layers, in the given order; heads that share a pass each read their own layers."""
+        numbers = tuple(layer for layer in layers if layer != POOLED)
+        chosen = tuple(self.layers[self.numbers.index(layer)] for layer in numbers)
         pooled = self.pooled if POOLED in layers else None
-        return HiddenStates(chosen, self.mask, self.is_context, pooled, wanted)
+        return HiddenStates(chosen, self.mask, self.is_context, pooled, numbers)
 
     def at_cls(self) -> HiddenStates:
-        """The first token alone, T = 1; the pooled output, where there is one, as the first of the layers."""
+        """Return the first token only, T = 1; the pooled output, if present, becomes the first layer."""
         layers = tuple(layer[:, :1] for layer in self.layers)
         first = () if self.pooled is None else (self.pooled[:, None],)
         return HiddenStates((*first, *layers), self.mask[:, :1], self.is_context[:, :1])
@@ -47,16 +47,16 @@ class HiddenStates:
 
 @dataclass(frozen=True)
 class Family:
-    """What differs between kinds of encoder. Paths are those of the modules: within the model, or within a layer."""
+    """The differences between kinds of encoder. Paths name modules, within the model or within a layer."""
 
-    layers: str  # the list of layers (ALBERT: the groups, each with its list)
-    attention_site: str  # what gives the attention's output before it is added: an adapter goes behind it
-    ffn_site: str  # the same of the feed-forward half
-    projections: Mapping[str, str]  # our name of a linear layer -> its path within a layer
-    token_types: bool = True  # question and context are distinguished by token type
+    layers: str  # the list of layers (ALBERT: the list of groups, each with a list of layers)
+    attention_site: str  # outputs the attention before the residual sum: an adapter goes behind it
+    ffn_site: str  # outputs the feed-forward part before the residual sum
+    projections: Mapping[str, str]  # name of a projection in a run file -> its path within a layer
+    token_types: bool = True  # question and context have different token types
     optional_pooler: bool = True  # the constructor takes `add_pooling_layer`
-    shared_layers: bool = False  # one layer's weights serve at every depth
-    unused_positions: int = 0  # rows of the position table that no token uses (counting starts behind the padding's)
+    shared_layers: bool = False  # all depths use the weights of one layer
+    unused_positions: int = 0  # rows of the position table that no token uses (positions start after the padding)
 
 
 _BERT_PROJECTIONS = {
@@ -73,7 +73,7 @@ FAMILIES = {
     "albert": Family(
         "encoder.albert_layer_groups",
         "attention.output_dropout",
-        "ffn_output",  # its dropout is never called
+        "ffn_output",  # its dropout module is never called
         {
             "query": "attention.query",
             "key": "attention.key",
@@ -87,7 +87,7 @@ FAMILIES = {
     "bert": _BERT,
     "distilbert": Family(
         "transformer.layer",
-        "attention.out_lin",  # no dropout there
+        "attention.out_lin",  # no dropout module follows it
         "ffn.dropout",
         {
             "query": "attention.q_lin",
@@ -122,24 +122,24 @@ FAMILIES = {
 
 
 def family_of(model_type: str, where: str) -> Family:
-    """The row of the table for a model type, or an error that lists the ones there are."""
+    """Return the row of the table for a model type; the error lists the supported types."""
     if model_type not in FAMILIES:
         raise EncoderError(
-            f"{where}: its config says model_type {model_type!r}; supported are {', '.join(sorted(FAMILIES))}."
+            f"{where}: expected an encoder of model_type {', '.join(sorted(FAMILIES))}; got {model_type!r}."
         )
     return FAMILIES[model_type]
 
 
 def positions_of(config: Any) -> int | None:
-    """How many tokens the position embeddings allow, where the family of the encoder is known."""
+    """Return the number of tokens that the position embeddings allow; None for an unknown kind of encoder."""
     family = FAMILIES.get(config.model_type)
     return None if family is None else int(config.max_position_embeddings) - family.unused_positions
 
 
 class Encoder(nn.Module):
-    """A transformers encoder that keeps no more layers than are asked for.
+    """A transformers encoder that keeps only the layers that are requested.
 
-    A hook on every layer sets aside what the run in progress wants of it; the rest is let go as the run goes on.
+    A hook on every layer stores its output if the current run needs it; all others are freed during the run.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -149,8 +149,8 @@ class Encoder(nn.Module):
         use_fast_dropout(model)
         use_fast_attention(model)
         for layer in self.layer_modules:
-            if _set_aside not in layer._forward_hooks.values():  # another Encoder may have put it there
-                layer.register_forward_hook(_set_aside)
+            if _store_output not in layer._forward_hooks.values():  # another Encoder may share the model
+                layer.register_forward_hook(_store_output)
 
     @property
     def hidden_size(self) -> int:
@@ -158,28 +158,28 @@ class Encoder(nn.Module):
 
     @property
     def depth(self) -> int:
-        """The number of layers above the embeddings; a group of ALBERT's may run several layers at every depth."""
+        """The number of layers above the embeddings; a layer group of ALBERT may run several layers per depth."""
         return int(self.model.config.num_hidden_layers) * int(getattr(self.model.config, "inner_group_num", 1))
 
     @property
     def longest_window(self) -> int:
-        """How many tokens the position embeddings allow."""
+        """The number of tokens that the position embeddings allow."""
         return cast(int, positions_of(self.model.config))
 
     @property
     def layer_modules(self) -> list[nn.Module]:
-        """The layers from the bottom up, each with weights of its own: as many as the depth, or fewer if shared."""
-        found = list(cast(nn.ModuleList, self.model.get_submodule(self.family.layers)))
+        """The distinct layers from the bottom up: as many as the depth, or fewer if weights are shared."""
+        modules = list(cast(nn.ModuleList, self.model.get_submodule(self.family.layers)))
         if self.family.shared_layers:
-            return [layer for group in found for layer in cast(nn.ModuleList, group.get_submodule("albert_layers"))]
-        return found
+            return [layer for group in modules for layer in cast(nn.ModuleList, group.get_submodule("albert_layers"))]
+        return modules
 
     @property
     def trainable(self) -> bool:
         return any(parameter.requires_grad for parameter in self.parameters())
 
     def forward(self, batch: Batch, layers: Sequence[int]) -> HiddenStates:
-        """Run the encoder. Where nothing of it is trained, no graph is kept and dropout is off."""
+        """Run the encoder. If none of it is trained, no graph is kept and dropout is off."""
         numbers = [layer for layer in layers if layer != POOLED]
         inputs: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
         if self.family.token_types:
@@ -187,31 +187,31 @@ class Encoder(nn.Module):
         run, outer = _Run(frozenset(numbers)), _IN_PROGRESS.run
         _IN_PROGRESS.run = run
         try:
-            wanted = torch.is_grad_enabled() and self.trainable
-            with torch.set_grad_enabled(wanted), suitable_kernels(batch.input_ids.device):
+            with_grad = torch.is_grad_enabled() and self.trainable
+            with torch.set_grad_enabled(with_grad), suitable_kernels(batch.input_ids.device):
                 output = self.model(**inputs, output_hidden_states=False, return_dict=True)
         finally:
             _IN_PROGRESS.run = outer
-        states = tuple(run.kept[layer] for layer in numbers)
+        states = tuple(run.outputs[layer] for layer in numbers)
         pooled = output.pooler_output if POOLED in layers else None
         return HiddenStates(states, batch.mask, batch.is_context, pooled, tuple(numbers))
 
     def train(self, mode: bool = True) -> Encoder:
-        """A frozen encoder stays in evaluation mode: its dropout would only add noise to what the head reads."""
+        """Set the mode; a frozen encoder stays in evaluation mode, as dropout would only add noise to its output."""
         return super().train(mode and self.trainable)
 
 
 @dataclass
 class _Run:
-    """One run of an encoder: the layers that are wanted, how many it has passed, and those it kept."""
+    """The state of a forward pass: the requested layers, the number of layers done, and the stored outputs."""
 
-    wanted: frozenset[int]
-    passed: int = 0
-    kept: dict[int, Tensor] = field(default_factory=dict)
+    requested: frozenset[int]
+    done: int = 0
+    outputs: dict[int, Tensor] = field(default_factory=dict)
 
 
 class _InProgress(threading.local):
-    """The run that a thread is in: several may share an encoder, so a run cannot be an attribute of it."""
+    """The current run of this thread; not an attribute of the encoder, because threads may share one."""
 
     run: _Run | None = None
 
@@ -219,16 +219,16 @@ class _InProgress(threading.local):
 _IN_PROGRESS = _InProgress()
 
 
-def _set_aside(layer: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-    """The hook of every layer. Layers are told apart by counting, since a shared one (ALBERT) runs at every depth.
+def _store_output(layer: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+    """Store the output of a layer (a forward hook). Layers are counted, as a shared one (ALBERT) runs at every depth.
 
-    It knows neither encoder nor layer: copied or pickled with its layer, it works for the copy.
+    The hook refers to no encoder or layer, so it also works for a copied or unpickled layer.
     """
     run = _IN_PROGRESS.run
-    if run is None:  # the transformers model was called by itself
+    if run is None:  # the transformers model was called directly
         return
-    if run.passed == 0 and 0 in run.wanted:
-        run.kept[0] = arguments[0]
-    run.passed += 1
-    if run.passed in run.wanted:
-        run.kept[run.passed] = output[0] if isinstance(output, tuple) else output  # MPNet gives a tuple
+    if run.done == 0 and 0 in run.requested:
+        run.outputs[0] = arguments[0]
+    run.done += 1
+    if run.done in run.requested:
+        run.outputs[run.done] = output[0] if isinstance(output, tuple) else output  # MPNet returns a tuple

@@ -1,4 +1,4 @@
-"""Hidden states of some windows, written into a cache."""
+"""Extraction: run a frozen encoder over windows and write the hidden states into a cache."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ from lamella.encoder.encoder import Encoder
 from lamella.encoder.storage import Storage, decode, encode, largest
 from lamella.errors import EncoderError, RunError, UsageError
 from lamella.files import TEMPORARY, locked, write_bytes, write_json
-from lamella.progress import progress
+from lamella.progress import Log, progress
 
 if TYPE_CHECKING:
     from lamella.data.features import Features
     from lamella.data.padding import Indices
 
-SHARD_BYTES = 256 * 2**20  # held in memory while it is made, and the most that a kill can cost
-SPARE_SHARE, SPARE_BYTES = 0.05, 64 * 2**20  # what must stay free of a disk
+SHARD_BYTES = 256 * 2**20  # kept in memory until it is written, and the most that an interruption can lose
+SPARE_SHARE, SPARE_BYTES = 0.05, 64 * 2**20  # disk space that must stay free
 
 
 @dataclass(frozen=True)
 class CacheReport:
-    """What a cache costs, in room and in exactness."""
+    """The size of a cache and its rounding errors."""
 
     bytes: int
     bytes_per_token: float
-    errors: dict[int, float]  # by layer: RMS of the rounding errors over RMS of the values
-    clamped: int  # values that were beyond the number format
-    seconds: float  # of this call; one that goes on where another stopped counts its own
+    errors: dict[int, float]  # per layer: RMS of the rounding errors over RMS of the values
+    clamped: int  # number of values outside the range of the number format
+    seconds: float  # of this call, without earlier ones that were interrupted
 
 
 def write_cache(
@@ -65,31 +65,31 @@ def write_cache(
     precision: str = "fp32",
     batch_size: int = 32,
     overwrite: bool = False,
-    say: Callable[[str], None],
+    log: Log,
 ) -> CacheReport:
-    """Extract the hidden states of all splits into a folder; shards that are there and intact are kept.
+    """Extract the hidden states of all splits into a folder; intact shards that exist already are kept.
 
-    So it goes on where it was stopped, mends a damaged cache and leaves a finished one alone. A cache of another
-    `identity`, of other windows, layers, storage or precision is refused, or removed with `overwrite`. The batch size
-    is not compared: who goes on may need a smaller one, and the states depend on it by the last bit only. The encoder
-    is left in evaluation mode.
+    So an interrupted extraction continues, a damaged cache is repaired and a finished one stays as it is. A cache with
+    another `identity`, other windows, layers, storage or precision is an error, or is removed with `overwrite`. The
+    batch size may differ: continuing may need a smaller one, and it changes the states in the last bit only. The
+    encoder is left in evaluation mode.
     """
     began = time.perf_counter()
     plan = _make_plan(encoder, splits, layers, identity, storage, precision)
     free = _free_bytes(folder)
-    say(
+    log(
         f"{sum(map(len, splits.values()))} windows, {plan.tokens} tokens, {layers_in_words(plan.layers)}, "
-        f"{plan.hidden_size} wide, in {storage}: {_size(plan.bytes)} to write, {_size(free)} are free"
+        f"width {plan.hidden_size}, in {storage}: {_size(plan.bytes)} to write, {_size(free)} free"
     )
     _check_disk(folder, plan, _find_earlier(folder, plan, overwrite), free)
     with locked(folder):
-        earlier = _find_earlier(folder, plan, overwrite)  # again: another process may have written it meanwhile
+        earlier = _find_earlier(folder, plan, overwrite)  # again: another process may have written meanwhile
         if earlier is not None and earlier.options != plan.options:
             _remove(folder, earlier)
             earlier = None
-        for rest in folder.glob(f".*{TEMPORARY}"):
-            rest.unlink()
-        index = plan if earlier is None else _keep_intact(folder, earlier, say)
+        for leftover in folder.glob(f".*{TEMPORARY}"):
+            leftover.unlink()
+        index = plan if earlier is None else _keep_intact(folder, earlier, log)
         if not (index.finished and (folder / INDEX).is_file()):
             write_json(folder / PROGRESS, index.to_json())
             (folder / INDEX).unlink(missing_ok=True)
@@ -103,7 +103,7 @@ def write_cache(
         clamped=sum(shard.clamped for shard in index.shards),
         seconds=time.perf_counter() - began,
     )
-    say(_report_line(report, storage))
+    log(_report_line(report, storage))
     return report
 
 
@@ -115,12 +115,12 @@ def _make_plan(
     storage: Storage,
     precision: str,
 ) -> Index:
-    """Everything that can be said of a cache before the encoder runs."""
+    """Return the index of the cache, as far as it is known before the encoder runs."""
     wrong = [layer for layer in layers if layer != POOLED and not 0 <= layer <= encoder.depth]
     if wrong or not layers:
-        raise UsageError(f"layers: expected some of 0 to {encoder.depth}. Got {list(layers)}.")
+        raise UsageError(f"layers: expected some of 0 to {encoder.depth}, got {list(layers)}.")
     if POOLED in layers and getattr(encoder.model, "pooler", None) is None:
-        raise EncoderError(f"{identity.get('encoder', 'the encoder')}: has no pooled output to extract.")
+        raise EncoderError(f"{identity.get('encoder', 'the encoder')}: has no pooled output; choose other layers.")
     plan = Index(
         identity=as_json(identity),
         storage=storage,
@@ -135,7 +135,7 @@ def _make_plan(
 
 
 def _cut(plan: Index, split: str, lengths: Indices) -> Iterator[Shard]:
-    """The windows of a split in shards as large as may be, and of one window at least."""
+    """Divide the windows of a split into shards of up to SHARD_BYTES, with at least one window each."""
     ends = np.append(0, np.cumsum(plan.rows(lengths[stored_order(lengths)]) * plan.row_bytes))
     begin = number = 0
     while begin < len(lengths):
@@ -145,72 +145,73 @@ def _cut(plan: Index, split: str, lengths: Indices) -> Iterator[Shard]:
 
 
 def _find_earlier(folder: Path, plan: Index, overwrite: bool) -> Index | None:
-    """The index of the cache that lies in a folder; None where it is empty. Anything else there is refused."""
+    """Return the index of the cache in a folder; None if it is empty. Other files in the folder are an error."""
     try:
-        holds = {path.name for path in folder.iterdir() if not path.name.endswith(TEMPORARY)}
+        names = {path.name for path in folder.iterdir() if not path.name.endswith(TEMPORARY)}
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RunError(f"{folder}: expected a folder to write the cache into ({error.strerror}).") from None
-    if not holds:
+    if not names:
         return None
-    if not holds & {INDEX, PROGRESS}:
-        raise RunError(f"{folder}: is not empty and holds no cache of Lamella; choose another --out.")
-    earlier = Index.read(folder / (INDEX if INDEX in holds else PROGRESS))
-    unlike = difference(earlier.options, plan.options)
-    if unlike and not overwrite:
-        key, found, wanted = unlike
+    if not names & {INDEX, PROGRESS}:
+        raise RunError(f"{folder}: expected an empty folder or a cache, found other files; choose another --out.")
+    earlier = Index.read(folder / (INDEX if INDEX in names else PROGRESS))
+    mismatch = difference(earlier.options, plan.options)
+    if mismatch and not overwrite:
+        key, found, expected = mismatch
         raise RunError(
-            f"{folder}: holds a cache with {key} {found}, and not {wanted}; choose another --out, or pass --overwrite."
+            f"{folder}: expected a cache with {key} {expected}, found {found}; choose another --out, or pass "
+            "--overwrite."
         )
     return earlier
 
 
 def _free_bytes(folder: Path) -> int:
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    return shutil.disk_usage(there).free
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free
 
 
 def _check_disk(folder: Path, plan: Index, earlier: Index | None, free: int) -> None:
-    """Refuse what does not fit. What is there already need not be written, or else makes room."""
+    """Check the free disk space. Existing shards need not be written again, or are removed and make room."""
     missing = plan.bytes
     if earlier is not None:
-        there = sum(path.stat().st_size for shard in earlier.shards if (path := folder / shard.file).is_file())
+        existing = sum(path.stat().st_size for shard in earlier.shards if (path := folder / shard.file).is_file())
         if earlier.options == plan.options:
-            missing -= there
+            missing -= existing
         else:
-            free += there
+            free += existing
     needed = missing + int(missing * SPARE_SHARE) + SPARE_BYTES
     if missing > 0 and needed > free:
         raise RunError(
-            f"{folder}: the cache needs {_size(needed)} of the disk, a little to spare included, and {_size(free)} are "
-            f"free. Choose fewer layers, a smaller storage or another disk."
+            f"{folder}: expected {_size(needed)} of free disk space, including a reserve; found {_size(free)}; "
+            f"choose fewer layers, a smaller storage or another disk."
         )
 
 
 def _remove(folder: Path, index: Index) -> None:
-    """Remove a cache, its index last: what a kill leaves must be known for a cache."""
+    """Remove a cache, the index last: what an interruption leaves must still be recognised as a cache."""
     for name in (*(shard.file for shard in index.shards), PROGRESS, INDEX):
         (folder / name).unlink(missing_ok=True)
 
 
-def _keep_intact(folder: Path, earlier: Index, say: Callable[[str], None]) -> Index:
-    """The earlier index without the hashes of shards that are not as they were written: these are made again."""
+def _keep_intact(folder: Path, earlier: Index, log: Log) -> Index:
+    """Return the earlier index without the hashes of damaged shards, so that they are extracted again."""
     shards = []
-    with progress("checking what is there", len(earlier.shards)) as advance:
+    with progress("checking existing shards", len(earlier.shards)) as advance:
         for shard in earlier.shards:
             if shard.sha256 is not None and (fault := shard.fault(folder, verify=True)):
-                say(f"{folder / shard.file}: {fault}; it is made again")
+                log(f"{folder / shard.file}: {fault}; extracting it again")
                 shard = replace(shard, sha256=None)
             shards.append(shard)
             advance()
     done = sum(shard.sha256 is not None for shard in shards)
-    say(f"{done} of {len(shards)} shards are there already")
+    log(f"{done} of {len(shards)} shards exist already")
     return replace(earlier, shards=tuple(shards))
 
 
 def _extract(folder: Path, index: Index, encoder: Encoder, splits: Mapping[str, Features], batch_size: int) -> Index:
-    """Make the shards that have no hash yet; each is in the index as soon as its file is there."""
+    """Write the shards that have no hash yet; the index lists each as soon as its file is complete."""
     shards = list(index.shards)
     to_do = [number for number, shard in enumerate(shards) if shard.sha256 is None]
     encoder.eval()
@@ -231,7 +232,7 @@ def _make_shard(
     batch_size: int,
     advance: Callable[..., None],
 ) -> tuple[NDArray[np.uint8], Shard]:
-    """The bytes of a shard, and what is known of it now."""
+    """Compute a shard; return its bytes, and its entry for the index."""
     order = stored_order(features.lengths)[shard.begin : shard.end]
     data = np.empty(shard.bytes, np.uint8)
     parts = index.parts(data, features.lengths[order])
@@ -254,8 +255,8 @@ def _make_shard(
                 clamped += int((state.abs() > largest(index.storage)).sum())
             if not math.isfinite(squares[layer]):
                 raise RunError(
-                    f"{shard.split}: the encoder, computing in {index.precision}, gave values that are not finite in "
-                    f"{layers_in_words([layer])}; extract in bf16 or fp32."
+                    f"{shard.split}: expected finite values in {layers_in_words([layer])}, found others with precision "
+                    f"{index.precision}; extract in bf16 or fp32."
                 )
         advance(len(windows))
     return data, replace(
@@ -270,7 +271,7 @@ def _make_shard(
 def _run(
     encoder: Encoder, features: Features, windows: Indices, index: Index, device: torch.device
 ) -> dict[int, torch.Tensor]:
-    """The layers of some windows without their pads, [tokens, H]; the pooled output, [windows, H]."""
+    """Run the encoder; return each layer without padding, [tokens, H], and the pooled output, [windows, H]."""
     batch = collate(features, windows).to(device)
     with torch.inference_mode(), autocast(device, index.precision):
         hidden = encoder(batch, index.layers)
@@ -284,16 +285,16 @@ def _run(
 def _report_line(report: CacheReport, storage: Storage) -> str:
     worst = max(report.errors, key=report.errors.__getitem__)
     mean, most = sum(report.errors.values()) / len(report.errors), report.errors[worst]
-    line = f"{_size(report.bytes)}, {report.bytes_per_token:.0f} bytes a token, in {report.seconds:.0f} s"
+    line = f"{_size(report.bytes)}, {report.bytes_per_token:.0f} bytes per token, in {report.seconds:.0f} s"
     if most:
         line += (
-            f"; the error of {storage} is {100 * mean:.2g} % (RMS), {100 * most:.2g} % in {layers_in_words([worst])}"
+            f"; rounding error of {storage}: {100 * mean:.2g} % (RMS), {100 * most:.2g} % in {layers_in_words([worst])}"
         )
     if report.clamped:
-        line += f"; {report.clamped} values beyond its range were clamped"
+        line += f"; {report.clamped} values outside its range were clamped"
     return line
 
 
 def _size(count: int) -> str:
-    """Bytes as a person reads them."""
+    """Return a number of bytes in MB or GB."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"

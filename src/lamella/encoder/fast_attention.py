@@ -1,11 +1,11 @@
-"""Attention: on a CPU window by window, on a GPU by the kernel that fits.
+"""Fast attention: window by window on a CPU, by a suitable kernel on a GPU.
 
-For a CPU, PyTorch computes it for a whole batch, padding and all. With dropout it makes arrays of [B, heads, T, T], so
-large that the system hands them out anew each time; without, its kernel is made for longer texts than these. One window
-at a time, without its padding, the arrays fit into the cache.
+On a CPU, PyTorch computes attention for a whole batch, including the padding. With dropout, it allocates arrays of
+[B, heads, T, T], so large that they are requested from the system each time; without dropout, its kernel is optimised
+for longer texts. One window at a time, without padding, the arrays fit into the processor's cache.
 
-On a GPU nothing may be read back while a step goes on, and cuDNN's kernel is left out: it is planned anew for every
-shape, which takes tens of milliseconds, and batches of texts have many shapes.
+On a GPU, nothing may be read back during a step. cuDNN's kernel is excluded: it is planned again for every shape, which
+takes tens of milliseconds, and batches of texts have many shapes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from lamella.encoder.dropout import draw_kept
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ATTENTION = "lamella"  # the name under which transformers finds ours
+ATTENTION = "lamella"  # the name of this implementation in transformers
 
 
 def use_fast_attention(model: PreTrainedModel) -> None:
-    """Put our attention into a model that lets it be chosen; MPNet does not, and gets a kernel on a GPU alone."""
+    """Use this attention in a model that allows it; MPNet does not, and gets a kernel on a GPU only."""
     if model.config.model_type == "mpnet":
         from lamella.encoder.fast_mpnet import use_kernels
 
@@ -39,7 +39,7 @@ def use_fast_attention(model: PreTrainedModel) -> None:
 
 
 def suitable_kernels(device: torch.device) -> AbstractContextManager[None]:
-    """PyTorch's kernels for attention without cuDNN's, on a GPU."""
+    """Return a context that excludes cuDNN's kernel for attention on a GPU."""
     if device.type != "cuda":
         return nullcontext()
     kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -56,10 +56,10 @@ def attend(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls for attention; all tensors are [B, N, T, D], with N heads of width D.
+    """Compute attention with the interface of transformers; all tensors are [B, N, T, D], with N heads of width D.
 
-    Ours leaves the padding out: what a window gets there is 0, and nobody reads it. Where a gradient is wanted without
-    dropout, in half precision, on other devices and in an exported graph it is PyTorch's.
+    The padding is skipped: its output is 0, and nothing reads it. PyTorch's own attention is used for gradients without
+    dropout, in half precision, on other devices and in an exported graph.
     """
     dropped = dropout if module.training else 0.0
     ours = 0 < dropped < 1 or (dropped == 0 and not torch.is_grad_enabled())
@@ -79,19 +79,19 @@ def attend(
 
 
 def _attend_windows(query: Tensor, key: Tensor, value: Tensor, lengths: list[int], scale: float) -> Tensor:
-    """softmax(s Q Kᵀ) V for each window and head."""
+    """Compute softmax(s Q Kᵀ) V for each window and head."""
     B, N, T, D = query.shape
     attended = query.new_zeros(B, T, N, D)
-    nothing = query.new_empty(1, 1, 1)
+    unused = query.new_empty(1, 1, 1)  # beta = 0 ignores it
     for window, length in enumerate(lengths):
         here = (window, slice(None), slice(length))  # [N, t, D]
-        scores = torch.baddbmm(nothing, query[here], key[here].mT, beta=0, alpha=scale)  # [N, t, t]
+        scores = torch.baddbmm(unused, query[here], key[here].mT, beta=0, alpha=scale)  # [N, t, t]
         attended[window, :length] = torch.bmm(scores.softmax(-1), value[here]).transpose(0, 1)
     return attended
 
 
 def _lengths(mask: Tensor | None, query: Tensor) -> list[int] | None:
-    """How many tokens each window has; nothing where the mask, of true or of 0, hides more than padding at the end."""
+    """Return the number of tokens of each window; None if the mask (True or 0: seen) hides more than end padding."""
     B, _, T, _ = query.shape
     if mask is None:
         return [T] * B
@@ -99,16 +99,16 @@ def _lengths(mask: Tensor | None, query: Tensor) -> list[int] | None:
     lengths = seen[:, 0, -1].sum(-1)
     if not torch.equal(seen, (torch.arange(T) < lengths[:, None])[:, None, None].expand_as(seen)):
         return None
-    found: list[int] = lengths.tolist()
-    return found
+    listed: list[int] = lengths.tolist()
+    return listed
 
 
 class _Attention(torch.autograd.Function):
-    """O = M ∘ softmax(s Q Kᵀ + mask) V / (1 - p) for each window and head, M being what dropout keeps.
+    """O = M ∘ softmax(s Q Kᵀ + mask) V / (1 - p) for each window and head, where M is the dropout mask.
 
-    With W the softmax, K = M ∘ W what is left of it, and G = dO / (1 - p): dV = Kᵀ G, and for the scores S,
-    dS = K ∘ (G Vᵀ) - W ∘ D with D = Σ_j K_j (G Vᵀ)_j, which is G · K V, the output once more: no sum over the large
-    array is needed, and M itself is not kept.
+    Let W be the softmax, K = M ∘ W its remaining entries, and G = dO / (1 - p). Then dV = Kᵀ G, and for the scores S,
+    dS = K ∘ (G Vᵀ) - W ∘ D with D = Σ_j K_j (G Vᵀ)_j. This equals G · K V, and K V is the output: no sum over the large
+    array is needed, and M itself is not stored.
     """
 
     @staticmethod
@@ -116,15 +116,15 @@ class _Attention(torch.autograd.Function):
         context: Any, query: Tensor, key: Tensor, value: Tensor, lengths: list[int], scale: float, p: float
     ) -> Tensor:
         B, N, T, D = query.shape
-        mixed = query.new_zeros(B, N, T, D)  # the output, but for the factor 1 / (1 - p)
-        weights, left = [], []
+        mixed = query.new_zeros(B, N, T, D)  # the output without the factor 1 / (1 - p)
+        weights, remaining = [], []
         for window, length in enumerate(lengths):
             here = (window, slice(None), slice(length))  # [N, t, D]
             scores = torch.bmm(query[here] * scale, key[here].mT)  # [N, t, t]
             weights.append(scores.softmax(-1))
-            left.append(draw_kept(scores.shape, p).mul_(weights[-1]))
-            mixed[here] = torch.bmm(left[-1], value[here])
-        context.save_for_backward(query, key, value, mixed, *weights, *left)
+            remaining.append(draw_kept(scores.shape, p).mul_(weights[-1]))
+            mixed[here] = torch.bmm(remaining[-1], value[here])
+        context.save_for_backward(query, key, value, mixed, *weights, *remaining)
         context.lengths, context.scale, context.factor = lengths, scale, 1 / (1 - p)
         attended: Tensor = mixed * context.factor
         return attended
@@ -135,34 +135,34 @@ class _Attention(torch.autograd.Function):
         query, key, value, mixed, *rest = context.saved_tensors
         gradient = gradient * context.factor
         along = (gradient * mixed).sum(-1, keepdim=True)  # [B, N, T, 1]
-        of_query, of_key, of_value = (mixed.new_zeros(mixed.shape) for _ in range(3))
-        weights, left = rest[: len(query)], rest[len(query) :]
+        query_grad, key_grad, value_grad = (mixed.new_zeros(mixed.shape) for _ in range(3))
+        weights, remaining = rest[: len(query)], rest[len(query) :]
         for window, length in enumerate(context.lengths):
             here = (window, slice(None), slice(length))
-            of_value[here] = torch.bmm(left[window].mT, gradient[here])
-            of_scores = torch.bmm(gradient[here], value[here].mT).mul_(left[window])
-            of_scores.addcmul_(weights[window], along[here], value=-1)
-            of_query[here] = torch.bmm(of_scores, key[here])
-            of_key[here] = torch.bmm(of_scores.mT, query[here])
-        return of_query.mul_(context.scale), of_key.mul_(context.scale), of_value, None, None, None
+            value_grad[here] = torch.bmm(remaining[window].mT, gradient[here])
+            score_grad = torch.bmm(gradient[here], value[here].mT).mul_(remaining[window])
+            score_grad.addcmul_(weights[window], along[here], value=-1)
+            query_grad[here] = torch.bmm(score_grad, key[here])
+            key_grad[here] = torch.bmm(score_grad.mT, query[here])
+        return query_grad.mul_(context.scale), key_grad.mul_(context.scale), value_grad, None, None, None
 
 
 @functools.cache
 def _register() -> None:
-    """Make our attention known. Imported here: heads and run files are read without transformers, which takes long."""
+    """Register this attention. Imports transformers, which is slow, only here: heads and run files do not need it."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
     def mask(**options: Any) -> Tensor | None:
-        """transformers' own of padding; it looks whether there is any, for which a GPU would have to be waited for."""
+        """Build the padding mask of transformers, without its check for padding on a GPU, which would wait for it."""
         padding, kind = options.get("attention_mask"), options.get("dtype")
         if padding is not None and padding.device.type != "cpu":
             options["allow_is_bidirectional_skip"] = False
-        made: Tensor | None = sdpa_mask(**options)
-        if made is None or made.device.type != "cpu" or kind not in (torch.bfloat16, torch.float16):
-            return made
-        # As PyTorch's kernel wants it; else each layer would make this of it anew, for every pair of tokens.
-        seen = made[:, :, :1]  # [B, 1, 1, T]
+        built: Tensor | None = sdpa_mask(**options)
+        if built is None or built.device.type != "cpu" or kind not in (torch.bfloat16, torch.float16):
+            return built
+        # In the form of PyTorch's kernel; otherwise each layer would convert it again, for every pair of tokens.
+        seen = built[:, :, :1]  # [B, 1, 1, T]
         return torch.zeros(seen.shape, dtype=kind).masked_fill_(~seen, torch.finfo(kind).min)
 
     AttentionInterface.register(ATTENTION, attend)

@@ -1,8 +1,8 @@
-"""MPNet's attention by PyTorch's kernels on a GPU.
+"""MPNet's attention with PyTorch's kernels on a GPU.
 
-transformers computes it step by step in arrays of [B, N, T, T]. Its relative positions it makes for every window of a
-batch alike, in some releases on the CPU, and for its mask it sends a number to the GPU: a GPU would have to wait, and a
-recorded step can have neither.
+transformers computes it step by step in arrays of [B, N, T, T]. It builds the same relative positions for every window
+of a batch, in some releases on the CPU, and sends a number to the GPU for its mask. Both would make a GPU wait, and a
+CUDA graph cannot record either.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetModel, M
 
 
 def use_kernels(model: nn.Module) -> None:
-    """Change the attention of a model; its weights stay where they are."""
+    """Replace the attention of a model in place; its weights stay the same objects."""
     for module in model.modules():
         if type(module) is MPNetSelfAttention:
             module.__class__ = FastMPNetSelfAttention
@@ -28,18 +28,18 @@ def use_kernels(model: nn.Module) -> None:
 
 
 def on_gpu(x: Tensor) -> bool:
-    """Whether the kernels are to be used."""
+    """Return whether the kernels should be used."""
     return x.device.type == "cuda"
 
 
 def _dtype_of_products(x: Tensor) -> torch.dtype:
-    """What a product with x is computed in: x's own, or what autocast makes of it."""
+    """Return the type that a product with x is computed in: the type of x, or that of autocast."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 class FastMPNetSelfAttention(MPNetSelfAttention):
-    """As its parent, with a kernel; the relative positions and the mask are one bias to it."""
+    """The attention of its parent, computed by a kernel; relative positions and mask become one bias."""
 
     def forward(
         self,
@@ -50,13 +50,13 @@ class FastMPNetSelfAttention(MPNetSelfAttention):
         **more: Any,
     ) -> tuple[Tensor, ...]:
         if not on_gpu(hidden_states) or output_attentions or position_bias is None:
-            found: tuple[Tensor, ...] = super().forward(  # type: ignore[no-untyped-call]
+            output: tuple[Tensor, ...] = super().forward(  # type: ignore[no-untyped-call]
                 hidden_states, attention_mask, position_bias, output_attentions, **more
             )
-            return found
+            return output
         split = (*hidden_states.shape[:2], self.num_attention_heads, self.attention_head_size)
-        rounded = hidden_states.to(_dtype_of_products(hidden_states))  # once: else each of the three would do it
-        query, key, value = (made(rounded).view(split).transpose(1, 2) for made in (self.q, self.k, self.v))
+        rounded = hidden_states.to(_dtype_of_products(hidden_states))  # once, instead of in each of the three
+        query, key, value = (linear(rounded).view(split).transpose(1, 2) for linear in (self.q, self.k, self.v))
         bias = position_bias if attention_mask is None else position_bias + attention_mask
         dropped = self.dropout.p if self.training else 0.0
         attended = scaled_dot_product_attention(query, key, value, bias.to(query.dtype), dropout_p=dropped)
@@ -64,7 +64,7 @@ class FastMPNetSelfAttention(MPNetSelfAttention):
 
 
 class FastMPNetEncoder(MPNetEncoder):
-    """As its parent; what all layers have in common, the bias, is made once for all of them, and on the GPU."""
+    """The encoder of its parent; the bias is computed once for all layers, on the GPU."""
 
     def forward(
         self,
@@ -82,8 +82,8 @@ class FastMPNetEncoder(MPNetEncoder):
         bias = self._relative_positions(hidden_states)  # [1, N, T, T]
         if attention_mask is not None:
             bias = bias + attention_mask  # [B, N, T, T]
-        # Rounded as the products of a layer are: else every layer would round it again. Row by row in memory: else
-        # PyTorch finds no kernel for it, and computes step by step without a word.
+        # In the type of the products, or every layer would round it again. Contiguous, or PyTorch finds no kernel for
+        # it and silently computes step by step.
         bias = bias.to(_dtype_of_products(hidden_states)).contiguous()
         for layer in self.layer:
             hidden_states = layer(hidden_states, None, bias)[0]
@@ -91,15 +91,15 @@ class FastMPNetEncoder(MPNetEncoder):
         return BaseModelOutput(last_hidden_state=last) if return_dict else (last,)
 
     def _relative_positions(self, x: Tensor) -> Tensor:
-        places = torch.arange(x.shape[1], device=x.device)
-        apart = places[None] - places[:, None]  # [T, T]
-        buckets = self.relative_position_bucket(apart)  # type: ignore[no-untyped-call]
+        positions = torch.arange(x.shape[1], device=x.device)
+        distances = positions[None] - positions[:, None]  # [T, T]
+        buckets = self.relative_position_bucket(distances)  # type: ignore[no-untyped-call]
         bias: Tensor = self.relative_attention_bias(buckets)  # [T, T, N]
         return bias.permute(2, 0, 1)[None]
 
 
 class FastMPNetModel(MPNetModel):  # type: ignore[no-untyped-call]
-    """As its parent; it is given the mask as the bias that it would make of it."""
+    """The model of its parent; it gets the mask as the additive bias that it would build from it."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **more: Any) -> Any:
         if on_gpu(input_ids) and attention_mask is not None and attention_mask.ndim == 2:

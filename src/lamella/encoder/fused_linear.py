@@ -1,9 +1,9 @@
-"""Products with their bias and activation in one step, for half precision on a CPU.
+"""Linear layers fused with their bias and activation, for half precision on a CPU.
 
-Where products are quick, as in bf16 on processors made for it, what only reads and writes a layer's widest array once
-more takes as long as its product: to apply the activation, and to put the bias where the product is added to it, which
-is PyTorch's way. oneDNN does both to what it has just computed. In fp32, whose products take several times as long,
-nothing is gained.
+On processors with bf16 instructions a matrix product is so fast that one more read and write of a layer's widest array
+takes as long: PyTorch needs one to apply the activation, and one to copy the bias to where the product is added. oneDNN
+applies both to the product while it is in the cache. In fp32, where products take several times as long, nothing is
+gained.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lamella.encoder.device import has_bf16_products
 
 
 def fuse_products(model: nn.Module) -> None:
-    """Fuse every plain linear layer with its bias, and with the exact gelu where that follows; for answering alone."""
+    """Fuse every plain linear layer with its bias, and with an exact gelu that follows it; for inference only."""
     from transformers.activations import GELUActivation
 
     for module in list(model.modules()):
@@ -43,12 +43,12 @@ class LinearGelu(nn.Linear):
 
 
 def _product(layer: nn.Linear, x: Tensor, activation: str, form: str) -> Tensor:
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, activation, [], form)
-    return found
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, activation, [], form)
+    return product
 
 
 def _can_fuse(x: Tensor) -> bool:
-    """The operation is one that torch.compile uses: it may be missing from a build, or the processor lack bf16."""
+    """Check for the operation, which torch.compile uses: a build may lack it, and a processor may lack bf16."""
     if x.dtype != torch.bfloat16 or x.device.type != "cpu" or torch.is_grad_enabled():
         return False
     return hasattr(torch.ops.mkldnn, "_linear_pointwise") and has_bf16_products()

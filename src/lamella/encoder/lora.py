@@ -1,8 +1,8 @@
-"""LoRA and IA³: a few numbers learnt at a linear layer, which can be merged into its weights.
+"""LoRA and IA³: small trained changes of linear layers that can be merged into their weights.
 
-Each is a child of its layer and applied by a hook, as adapters are, so that the pretrained weights keep their names.
-peft has both, and is what the tests compare with; to import it takes several times as long as to load a small encoder,
-which every first answer of such a reader would have to wait for.
+Like an adapter, each is a child of its layer and applied by a hook, so that the pretrained weights keep their names.
+peft has both, and the tests compare with it. Importing it takes several times as long as loading a small encoder, and
+would delay the first answer of every such reader.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 class Lora(nn.Module):
-    """W x + alpha/rank · B A x. A is drawn as for a linear layer and B starts as 0: the layer starts unchanged."""
+    """W x + alpha/rank · B A x. A is initialised like a linear layer and B as 0: the layer starts unchanged."""
 
     name = "lora"
     hook: RemovableHandle
@@ -49,7 +49,7 @@ class Ia3(nn.Module):
         self.factor = nn.Parameter(torch.ones(layer.in_features if inputs else layer.out_features))
 
     def forward(self, x: Tensor, output: Tensor) -> Tensor:
-        return (output * self.factor).to(output.dtype)  # half precision stays so
+        return (output * self.factor).to(output.dtype)  # keeps half precision
 
     def merge_into(self, layer: nn.Linear) -> None:
         layer.weight.mul_(self.factor if self.inputs else self.factor[:, None])
@@ -57,42 +57,45 @@ class Ia3(nn.Module):
             layer.bias.mul_(self.factor)
 
 
-def insert(layer: nn.Linear, learnt: Lora | Ia3) -> None:
-    """Put what is to be learnt at a layer into it."""
-    layer.add_module(learnt.name, learnt)
-    before = isinstance(learnt, Ia3) and learnt.inputs
-    learnt.hook = layer.register_forward_pre_hook(_before) if before else layer.register_forward_hook(_behind)
+def insert_change(layer: nn.Linear, change: Lora | Ia3) -> None:
+    """Add LoRA or IA³ to a layer."""
+    layer.add_module(change.name, change)
+    scales_input = isinstance(change, Ia3) and change.inputs
+    if scales_input:
+        change.hook = layer.register_forward_pre_hook(_change_input)
+    else:
+        change.hook = layer.register_forward_hook(_change_output)
 
 
-def learnt_at(layer: nn.Module) -> Lora | Ia3:
-    """Whichever of the two was put into a layer."""
-    return next(one for one in layer.children() if isinstance(one, Lora | Ia3))
+def change_of(layer: nn.Module) -> Lora | Ia3:
+    """Return the LoRA or IA³ of a layer that has one."""
+    return next(child for child in layer.children() if isinstance(child, Lora | Ia3))
 
 
-def layers_with(model: nn.Module) -> dict[str, nn.Linear]:
-    """The layers at which something of the kind is learnt, by their paths."""
+def changed_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return the layers that have LoRA or IA³, by their paths."""
     return {
         path: module
         for path, module in model.named_modules()
-        if isinstance(module, nn.Linear) and any(isinstance(one, Lora | Ia3) for one in module.children())
+        if isinstance(module, nn.Linear) and any(isinstance(child, Lora | Ia3) for child in module.children())
     }
 
 
 @torch.no_grad()
-def merge_into(layer: nn.Linear) -> None:
-    """Put what was learnt into the layer's weights, and take it out of the layer."""
-    learnt = learnt_at(layer)
-    learnt.merge_into(layer)
-    learnt.hook.remove()
-    delattr(layer, learnt.name)
+def merge_change(layer: nn.Linear) -> None:
+    """Merge the LoRA or IA³ of a layer into its weights and remove it."""
+    change = change_of(layer)
+    change.merge_into(layer)
+    change.hook.remove()
+    delattr(layer, change.name)
 
 
-def _behind(layer: nn.Module, arguments: Any, output: Tensor) -> Tensor:
-    """A hook that looks for what was learnt: in a copy of the encoder it finds that of the copy."""
-    found: Tensor = learnt_at(layer)(arguments[0], output)
-    return found
+def _change_output(layer: nn.Module, arguments: Any, output: Tensor) -> Tensor:
+    """Apply LoRA or IA³ (a forward hook). It is looked up, so that a copy of the encoder uses its own."""
+    changed: Tensor = change_of(layer)(arguments[0], output)
+    return changed
 
 
-def _before(layer: nn.Module, arguments: Any) -> Any:
+def _change_input(layer: nn.Module, arguments: Any) -> Any:
     x, *others = arguments
-    return ((x * learnt_at(layer).factor).to(x.dtype), *others)
+    return ((x * change_of(layer).factor).to(x.dtype), *others)

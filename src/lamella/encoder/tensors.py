@@ -1,4 +1,4 @@
-"""The tensors that training changes, the file that holds them, and a hash of those that it starts from."""
+"""Trained tensors: select, read, round and set them; hash those of an encoder before training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lamella.errors import ModelError, one_line
 
 
 def trained_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What training changes: the trained parameters, and the statistics of a normalisation (no encoder has any)."""
+    """Return what training changes: the trained parameters, and normalisation statistics (no encoder has any)."""
     return {
         name: tensor
         for name, tensor in module.state_dict(keep_vars=True).items()
@@ -22,44 +22,48 @@ def trained_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a safetensors file; a damaged file is said to be one."""
+    """Read all tensors of a safetensors file."""
     if not path.is_file():
         raise ModelError(f"{path}: no such file; the model folder is incomplete.")
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise ModelError(f"{path}: expected a safetensors file; it is damaged ({one_line(error)}).") from None
+        raise ModelError(f"{path}: expected a safetensors file, found a damaged one ({one_line(error)}).") from None
 
 
 def round_to_half(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same in fp16, but for whole numbers; one that is too large for it is refused."""
+    """Round floating-point tensors to fp16; a value that is too large for fp16 is an error."""
     rounded = {name: value.half() if value.is_floating_point() else value for name, value in tensors.items()}
     for name, value in rounded.items():
         if not value.isfinite().all():
             largest = tensors[name].abs().max().item()
-            raise ModelError(f"{name}: holds {largest:g}, beyond the numbers of fp16; keep this model in fp32.")
+            raise ModelError(
+                f"{name}: expected values in the range of fp16, found {largest:g}; keep this model in fp32."
+            )
     return rounded
 
 
 def hash_parameters(model: torch.nn.Module) -> str:
-    """sha256 of the parameters of an encoder as it was loaded, whatever file they came from, and of their names.
+    """Return the sha256 of the names and values of an encoder's parameters, independent of the file they came from.
 
-    The pooler is left out: most files have one, most heads read none, and converters drop it.
+    The pooler is excluded: most files have one, few heads read it, and converters drop it.
     """
     digest = hashlib.sha256()
     for name, value in sorted(model.named_parameters()):
         if not name.startswith("pooler."):
             array = value.detach().numpy()
-            digest.update(f"{name} {array.dtype} {list(array.shape)}\n".encode())  # as: embeddings.x float32 [512, 384]
+            digest.update(
+                f"{name} {array.dtype} {list(array.shape)}\n".encode()
+            )  # e.g. embeddings.x float32 [512, 384]
             digest.update(array.ravel().data)
     return digest.hexdigest()
 
 
 def put_tensors(module: torch.nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None:
-    """Set exactly the trained tensors of a module: a missing, an extra or a misshapen one is an error that names it."""
+    """Set the trained tensors of a module; the error names tensors that are missing, unexpected or of another shape."""
     expected = trained_tensors(module)
     wrong = [f"{name} is missing" for name in expected.keys() - tensors.keys()]
-    wrong += [f"{name} is not expected" for name in tensors.keys() - expected.keys()]
+    wrong += [f"{name} is unexpected" for name in tensors.keys() - expected.keys()]
     wrong += [
         f"{name} has shape {list(tensors[name].shape)} instead of {list(own.shape)}"
         for name, own in expected.items()

@@ -1,4 +1,4 @@
-"""What of the encoder is trained: each way is a function that edits the encoder in place before training."""
+"""Tunings: functions that edit the encoder in place before training, and so choose what is trained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from lamella import registry
 from lamella.encoder.adapters import Adapter, insert_adapter
 from lamella.encoder.encoder import Encoder
-from lamella.encoder.lora import Ia3, Lora, insert, layers_with, merge_into
+from lamella.encoder.lora import Ia3, Lora, changed_layers, insert_change, merge_change
 from lamella.errors import ConfigError
 from lamella.registry import register
 
@@ -19,7 +19,7 @@ Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Projection = Literal["query", "key", "value", "attention_output", "ffn_input", "ffn_output"]
 Projections = Annotated[Sequence[Projection], Field(min_length=1)]
-Small = Literal["layer_norm", "bias", "token_types"]  # parts of a few vectors
+Small = Literal["layer_norm", "bias", "token_types"]  # parameters that are only a few vectors
 
 
 @register("tuning", "full")
@@ -30,24 +30,25 @@ def full(encoder: Encoder) -> None:
 
 @register("tuning", "frozen", trains_encoder=False)
 def frozen(encoder: Encoder) -> None:
-    """Train nothing of the encoder; only the head learns."""
+    """Train only the head; the encoder stays as it is."""
     encoder.requires_grad_(False)
 
 
 @register("tuning", "top_k")
 def top_k(encoder: Encoder, *, k: Count = 1) -> None:
-    """Train the top k layers and every LayerNorm (Hulburd's Lk); at k = all layers the embeddings too.
+    """Train the top k layers and every LayerNorm (Hulburd's Lk); if k is all layers, the embeddings too.
 
-    In the paper "frozen" layers still train their LayerNorms, and the embeddings train only when all layers do. What an
-    earlier run put into a layer (adapters, LoRA) is part of that layer: on top it is trained, below it is not.
+    In the paper, "frozen" layers still train their LayerNorms, and the embeddings are trained only with all layers.
+    Adapters and LoRA of an earlier run belong to their layer: trained in the top layers, frozen below.
     """
     layers = encoder.layer_modules
     if encoder.family.shared_layers:
         raise ConfigError(
-            "encoder.tuning", ["top_k: this encoder uses one layer's weights at every depth, so none is on top."]
+            "encoder.tuning",
+            ["top_k: this encoder shares one layer's weights at every depth, so it has no top layers; choose another."],
         )
     if k > len(layers):
-        raise ConfigError("encoder.tuning.k", [f"expected at most {len(layers)}, the encoder's layers. Got {k}."])
+        raise ConfigError("encoder.tuning.k", [f"expected at most {len(layers)}, the number of layers; got {k}."])
     encoder.requires_grad_(k == len(layers))
     for layer in layers[len(layers) - k :]:
         layer.requires_grad_(True)
@@ -64,23 +65,24 @@ def adapter(
     zero: bool = False,
     also: Sequence[Small] = (),
 ) -> None:
-    """Houlsby's bottleneck adapters, two a layer, and every LayerNorm; `k` trains the top k layers as well.
+    """Train bottleneck adapters (Houlsby), two per layer, and every LayerNorm; `k` also trains the top k layers.
 
-    An adapter stands behind the attention's and behind the feed-forward's output, before the sum and the LayerNorm:
-    LayerNorm(adapter(f(x)) + x). `leave_out` names layers without adapters, counted from 1 at the bottom. `zero`
-    starts from exactly the pretrained encoder. `also` trains every bias, or what tells question and context apart, as
-    well. A shared layer (ALBERT) has one pair for all depths. An earlier run's adapters stay in front of the new ones,
-    and are trained again only with a layer that `k` puts on top.
+    One adapter follows the attention and one the feed-forward part, before the residual sum and the LayerNorm:
+    LayerNorm(adapter(f(x)) + x). `leave_out` lists layers without adapters, counted from 1 at the bottom. `zero` starts
+    from exactly the pretrained encoder. `also` trains every bias, or the token type embeddings, as well. A shared layer
+    (ALBERT) has one pair of adapters for all depths. Adapters of an earlier run stay in front of the new ones, and are
+    trained only in the top k layers.
     """
     layers = encoder.layer_modules
-    _refuse_absent(encoder, also)
+    _check_present(encoder, also)
     if encoder.family.shared_layers and leave_out:
         raise ConfigError(
-            "encoder.tuning.leave_out", ["this encoder uses one layer's weights at every depth: none can be left out."]
+            "encoder.tuning.leave_out",
+            [f"expected an empty list, as this encoder shares one layer's weights at every depth; got {leave_out}."],
         )
     unknown = [layer for layer in leave_out if not 1 <= layer <= len(layers)]
     if unknown:
-        raise ConfigError("encoder.tuning.leave_out", [f"expected layers from 1 to {len(layers)}. Got {unknown}."])
+        raise ConfigError("encoder.tuning.leave_out", [f"expected layers from 1 to {len(layers)}, got {unknown}."])
     if k:
         top_k(encoder, k=k)
     else:
@@ -103,52 +105,52 @@ def lora(
     targets: Projections = ("query", "value"),
     also: Sequence[Small] = (),
 ) -> None:
-    """LoRA: W + alpha/rank · B · A on the chosen projections; starts exactly unchanged.
+    """Train LoRA, W + alpha/rank · B · A, on the chosen projections; starts exactly unchanged.
 
-    `also` trains every LayerNorm, every bias, or what tells question and context apart, as well. What an earlier run's
-    LoRA or IA³ learnt is first merged into the weights it stands on.
+    `also` trains every LayerNorm, every bias, or the token type embeddings, as well. LoRA or IA³ of an earlier run is
+    first merged into the weights.
     """
-    _refuse_absent(encoder, also)
+    _check_present(encoder, also)
     merge(encoder)
     layers = _projections(encoder, targets)
     encoder.requires_grad_(False)
     for layer, _ in layers:
-        insert(layer, Lora(layer, rank=rank, alpha=alpha, dropout=dropout))
+        insert_change(layer, Lora(layer, rank=rank, alpha=alpha, dropout=dropout))
     _train_small(encoder, also)
 
 
 @register("tuning", "ia3")
 def ia3(encoder: Encoder, *, targets: Projections = ("key", "value", "ffn_output")) -> None:
-    """IA³: a learned factor for each output of the chosen projections (each input of ffn_output).
+    """Train IA³: a factor for each output of the chosen projections (each input of ffn_output).
 
-    What an earlier run's LoRA or IA³ learnt is first merged into the weights it stands on.
+    LoRA or IA³ of an earlier run is first merged into the weights.
     """
     merge(encoder)
     layers = _projections(encoder, targets)
     encoder.requires_grad_(False)
     for layer, target in layers:
-        insert(layer, Ia3(layer, inputs=target == "ffn_output"))
+        insert_change(layer, Ia3(layer, inputs=target == "ffn_output"))
 
 
 @register("tuning", "bitfit")
 def bitfit(encoder: Encoder) -> None:
-    """Train the biases alone (BitFit), those of the LayerNorms among them."""
+    """Train only the biases (BitFit), including those of the LayerNorms."""
     encoder.requires_grad_(False)
     _train_biases(encoder)
 
 
 @register("tuning", "layer_norm")
 def layer_norm(encoder: Encoder) -> None:
-    """Train the LayerNorms alone."""
+    """Train only the LayerNorms."""
     encoder.requires_grad_(False)
     _train_layer_norms(encoder)
 
 
 def tune_in_turn(encoder: Encoder, tunings: Sequence[Mapping[str, Any]]) -> None:
-    """Tune an encoder as a chain of models did, one on the other; what any of them changed can then be trained.
+    """Apply the tunings of a chain of models in order; everything that any of them trains becomes trainable.
 
-    Between two of them LoRA and IA³ are merged, as they are when a model becomes the base of another: of an encoder
-    that has learnt nothing yet this changes no weight, but those that it *would* change belong to the changed ones.
+    LoRA and IA³ are merged between two tunings, as when a model becomes the base of another. On an untrained encoder
+    merging changes no value, but the weights that it *would* change become trainable too.
     """
     *earlier, last = tunings
     changed: list[nn.Parameter] = []
@@ -162,27 +164,27 @@ def tune_in_turn(encoder: Encoder, tunings: Sequence[Mapping[str, Any]]) -> None
 
 
 def merge(encoder: Encoder) -> list[nn.Linear]:
-    """Put what LoRA or IA³ learnt into the weights of their layers, which are plain ones again; gives these layers."""
-    layers = list(layers_with(encoder.model).values())
+    """Merge all LoRA and IA³ into the weights and return the layers that had them, which are plain layers again."""
+    layers = list(changed_layers(encoder.model).values())
     for layer in layers:
-        merge_into(layer)
+        merge_change(layer)
     return layers
 
 
 def trainable_line(module: nn.Module) -> str:
-    """The count of trainable parameters, in the form that users of peft know."""
+    """Return the line with the number of trainable parameters, in the form that peft prints."""
     trainable, total = count_parameters(module)
     return f"trainable params: {trainable:,} || all params: {total:,} || trainable%: {100 * trainable / total:.4f}"
 
 
 def count_parameters(module: nn.Module) -> tuple[int, int]:
-    """How many are trainable, and how many there are."""
+    """Return the number of trainable parameters and the number of all parameters."""
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
     return sum(count for count, trained in counts if trained), sum(count for count, _ in counts)
 
 
 def _train_small(encoder: Encoder, parts: Sequence[Small]) -> None:
-    """Train some parts of a few vectors beside what is trained already."""
+    """Make some small groups of parameters trainable as well."""
     if "layer_norm" in parts:
         _train_layer_norms(encoder)
     if "bias" in parts:
@@ -191,11 +193,11 @@ def _train_small(encoder: Encoder, parts: Sequence[Small]) -> None:
         encoder.model.get_submodule("embeddings.token_type_embeddings").requires_grad_(True)
 
 
-def _refuse_absent(encoder: Encoder, parts: Sequence[Small]) -> None:
+def _check_present(encoder: Encoder, parts: Sequence[Small]) -> None:
     if "token_types" in parts and not encoder.family.token_types:
         raise ConfigError(
             "encoder.tuning.also",
-            ["token_types: this encoder has none; it tells question and context apart by what stands between them."],
+            ["token_types: this encoder has no token type embeddings; remove it from the list."],
         )
 
 
@@ -212,18 +214,18 @@ def _train_biases(encoder: Encoder) -> None:
 
 
 def _projections(encoder: Encoder, targets: Sequence[Projection]) -> list[tuple[nn.Linear, Projection]]:
-    """Some projections of every layer.
+    """Return the chosen projections of every layer.
 
-    An adapter behind such a layer itself (ALBERT, DistilBERT) is refused: it must come after what is put there.
+    A projection that has an adapter itself (ALBERT, DistilBERT) is an error: the adapter would have to come last.
     """
-    found: list[tuple[nn.Linear, Projection]] = []
+    projections: list[tuple[nn.Linear, Projection]] = []
     for number, layer in enumerate(encoder.layer_modules, start=1):
         for target in dict.fromkeys(targets):
             projection = cast(nn.Linear, layer.get_submodule(encoder.family.projections[target]))
-            if any(isinstance(one, Adapter) for one in projection.children()):
+            if any(isinstance(child, Adapter) for child in projection.children()):
                 raise ConfigError(
                     "encoder.tuning",
-                    [f"{target} of layer {number} has an earlier run's adapter: LoRA and IA³ cannot be put there too."],
+                    [f"{target} of layer {number} has an adapter of an earlier run; choose targets without adapters."],
                 )
-            found.append((projection, target))
-    return found
+            projections.append((projection, target))
+    return projections

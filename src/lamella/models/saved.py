@@ -78,8 +78,7 @@ def read_saved(folder: Path) -> SavedModel:
     version = saved.get(MODEL_FORMAT)
     if version != FORMAT_VERSION:
         raise ModelError(
-            f"{path}: expected model format {FORMAT_VERSION}, got {version!r}; the model needs another version of "
-            "lamella."
+            f"{path}: expected model format {FORMAT_VERSION}, got {version!r}; use another version of lamella."
         )
     try:
         name, sha256 = str(saved["base"]["name"]), str(saved["base"]["sha256"])

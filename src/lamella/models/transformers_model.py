@@ -1,4 +1,4 @@
-"""Question answering models as transformers saves them: `AutoModelForQuestionAnswering` checkpoints."""
+"""Checkpoints of transformers for question answering (`AutoModelForQuestionAnswering`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class StockModel:
-    """A checkpoint of any architecture that transformers can ask for start and end logits."""
+    """A checkpoint of any architecture with start and end logits."""
 
     gives_text = True
 
@@ -38,7 +38,7 @@ class StockModel:
 
     @classmethod
     def load(cls, source: Source) -> StockModel:
-        """Load the weights in fp32; a folder that holds no such model is refused."""
+        """Load the weights in fp32."""
         from transformers import AutoModelForQuestionAnswering
 
         config = read_json(source.folder / MODEL_CONFIG)
@@ -46,8 +46,8 @@ class StockModel:
         if not any(kind.endswith("ForQuestionAnswering") for kind in kinds):
             found = " and ".join(kinds) or "an encoder"
             raise ModelError(
-                f"{source.folder}: expected a model that answers questions. Found {found}, which has no head for it; "
-                "train one with: lamella train"
+                f"{source.folder}: expected a question answering model, found {found} without a head for it; train one "
+                "with: lamella train"
             )
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         with quiet():
@@ -55,22 +55,22 @@ class StockModel:
                 model, report = AutoModelForQuestionAnswering.from_pretrained(
                     source.folder, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options
                 )
-            except Exception as error:  # transformers has an error of its own for every kind of damage
+            except Exception as error:  # transformers raises a different class for each kind of damage
                 raise ModelError(f"{source.folder}: cannot be loaded: {one_line(error)}.") from None
         if missing := sorted(report["missing_keys"]):
-            raise ModelError(f"{source.folder}: its weights lack {', '.join(missing[:3])}.")
+            raise ModelError(f"{source.folder}: the weights lack {', '.join(missing[:3])}.")
         use_fast_attention(model)
         return cls(model, load_tokenizer(source), source.folder)
 
     @property
     def reads_token_types(self) -> bool:
-        """Whether question and context are told apart by token type; the tokenizer of ALBERT says no, and is wrong."""
+        """Whether question and context have different token types; the tokenizer of ALBERT wrongly denies it."""
         family = FAMILIES.get(self.model.config.model_type)
         return family.token_types if family else "token_type_ids" in self.tokenizer.model_input_names
 
     @property
     def positions(self) -> int | None:
-        """The most tokens that a window can have, where that is known."""
+        """The maximum number of tokens in a window, if known."""
         return positions_of(self.model.config)
 
     @property
@@ -78,13 +78,13 @@ class StockModel:
         return next(self.model.parameters()).device
 
     def to(self, device: torch.device) -> StockModel:
-        """Move the weights."""
-        torch.nn.Module.to(self.model, device)  # transformers' own is not typed
+        """Move the weights to a device."""
+        torch.nn.Module.to(self.model, device)  # the method of transformers has no types
         return self
 
     @torch.inference_mode()
     def logits(self, padded: Padded) -> NDArray[np.float32]:
-        """Start and end logits of some windows."""
+        """Return the start and end logits of a padded batch."""
         check_window_length(padded, self.positions)
         batch = Batch.of(padded).to(self.device)
         inputs = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
@@ -92,5 +92,5 @@ class StockModel:
             inputs["token_type_ids"] = batch.token_types
         with autocast(self.device, self.precision), suitable_kernels(self.device):
             output = self.model(**inputs)
-        found: NDArray[np.float32] = torch.stack([output.start_logits, output.end_logits]).float().cpu().numpy()
-        return found  # [2, B, T]
+        logits: NDArray[np.float32] = torch.stack([output.start_logits, output.end_logits]).float().cpu().numpy()
+        return logits  # [2, B, T]

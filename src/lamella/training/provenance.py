@@ -9,7 +9,7 @@ from pathlib import Path
 from lamella import runs
 from lamella.config import RunConfig, TeacherFolder
 from lamella.data.demo import data_path
-from lamella.encoder.sources import MODEL_CONFIG, encoder_here, verified_hash
+from lamella.encoder.sources import MODEL_CONFIG, find_local_encoder, verified_hash
 from lamella.errors import LamellaError, ModelError, RunError
 from lamella.files import file_sha256, read_json
 from lamella.models.names import saved_model
@@ -64,7 +64,7 @@ class Provenance:
         """Return the recorded hash also where another file holds the same encoder."""
 
         def compute() -> str | None:
-            source = encoder_here(name)
+            source = find_local_encoder(name)
             current = None if source is None else verified_hash(source)
             return recorded if current not in (None, recorded) and _has_equal_tensors(model) else current
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from lamella import registry
 from lamella.config import RunConfig
 from lamella.encoder.adapters import Adapter
-from lamella.encoder.lora import Lora, layers_with, learnt_at
+from lamella.encoder.lora import Lora, changed_layers, change_of
 from lamella.encoder.sources import find_encoder, is_saved_model
 from lamella.encoder.tensors import trained_tensors
 from lamella.encoder.tuning import merge
@@ -106,8 +106,8 @@ def _approximate(model: ReaderModel, saved: ReaderModel, name: str) -> str:
     merge(saved.encoder)
     parameters = dict(saved.encoder.model.named_parameters())
     kept = added = 0.0
-    for path, layer in layers_with(model.encoder.model).items():
-        lora = cast(Lora, learnt_at(layer))
+    for path, layer in changed_layers(model.encoder.model).items():
+        lora = cast(Lora, change_of(layer))
         difference = parameters[f"{path}.weight"].detach() - layer.weight.detach().cpu()  # [O, I]
         a, b, share = _nearest(difference, len(lora.A))
         scale, rank = lora.scale**-0.5, len(a)  # beyond that rank A keeps its random values, and B is 0
