@@ -1,4 +1,4 @@
-"""What every tuning with every mixer owes when it is saved: loading gives the same logits, bit for bit."""
+"""The contract of saving, for every tuning with every mixer: loading gives exactly the same logits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An encoder that is read from its folder once, and copied then: reading would be most of the time here."""
+    """An encoder that is read once and then copied: reading would take most of the time."""
     folder = save_tiny_encoder(tmp_path_factory.mktemp("base") / "tiny")
     encoder = load_encoder(str(folder)).encoder
     with pytest.MonkeyPatch.context() as patch:
@@ -47,7 +47,9 @@ def test_logits_are_the_same_after_a_round_trip(tuning: str, mixer: str, base: P
 @pytest.mark.parametrize(
     ("tuning", "mixer"), [case for case in CASES if "frozen" in case.values or "last" in case.values]
 )
-def test_in_half_they_are_those_of_the_rounded_tensors(tuning: str, mixer: str, base: Path, tmp_path: Path) -> None:
+def test_half_precision_gives_the_logits_of_the_rounded_tensors(
+    tuning: str, mixer: str, base: Path, tmp_path: Path
+) -> None:
     model, batch = trained(base, tuning, mixer), tiny_batch()
     model.save(tmp_path / "half", half=True)
     with torch.no_grad():
@@ -63,7 +65,7 @@ def test_in_half_they_are_those_of_the_rounded_tensors(tuning: str, mixer: str, 
 
 
 def trained(base: Path, tuning: str, mixer: str) -> ReaderModel:
-    """A model in which everything has moved that training moves."""
+    """Return a model in which everything has changed that training changes."""
     config = tiny_run_config(encoder={"tuning": tuning}, learner={"mixer": mixer})
     model = ReaderModel(load_encoder(str(base)), config)
     generator = torch.Generator().manual_seed(0)

@@ -189,7 +189,7 @@ def test_what_cannot_be_stacked_is_refused(family: str, steps: list[Any]) -> Non
     encoder = tiny_encoder(family).encoder
     for step in steps[:-1]:
         registry.build("tuning", step, encoder)
-    with pytest.raises(ConfigError, match="has an earlier run's adapter") as caught:
+    with pytest.raises(ConfigError, match="has an adapter of an earlier run") as caught:
         registry.build("tuning", steps[-1], encoder)
     assert len(caught.value.problems) == 1
 

@@ -1,4 +1,4 @@
-"""Adapters in an encoder: where they stand in every family, what they leave alone, how they stack."""
+"""Adapters in an encoder: their places in every family, the weights they leave unchanged, how they stack."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shake(encoder: Encoder, part: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_adapter_changes_what_is_added_to_the_residual(family: str) -> None:
-    """What reaches each LayerNorm is residual + adapter(output), with the output that the pretrained encoder gives."""
+    """Each LayerNorm gets residual + adapter(output), with the output of the pretrained encoder."""
     encoder = tiny_encoder(family).encoder
     sites = SITES.get(family, BERT_SITES)
     for site, norm in sites:
@@ -42,7 +42,7 @@ def test_an_adapter_changes_what_is_added_to_the_residual(family: str) -> None:
         tuning.adapter(adapted, size=5)
         shake(adapted, ".adapter.")
         first = adapted.layer_modules[0]
-        for other, _ in sites:  # this one alone, so that all before it is as it was
+        for other, _ in sites:  # disable the other adapter, so that the input of this one is unchanged
             if other != site:
                 silence(first.get_submodule(other))
         added, total = seen_at(encoder, family, site, norm)
@@ -53,7 +53,7 @@ def test_an_adapter_changes_what_is_added_to_the_residual(family: str) -> None:
 
 
 def seen_at(encoder: Encoder, family: str, site: str, norm: str) -> list[Tensor]:
-    """What a module of the first layer gives, and what its LayerNorm gets (ALBERT's layer runs again: the first)."""
+    """Return the output of a module of the first layer and the input of its LayerNorm (ALBERT: in its first run)."""
     watched = copy.deepcopy(encoder)
     layer, seen = watched.layer_modules[0], []
     layer.get_submodule(site).register_forward_hook(lambda module, arguments, output: seen.append(output))
@@ -85,7 +85,7 @@ def test_no_weight_of_the_pretrained_encoder_is_renamed(family: str) -> None:
     assert all(name.endswith(tuple(ends)) for name in added)
 
 
-def test_adapters_of_one_site_are_applied_one_after_the_other() -> None:
+def test_adapters_of_one_site_are_applied_in_sequence() -> None:
     torch.manual_seed(0)
     site, x = nn.Linear(8, 8), torch.randn(2, 8)
     adapters = [Adapter(8, 3) for _ in range(4)]
@@ -100,7 +100,7 @@ def test_adapters_of_one_site_are_applied_one_after_the_other() -> None:
     torch.testing.assert_close(site(x), expected)
 
 
-def test_a_copy_of_an_adapted_encoder_has_adapters_of_its_own() -> None:
+def test_a_copy_of_an_adapted_encoder_has_its_own_adapters() -> None:
     encoder, batch = tiny_encoder().encoder, tiny_batch()
     tuning.adapter(encoder)
     twin = copy.deepcopy(encoder)
@@ -110,7 +110,7 @@ def test_a_copy_of_an_adapted_encoder_has_adapters_of_its_own() -> None:
     assert not torch.allclose(twin(batch, (DEPTH,)).layers[0], before)
 
 
-def test_the_adapters_of_a_shared_layer_serve_at_every_depth() -> None:
+def test_the_adapters_of_a_shared_layer_apply_at_every_depth() -> None:
     encoder, batch = tiny_encoder("albert").encoder, tiny_batch("albert")
     plain = encoder(batch, range(DEPTH + 1)).layers
     tuning.adapter(encoder, size=5)
@@ -135,7 +135,7 @@ def test_a_group_of_albert_may_run_several_layers() -> None:
     assert torch.equal(encoder(batch, (2 * DEPTH,)).layers[0], last)
 
 
-def test_the_width_of_an_adapter_is_the_encoders() -> None:
+def test_an_adapter_has_the_width_of_the_encoder() -> None:
     encoder = tiny_encoder("electra").encoder  # its embeddings are narrower
     tuning.adapter(encoder, size=7)
     adapters = [module for module in encoder.modules() if isinstance(module, Adapter)]

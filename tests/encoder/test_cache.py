@@ -1,4 +1,4 @@
-"""The cache of hidden states: what is read equals what the encoder gives, and what goes wrong is said."""
+"""The cache of hidden states: it equals the output of the encoder, and every fault is reported."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ SHARD = 20_000  # bytes: a few windows of the tiny encoder
 
 
 def windows_of(family: str = "bert", first: int = 0, count: int = 14) -> Features:
-    """Windows of unlike lengths, in no order; some contexts need several."""
+    """Windows of different lengths, unsorted; some contexts need several."""
     texts = [text[: 37 * (1 + number * 5 % 11)] for number, text in enumerate(corpus()[first : first + count])]
     return featurise(examples_about(texts), tiny_tokenizer(family), tiny_run_config().windows)
 
 
 @dataclass
 class Given:
-    """What a cache is made from, and how."""
+    """The inputs of an extraction."""
 
     folder: Path
     encoder: Encoder = field(default_factory=lambda: tiny_encoder(pooler=True).encoder)
     train: Features = field(default_factory=windows_of)
     dev: Features = field(default_factory=lambda: windows_of(first=14, count=5))
-    said: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
 
     def write(self, layers: tuple[int, ...] = ALL, **options: Any) -> CacheReport:
         splits = {"train": self.train, "dev": self.dev}
         options = {"identity": IDENTITY, "batch_size": 4, **options}
-        return write_cache(self.folder, self.encoder, splits, layers, say=self.said.append, **options)
+        return write_cache(self.folder, self.encoder, splits, layers, log=self.log.append, **options)
 
     def open(self, **options: Any) -> Cache:
         return open_cache(self.folder, **{"identity": IDENTITY, **options})
@@ -83,13 +83,13 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compare(live: HiddenStates, cached: HiddenStates, tolerance: float) -> None:
-    """Equal at the real tokens, zero at the pads."""
+    """Check that the states are equal at the real tokens and zero at the padding."""
     assert len(live.layers) == len(cached.layers)
-    for expected, found in zip(live.layers, cached.layers, strict=True):
-        assert found.dtype == torch.float32
-        assert found.shape == expected.shape
-        torch.testing.assert_close(found[live.mask], expected[live.mask], rtol=0, atol=tolerance)
-        assert not found[~live.mask].any()
+    for expected, actual in zip(live.layers, cached.layers, strict=True):
+        assert actual.dtype == torch.float32
+        assert actual.shape == expected.shape
+        torch.testing.assert_close(actual[live.mask], expected[live.mask], rtol=0, atol=tolerance)
+        assert not actual[~live.mask].any()
     assert torch.equal(live.mask, cached.mask)
     assert torch.equal(live.is_context, cached.is_context)
     assert (live.pooled is None) == (cached.pooled is None)
@@ -99,7 +99,7 @@ def compare(live: HiddenStates, cached: HiddenStates, tolerance: float) -> None:
 
 @torch.no_grad()
 def compare_all(given: Given, layers: tuple[int, ...] = ALL, tolerance: float = 2e-6) -> None:
-    """Every window of both splits, in the batches of a training epoch."""
+    """Compare every window of both splits, in the batches of a training epoch."""
     cache = given.open()
     for features in (given.train, given.dev):
         source = cache.source(features)
@@ -119,22 +119,22 @@ def test_an_fp32_cache_equals_the_encoder(family: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("storage", STORAGES)
 @torch.no_grad()
-def test_what_is_read_is_what_rounding_makes_of_the_live_states(given_windows: Given, storage: Storage) -> None:
+def test_cached_states_are_the_rounded_live_states(given_windows: Given, storage: Storage) -> None:
     layers = (POOLED, *ALL)
     given_windows.write(layers, storage=storage)
     cache = given_windows.open(verify=True)
     assert len(given_windows.shards()) > 4
     for split, features in {"train": given_windows.train, "dev": given_windows.dev}.items():
         source, order = cache.source(features), stored_order(features.lengths)
-        for shard in (one for one in cache.index.shards if one.split == split):
-            for begin in range(shard.begin, shard.end, 4):  # the batches of the extraction: no bit differs
+        for shard in (shard for shard in cache.index.shards if shard.split == split):
+            for begin in range(shard.begin, shard.end, 4):  # the same batches as in the extraction: exactly equal
                 batch = collate(features, order[begin : min(begin + 4, shard.end)])
                 live = given_windows.encoder(batch, layers)
                 compare(round_states(live, storage), source(batch, layers), tolerance=0)
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_layers_come_in_the_order_they_are_asked_for(given_windows: Given) -> None:
+def test_layers_come_in_the_requested_order(given_windows: Given) -> None:
     given_windows.write((POOLED, 3, 1, 0), storage="fp32")
     assert given_windows.open().index.layers == (POOLED, 0, 1, 3)
     for layers in [(3, 0), (1, 1, 3), (POOLED, 1), (0, POOLED, 3), (POOLED,), (3,)]:
@@ -142,7 +142,7 @@ def test_layers_come_in_the_order_they_are_asked_for(given_windows: Given) -> No
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_a_shard_is_the_array_that_is_documented(given_windows: Given, storage: Storage) -> None:
+def test_a_shard_has_the_documented_layout(given_windows: Given, storage: Storage) -> None:
     given_windows.write((POOLED, 1, DEPTH), storage=storage)
     features, order = given_windows.train, stored_order(given_windows.train.lengths)
     assert features.lengths[order].tolist() == sorted(features.lengths, reverse=True)
@@ -161,7 +161,7 @@ def test_a_shard_is_the_array_that_is_documented(given_windows: Given, storage: 
     assert torch.equal(states, torch.cat(expected))
 
 
-def test_a_cache_has_no_pads_and_only_the_chosen_layers(given_windows: Given) -> None:
+def test_a_cache_has_no_padding_and_only_the_chosen_layers(given_windows: Given) -> None:
     tokens = len(given_windows.train.input_ids) + len(given_windows.dev.input_ids)
     windows = len(given_windows.train) + len(given_windows.dev)
     for storage in STORAGES:
@@ -192,15 +192,15 @@ def test_no_shard_is_larger_than_the_limit_unless_one_window_is(
 
 @pytest.mark.parametrize("storage", STORAGES)
 @torch.no_grad()
-def test_the_error_is_that_of_the_stored_values(given_windows: Given, storage: Storage) -> None:
+def test_the_reported_error_is_the_error_of_the_stored_values(given_windows: Given, storage: Storage) -> None:
     report = given_windows.write(storage=storage)
     values, errors = np.zeros(len(ALL)), np.zeros(len(ALL))
     for features in (given_windows.train, given_windows.dev):
         batch = collate(features, np.arange(len(features)))
         live = given_windows.encoder(batch, ALL)
-        for layer, (one, other) in enumerate(zip(live.layers, round_states(live, storage).layers, strict=True)):
-            values[layer] += one[live.mask].double().square().sum()
-            errors[layer] += (one - other)[live.mask].double().square().sum()
+        for layer, (exact, rounded) in enumerate(zip(live.layers, round_states(live, storage).layers, strict=True)):
+            values[layer] += exact[live.mask].double().square().sum()
+            errors[layer] += (exact - rounded)[live.mask].double().square().sum()
     assert list(report.errors) == list(ALL)
     assert list(report.errors.values()) == pytest.approx(list(np.sqrt(errors / values)), rel=1e-2, abs=1e-12)
     assert report.clamped == 0
@@ -208,14 +208,14 @@ def test_the_error_is_that_of_the_stored_values(given_windows: Given, storage: S
     assert index["errors"] == {str(layer): error for layer, error in report.errors.items()}
     worst = max(report.errors.values())
     assert {"fp32": 0, "fp16": 3e-4, "bf16": 3e-3, "int8": 1e-2}[storage] >= worst
-    assert (f"{100 * worst:.2g} % in layer" in given_windows.said[-1]) == (storage != "fp32")
+    assert (f"{100 * worst:.2g} % in layer" in given_windows.log[-1]) == (storage != "fp32")
 
 
 @given(
     arrays.arrays(np.float32, (3, 5), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)),
     st.sampled_from(STORAGES),
 )
-def test_rounding_is_as_near_as_the_format_allows(values: np.ndarray[Any, Any], storage: Storage) -> None:
+def test_rounding_is_as_exact_as_the_format_allows(values: np.ndarray[Any, Any], storage: Storage) -> None:
     before = torch.from_numpy(values)
     stored, scales = encode(before, storage)
     after = decode(stored, scales)
@@ -225,10 +225,10 @@ def test_rounding_is_as_near_as_the_format_allows(values: np.ndarray[Any, Any], 
     inside = before.abs() <= largest(storage)
     assert (after[~inside] == before[~inside].sign() * largest(storage)).all() or storage == "int8"
     error = (after.double() - before.double()).abs()[inside]
-    if storage == "int8":  # half a level of the token's largest value; what is as small as 1e-36 may vanish
+    if storage == "int8":  # half a level of the token's largest value; values around 1e-36 may become 0
         row = before.abs().clamp(max=largest("int8")).amax(-1, keepdim=True).double().expand(before.shape)[inside]
         assert (error <= row / 127 * 0.50001 + 1.5e-36).all()
-    else:  # half of the last digit, which near zero does not shrink any more
+    else:  # half of the last digit, which has a lower limit near zero
         digits, last = {"fp32": (24, 0.0), "fp16": (11, 2.0**-24), "bf16": (8, 2.0**-133)}[storage]
         assert (error <= (before[inside].abs().double() * 2.0**-digits).clamp(min=last / 2)).all()
 
@@ -249,27 +249,27 @@ def test_int8_uses_all_its_levels_in_every_token() -> None:
     torch.testing.assert_close(scales, states.abs().amax(-1) / 127)
 
 
-def test_values_beyond_the_format_are_clamped_and_counted(given_windows: Given) -> None:
+def test_values_outside_the_range_are_clamped_and_counted(given_windows: Given) -> None:
     with torch.no_grad():
         given_windows.encoder.model.embeddings.LayerNorm.weight.fill_(1e5)
     report = given_windows.write((0,), storage="fp16")
     assert report.clamped > 0
-    assert f"{report.clamped} values beyond its range were clamped" in given_windows.said[-1]
+    assert f"{report.clamped} values outside its range were clamped" in given_windows.log[-1]
     features = given_windows.train
-    found = given_windows.open().source(features)(collate(features, np.arange(4)), (0,)).layers[0]
-    assert found.abs().max() == 65504
+    states = given_windows.open().source(features)(collate(features, np.arange(4)), (0,)).layers[0]
+    assert states.abs().max() == 65504
     assert given_windows.write((0,), storage="bf16", overwrite=True).clamped == 0
 
 
 def test_states_that_are_not_finite_are_refused(given_windows: Given) -> None:
     with torch.no_grad():
         given_windows.encoder.model.encoder.layer[1].output.LayerNorm.weight[3] = math.nan
-    with pytest.raises(RunError, match=r"^train: the encoder, computing in fp32, .* not finite in layer 2; extract in"):
+    with pytest.raises(RunError, match=r"^train: expected finite values in layer 2, .* precision fp32; extract in"):
         given_windows.write()
     assert not (given_windows.folder / INDEX).exists()
 
 
-def test_half_precision_is_that_of_the_encoder(given_windows: Given) -> None:
+def test_the_encoder_computes_in_the_chosen_precision(given_windows: Given) -> None:
     given_windows.write((DEPTH,), storage="fp32", precision="bf16")
     assert given_windows.open().index.precision == "bf16"
     features = given_windows.dev
@@ -287,7 +287,7 @@ def test_an_encoder_in_training_mode_is_extracted_without_dropout(given_windows:
 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("mixer", ["scalar_mix", "dot"])
-def test_training_from_the_cache_gives_the_losses_of_training_live(
+def test_training_from_the_cache_gives_the_same_losses_as_live_training(
     given_windows: Given, storage: Storage, mixer: str
 ) -> None:
     encoder, features = given_windows.encoder.requires_grad_(False), given_windows.train
@@ -302,15 +302,15 @@ def test_training_from_the_cache_gives_the_losses_of_training_live(
         for (indices,) in (group.batches for group in BucketOrder(features.lengths, 2, seed=1).epoch(0)):
             batch = collate(features, indices)
             hidden = source(batch, head.layers) if cached else round_states(encoder(batch, head.layers), storage)
-            found = loss(head.task.choices(head(hidden), batch), batch)["loss"]
+            value = loss(head.task.choices(head(hidden), batch), batch)["loss"]
             optimiser.zero_grad()
-            found.backward()
+            value.backward()
             optimiser.step()
-            yield found.item()
+            yield value.item()
 
     live, cached = list(losses(cached=False)), list(losses(cached=True))
     assert len(live) >= 7
-    assert max(live) > 1.5 * min(live)  # it learns, so that an error would show
+    assert max(live) > 1.5 * min(live)  # the loss falls, so that an error would show
     assert cached == pytest.approx(live, rel=1e-4)
 
 
@@ -318,58 +318,62 @@ def test_the_estimate_comes_first_and_is_right(given_windows: Given) -> None:
     report = given_windows.write((1, 2, 3), storage="int8")
     tokens = len(given_windows.train.input_ids) + len(given_windows.dev.input_ids)
     windows = len(given_windows.train) + len(given_windows.dev)
-    begin = f"{windows} windows, {tokens} tokens, layers 1 to 3, {HIDDEN} wide, in int8: "
-    assert given_windows.said[0].startswith(f"{begin}{report.bytes / 1e6:.2f} MB to write, ")
-    assert len(given_windows.said) == 2
+    begin = f"{windows} windows, {tokens} tokens, layers 1 to 3, width {HIDDEN}, in int8: "
+    assert given_windows.log[0].startswith(f"{begin}{report.bytes / 1e6:.2f} MB to write, ")
+    assert len(given_windows.log) == 2
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**12, 10**12 - free, free))  # type: ignore[attr-defined]
 
 
-def test_a_short_disk_is_refused_before_anything_is_written(
+def test_a_full_disk_is_refused_before_anything_is_written(
     given_windows: Given, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full_disk(monkeypatch, 60_000_000)
-    with pytest.raises(RunError, match=r"cache: the cache needs 6\d\.\d\d MB of the disk, .* 60\.00 MB are free\. "):
+    with pytest.raises(
+        RunError, match=r"cache: expected 6\d\.\d\d MB of free disk space, .*; found 60\.00 MB; choose "
+    ):
         given_windows.write()
     assert not given_windows.folder.exists()
-    assert len(given_windows.said) == 1  # the estimate
+    assert len(given_windows.log) == 1  # the estimate
     full_disk(monkeypatch, 80_000_000)
     given_windows.write()
     full_disk(monkeypatch, 0)
-    given_windows.write()  # all of it is there
-    with pytest.raises(RunError, match="the cache needs"):
+    given_windows.write()  # everything exists already
+    with pytest.raises(RunError, match="of free disk space"):
         given_windows.write(storage="fp32", overwrite=True)
     compare_all(given_windows, tolerance=1e-2)
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_a_finished_cache_is_left_alone(given_windows: Given) -> None:
+def test_a_finished_cache_is_not_written_again(given_windows: Given) -> None:
     first = given_windows.write()
     before = {path: path.stat().st_mtime_ns for path in given_windows.folder.iterdir()}
     again = given_windows.write(batch_size=7)
     assert {path: path.stat().st_mtime_ns for path in given_windows.folder.iterdir()} == before
     assert replace(again, seconds=0) == replace(first, seconds=0)
     count = len(given_windows.shards())
-    assert given_windows.said[-2] == f"{count} of {count} shards are there already"
+    assert given_windows.log[-2] == f"{count} of {count} shards exist already"
 
 
 def test_another_cache_is_refused_or_overwritten(given_windows: Given) -> None:
     given_windows.write((1, 2))
     other = {
-        'storage "fp16", and not "int8"': {"storage": "int8"},
-        'precision "fp32", and not "bf16"': {"precision": "bf16"},
-        r"layers \[1, 2\], and not \[2\]": {"layers": (2,)},
-        'identity.sha256 "0+", and not "1"': {"identity": {**IDENTITY, "sha256": "1"}},
-        "identity.tuning null, and not 3": {"identity": {**IDENTITY, "tuning": 3}},
+        'storage "int8", found "fp16"': {"storage": "int8"},
+        'precision "bf16", found "fp32"': {"precision": "bf16"},
+        r"layers \[2\], found \[1, 2\]": {"layers": (2,)},
+        'identity.sha256 "1", found "0+"': {"identity": {**IDENTITY, "sha256": "1"}},
+        "identity.tuning 3, found null": {"identity": {**IDENTITY, "tuning": 3}},
     }
     for message, options in other.items():
         options = {"layers": (1, 2), **options}
-        with pytest.raises(RunError, match=f"holds a cache with {message}; choose another --out, or pass --overwrite"):
+        with pytest.raises(
+            RunError, match=f"expected a cache with {message}; choose another --out, or pass --overwrite"
+        ):
             given_windows.write(**options)
     given_windows.train = windows_of(count=3)
-    with pytest.raises(RunError, match=r"holds a cache with splits.train.windows 24, and not 5;"):
+    with pytest.raises(RunError, match=r"expected a cache with splits.train.windows 5, found 24;"):
         given_windows.write((1, 2))
     (given_windows.folder / "notes.txt").write_text("mine")
     given_windows.write((3,), storage="fp32", overwrite=True)
@@ -377,25 +381,25 @@ def test_another_cache_is_refused_or_overwritten(given_windows: Given) -> None:
     assert (given_windows.folder / "notes.txt").read_text() == "mine"
 
 
-def test_a_folder_of_something_else_is_never_written_into(given_windows: Given) -> None:
+def test_a_folder_with_other_files_is_never_written_to(given_windows: Given) -> None:
     given_windows.folder.mkdir()
     mine = given_windows.folder / "thesis.tex"
     mine.write_text("")
-    with pytest.raises(RunError, match="is not empty and holds no cache of Lamella; choose another --out"):
+    with pytest.raises(RunError, match="expected an empty folder or a cache, found other files; choose another --out"):
         given_windows.write(overwrite=True)
     given_windows.folder = mine
     with pytest.raises(RunError, match=r"thesis\.tex: expected a folder"):
         given_windows.write()
 
 
-def test_two_processes_do_not_write_at_once(given_windows: Given) -> None:
+def test_two_processes_do_not_write_at_the_same_time(given_windows: Given) -> None:
     with locked(given_windows.folder), pytest.raises(RunError, match="another process is writing here"):
         given_windows.write()
 
 
-def test_layers_that_the_encoder_has_not_are_refused(given_windows: Given) -> None:
+def test_layers_that_the_encoder_does_not_have_are_refused(given_windows: Given) -> None:
     for layers in [(DEPTH + 1,), (-2,), ()]:
-        with pytest.raises(UsageError, match=rf"^layers: expected some of 0 to {DEPTH}\. Got \["):
+        with pytest.raises(UsageError, match=rf"^layers: expected some of 0 to {DEPTH}, got \["):
             given_windows.write(layers)
     given_windows.encoder = tiny_encoder("electra").encoder
     with pytest.raises(EncoderError, match=r"^tiny-bert: has no pooled output"):
@@ -403,48 +407,46 @@ def test_layers_that_the_encoder_has_not_are_refused(given_windows: Given) -> No
     assert not given_windows.folder.exists()
 
 
-def test_what_does_not_fit_the_cache_is_said_in_one_line(given_windows: Given) -> None:
+def test_a_request_that_does_not_fit_the_cache_is_one_line(given_windows: Given) -> None:
     given_windows.write((1, 2))
     folder, features = given_windows.folder, given_windows.train
 
     def refused(message: str, action: Any) -> None:
-        with pytest.raises(LamellaError, match=message) as found:
+        with pytest.raises(LamellaError, match=message) as caught:
             action()
-        assert str(found.value).startswith(str(folder))
-        assert "\n" not in str(found.value)
+        assert str(caught.value).startswith(str(folder))
+        assert "\n" not in str(caught.value)
 
     cache = given_windows.open()
     source = cache.source(features)
     batch = collate(features, np.arange(2))
-    refused(r"holds layers 1, 2, and not layer 3; extract all that is read", lambda: source(batch, (1, 3)))
-    refused(r"and not the pooled output and layer 0;", lambda: source(batch, (POOLED, 0, 2)))
-    wrong = r"was extracted with sha256 \"0+\", and this run has \"1\"; extract another"
+    refused(r"expected layer 3, found layers 1, 2; extract all layers", lambda: source(batch, (1, 3)))
+    refused(r"expected the pooled output and layer 0, found", lambda: source(batch, (POOLED, 0, 2)))
+    wrong = r"expected a cache with sha256 \"1\", found \"0+\"; extract another"
     refused(wrong, lambda: given_windows.open(identity={**IDENTITY, "sha256": "1"}))
-    others = r"holds train \(\d+ windows\), dev \(\d+ windows\), and not these 2 windows"
+    others = r"expected the 2 windows of this run, found train \(\d+ windows\), dev \(\d+ windows\)"
     refused(others, lambda: cache.source(windows_of(count=2)))
     for changed in (
         replace(features, input_ids=features.input_ids + 1),
         replace(features, context_begin=features.context_begin + 1),
         replace(features, template=replace(features.template, context_type=0)),
     ):
-        refused("and not these", lambda changed=changed: cache.source(changed))
-    cache.source(replace(features, start=features.start + 1))  # labels are not the encoder's business
+        refused("windows of this run, found", lambda changed=changed: cache.source(changed))
+    cache.source(replace(features, start=features.start + 1))  # the encoder does not read labels
 
     shard = given_windows.shards()[0]
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1])
-    refused(rf"states: expected {len(whole)} bytes, found {len(whole) - 1}; run the extraction", given_windows.open)
+    refused(rf"states: expected {len(whole)} bytes, found {len(whole) - 1}; run `lamella extract`", given_windows.open)
     shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    given_windows.open()  # a bit is not seen at once
-    refused(r"is not as it was written \(its sha256 differs\)", lambda: given_windows.open(verify=True))
+    given_windows.open()  # a single bit is found only with verify
+    refused(r"has changed since it was written \(the sha256 differs\)", lambda: given_windows.open(verify=True))
     shard.unlink()
-    refused("is missing; run the extraction again", given_windows.open)
+    refused("is missing; run `lamella extract` again to repair it", given_windows.open)
 
 
-def test_an_index_that_is_damaged_or_absent_is_said_to_be(given_windows: Given) -> None:
-    with pytest.raises(
-        UsageError, match=r"expected a cache of hidden states \(a folder with index.json\)\. Found none"
-    ):
+def test_a_damaged_or_missing_index_is_reported(given_windows: Given) -> None:
+    with pytest.raises(UsageError, match=r"expected a cache of hidden states \(a folder with index.json\), found none"):
         given_windows.open()
     given_windows.write()
     path = given_windows.folder / INDEX
@@ -457,18 +459,18 @@ def test_an_index_that_is_damaged_or_absent_is_said_to_be(given_windows: Given) 
     for key, (value, where) in damaged.items():
         path.write_text(json.dumps({**table, key: value}))
         for action in (given_windows.open, lambda: given_windows.write(overwrite=True)):
-            with pytest.raises(RunError, match=rf"index\.json: is damaged at {where}; remove .* and extract anew"):
+            with pytest.raises(RunError, match=rf"index\.json: damaged at {where}; remove .* and extract again"):
                 action()
     path.write_text(json.dumps({**table, "lamella_cache": 2}))
-    with pytest.raises(RunError, match=r"expected a cache of format 1\. Got 2; extract another"):
+    with pytest.raises(RunError, match=r"expected a cache of format 1, got 2; extract another"):
         given_windows.open()
     path.rename(given_windows.folder / PROGRESS)
-    with pytest.raises(RunError, match="its extraction is not finished; run it again to go on"):
+    with pytest.raises(RunError, match="the extraction is not finished; run `lamella extract` again to continue"):
         given_windows.open()
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_extracting_again_mends_what_is_damaged_and_nothing_else(
+def test_extracting_again_repairs_damaged_shards_and_nothing_else(
     given_windows: Given, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given_windows.write()
@@ -482,21 +484,21 @@ def test_extracting_again_mends_what_is_damaged_and_nothing_else(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    given_windows.said.clear()
+    given_windows.log.clear()
     with monkeypatch.context() as patch:
         patch.setattr(extraction, "collate", interrupt)
         with pytest.raises(KeyboardInterrupt):
             given_windows.write()
-    assert [line.endswith("; it is made again") for line in given_windows.said] == [False, True, True, True, False]
-    assert given_windows.said[-1] == f"{len(shards) - 3} of {len(shards)} shards are there already"
-    with pytest.raises(RunError, match="its extraction is not finished"):
+    assert [line.endswith("; extracting it again") for line in given_windows.log] == [False, True, True, True, False]
+    assert given_windows.log[-1] == f"{len(shards) - 3} of {len(shards)} shards exist already"
+    with pytest.raises(RunError, match="the extraction is not finished"):
         given_windows.open()
     given_windows.write()
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert {path.name: path.read_bytes() for path in given_windows.folder.iterdir()} == good
 
 
-# Each child extracts into a folder of its own and kills itself at one point; the parent only counts them.
+# Each child process extracts into its own folder and kills itself at one point; the parent only counts them.
 KILLED = """
 import os, signal, sys
 import torch
@@ -524,7 +526,7 @@ points = {
     "at_first": lambda: at_call(extraction, "write_json", 1),
     "encoding": lambda: at_call(extraction, "collate", 7),
     "writing_a_shard": lambda: at_call(os, "fsync", 1 + 2 * 2 + 1),
-    "before_it_is_known": lambda: at_call(extraction, "write_bytes", 3, after=True),
+    "before_it_is_listed": lambda: at_call(extraction, "write_bytes", 3, after=True),
     "before_the_index": lambda: at_call(extraction, "write_json", 1, lambda path, _: path.name == "index.json"),
     "after_the_index": lambda: at_call(extraction, "write_json", 1, lambda path, _: path.name == "index.json", True),
 }
@@ -542,7 +544,7 @@ for name, arm in points.items():
 
 @pytest.mark.usefixtures("small_shards", "one_thread")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_an_extraction_killed_anywhere_goes_on_to_the_same_cache(tmp_path: Path, given_windows: Given) -> None:
+def test_an_extraction_killed_anywhere_continues_to_the_same_cache(tmp_path: Path, given_windows: Given) -> None:
     given_windows.write()
     whole = {path.name: path.read_bytes() for path in given_windows.folder.iterdir()}
     assert len(whole) >= 8
@@ -562,38 +564,38 @@ def test_an_extraction_killed_anywhere_goes_on_to_the_same_cache(tmp_path: Path,
 
     finished = {}
     for name in killed:
-        given = replace(given_windows, folder=tmp_path / name, said=[])
-        left = list(given.folder.iterdir())
+        given = replace(given_windows, folder=tmp_path / name, log=[])
+        remaining = list(given.folder.iterdir())
         assert (name == "after_the_index") == (given.folder / INDEX).exists()
-        assert (name == "writing_a_shard") == any(path.name.endswith(TEMPORARY) for path in left)
+        assert (name == "writing_a_shard") == any(path.name.endswith(TEMPORARY) for path in remaining)
         record = given.folder / (INDEX if name == "after_the_index" else PROGRESS)
         shards = json.loads(record.read_text())["shards"] if record.exists() else []
-        known = [given.folder / shard["file"] for shard in shards if shard["sha256"]]
-        before = {path: path.stat().st_mtime_ns for path in known}
+        listed = [given.folder / shard["file"] for shard in shards if shard["sha256"]]
+        before = {path: path.stat().st_mtime_ns for path in listed}
         given.write()
-        assert {path: path.stat().st_mtime_ns for path in known} == before
+        assert {path: path.stat().st_mtime_ns for path in listed} == before
         assert {path.name: path.read_bytes() for path in given.folder.iterdir()} == whole
-        finished[name] = len(known)
+        finished[name] = len(listed)
     every = len(whole) - 1
     assert finished == {
         "at_first": 0,
         "encoding": finished["encoding"],
         "writing_a_shard": 2,
-        "before_it_is_known": 2,
+        "before_it_is_listed": 2,
         "before_the_index": every,
         "after_the_index": every,
     }
     assert 0 < finished["encoding"] < every
 
 
-def test_the_hashes_are_of_the_files(given_windows: Given) -> None:
+def test_the_hashes_match_the_files(given_windows: Given) -> None:
     given_windows.write()
     for shard in json.loads((given_windows.folder / INDEX).read_text())["shards"]:
         data = (given_windows.folder / shard["file"]).read_bytes()
         assert (shard["bytes"], shard["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
 
 
-def test_a_split_without_windows_is_no_trouble(given_windows: Given) -> None:
+def test_a_split_may_have_no_windows(given_windows: Given) -> None:
     given_windows.dev = featurise([], tiny_tokenizer("bert"), tiny_run_config().windows)
     given_windows.write(storage="fp32")
     compare_all(given_windows)
@@ -604,14 +606,14 @@ def test_a_split_without_windows_is_no_trouble(given_windows: Given) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
 @pytest.mark.parametrize("storage", STORAGES)
-def test_states_come_on_the_device_of_the_batch(given_windows: Given, storage: Storage, device: str) -> None:
+def test_states_are_on_the_device_of_the_batch(given_windows: Given, storage: Storage, device: str) -> None:
     given_windows.encoder.to(device)
     given_windows.write((POOLED, *ALL), storage=storage)
     source = given_windows.open().source(given_windows.train)
     batch = collate(given_windows.train, np.arange(5))
-    here, there = source(batch, (POOLED, *ALL)), source(batch.to(torch.device(device)), (POOLED, *ALL))
-    assert here.pooled is not None
-    assert there.pooled is not None
-    for one, other in zip((here.pooled, *here.layers), (there.pooled, *there.layers), strict=True):
-        assert other.device.type == device
-        assert torch.equal(one, other.cpu())
+    on_cpu, moved = source(batch, (POOLED, *ALL)), source(batch.to(torch.device(device)), (POOLED, *ALL))
+    assert on_cpu.pooled is not None
+    assert moved.pooled is not None
+    for expected, actual in zip((on_cpu.pooled, *on_cpu.layers), (moved.pooled, *moved.layers), strict=True):
+        assert actual.device.type == device
+        assert torch.equal(expected, actual.cpu())

@@ -1,4 +1,4 @@
-"""The dropout for CPUs: what it drops, its gradients, and that nothing else changes."""
+"""The dropout for CPUs: what it drops, its gradients, and the unchanged rest."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def gradients(work: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
-    """What work gives, and its gradients for a fixed direction."""
+    """Return the output of `work` and its gradients in a fixed direction."""
     torch.manual_seed(3)
-    found = work(*inputs)
-    direction = torch.linspace(-1, 1, found.numel()).view(found.shape)
-    return [found.detach(), *torch.autograd.grad(found, inputs, direction)]
+    actual = work(*inputs)
+    direction = torch.linspace(-1, 1, actual.numel()).view(actual.shape)
+    return [actual.detach(), *torch.autograd.grad(actual, inputs, direction)]
 
 
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
-def test_as_many_elements_stay_as_should(p: float) -> None:
+def test_the_expected_share_of_elements_is_kept(p: float) -> None:
     torch.manual_seed(0)
     kept = draw_kept((401, 1003), p)
     assert kept.shape == (401, 1003)
     assert abs(kept.mean() - (1 - p)) < 0.004
-    for way in (0, 1):  # neighbours are cut from the same draw, and know nothing of one another
-        one, other = kept.narrow(way, 0, 400), kept.narrow(way, 1, 400)
-        assert abs((one * other).mean() - (1 - p) ** 2) < 0.006
+    for axis in (0, 1):  # neighbours come from the same draw and must be independent
+        first, second = kept.narrow(axis, 0, 400), kept.narrow(axis, 1, 400)
+        assert abs((first * second).mean() - (1 - p) ** 2) < 0.006
 
 
-def test_dropout_scales_what_stays_and_its_gradient() -> None:
+def test_dropout_scales_the_kept_elements_and_their_gradients() -> None:
     x = torch.randn(7, 33, requires_grad=True)
-    found, gradient = gradients(FastDropout(0.2).train(), [x])
+    actual, gradient = gradients(FastDropout(0.2).train(), [x])
     torch.manual_seed(3)
     kept = draw_kept((7, 33), 0.2)
     direction = torch.linspace(-1, 1, x.numel()).view(x.shape)
-    torch.testing.assert_close(found, kept * x.detach() / 0.8)
+    torch.testing.assert_close(actual, kept * x.detach() / 0.8)
     torch.testing.assert_close(gradient, kept * direction / 0.8)
 
 
 @pytest.mark.parametrize("as_bool", [True, False])
 @pytest.mark.parametrize("masked", [True, False])
-def test_attention_is_the_plain_formula_and_so_are_its_gradients(masked: bool, as_bool: bool) -> None:
+def test_attention_and_its_gradients_match_the_plain_formula(masked: bool, as_bool: bool) -> None:
     torch.manual_seed(1)
     B, N, T, D, p = 3, 2, 9, 4, 0.3
     inputs = [torch.randn(B, N, T, D, requires_grad=True) for _ in range(3)]
@@ -66,21 +66,21 @@ def test_attention_is_the_plain_formula_and_so_are_its_gradients(masked: bool, a
         weights = (query @ key.mT / D**0.5 + added).softmax(-1)
         return (weights * kept / (1 - p) @ value).transpose(1, 2)
 
-    for found, wanted in zip(gradients(ours, inputs), gradients(plain, inputs), strict=True):
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    for actual, expected in zip(gradients(ours, inputs), gradients(plain, inputs), strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("masked", [True, False])
-def test_attention_without_dropout_is_pytorchs(masked: bool) -> None:
+def test_attention_without_dropout_equals_pytorch(masked: bool) -> None:
     torch.manual_seed(1)
     query, key, value = (torch.randn(3, 2, 9, 4) for _ in range(3))
     real = torch.arange(9) < torch.tensor([[9], [6], [9]] if masked else [[9]] * 3)  # [B, T]
     mask = real[:, None, None].expand(3, 1, 9, 9) if masked else None
     with torch.no_grad():
-        found = attend(nn.Module().eval(), query, key, value, mask, dropout=0.3)[0]
-    wanted = nn.functional.scaled_dot_product_attention(query, key, value, mask).transpose(1, 2)
-    torch.testing.assert_close(found[real], wanted[real])
-    assert not found[~real].any()
+        actual = attend(nn.Module().eval(), query, key, value, mask, dropout=0.3)[0]
+    expected = nn.functional.scaled_dot_product_attention(query, key, value, mask).transpose(1, 2)
+    torch.testing.assert_close(actual[real], expected[real])
+    assert not actual[~real].any()
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(slice(9), slice(3)), (slice(4), slice(8, 9))])
@@ -89,25 +89,25 @@ def test_a_mask_that_hides_more_than_padding_is_left_to_transformers(queries: sl
     mask = torch.ones(1, 1, 9, 9, dtype=torch.bool)
     mask[0, 0, queries, keys] = False
     torch.manual_seed(0)
-    found = attend(nn.Module().train(), query, query, query, mask, dropout=0.3)[0]
+    actual = attend(nn.Module().train(), query, query, query, mask, dropout=0.3)[0]
     torch.manual_seed(0)
-    wanted = nn.functional.scaled_dot_product_attention(query, query, query, mask, dropout_p=0.3)
-    torch.testing.assert_close(found, wanted.transpose(1, 2))
+    expected = nn.functional.scaled_dot_product_attention(query, query, query, mask, dropout_p=0.3)
+    torch.testing.assert_close(actual, expected.transpose(1, 2))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_encoder_has_it_and_computes_as_before_without_dropout(family: str) -> None:
+def test_every_encoder_uses_it_and_computes_the_same_without_dropout(family: str) -> None:
     encoder = tiny_encoder(family, seed=1).encoder
     dropouts = [module for module in encoder.modules() if isinstance(module, nn.Dropout)]
     assert dropouts
     assert {type(module) for module in dropouts} == {FastDropout}
     batch, last = tiny_batch(family), [encoder.depth]
-    found = encoder(batch, last).layers[0]
-    if family == "mpnet":  # its attention cannot be chosen
+    actual = encoder(batch, last).layers[0]
+    if family == "mpnet":  # its attention cannot be replaced
         return
     assert encoder.model.config._attn_implementation == ATTENTION
     encoder.model.set_attn_implementation("sdpa")
-    torch.testing.assert_close(found, encoder(batch, last).layers[0], atol=0, rtol=0)
+    torch.testing.assert_close(actual, encoder(batch, last).layers[0], atol=0, rtol=0)
 
 
 def test_a_seed_fixes_what_is_dropped() -> None:

@@ -1,4 +1,4 @@
-"""The encoder, for every family: which layers it gives, what it is sent, when it keeps a graph."""
+"""The encoder, for every family: the layers it returns, the inputs it sends, when it keeps a graph."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def inputs_of(encoder: Encoder, batch: Batch) -> dict[str, Any]:
 
 
 def direct(encoder: Encoder, batch: Batch) -> tuple[Tensor, ...]:
-    """All hidden states as transformers itself gives them; attention rounds otherwise where no gradient is wanted."""
+    """Return all hidden states of transformers; without gradients, attention rounds differently."""
     with torch.set_grad_enabled(torch.is_grad_enabled() and encoder.trainable):
         output = encoder.model(**inputs_of(encoder, batch), output_hidden_states=True)
     states: tuple[Tensor, ...] = output.hidden_states
@@ -47,7 +47,7 @@ def test_the_doubles_cover_the_family_table() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_layer_can_be_asked_for_in_any_order(family: str) -> None:
+def test_every_layer_can_be_requested_in_any_order(family: str) -> None:
     encoder, batch = tiny_encoder(family).encoder, tiny_batch(family)
     expected = direct(encoder, batch)
     assert (encoder.depth, encoder.hidden_size, len(expected)) == (DEPTH, HIDDEN, DEPTH + 1)
@@ -61,10 +61,10 @@ def test_every_layer_can_be_asked_for_in_any_order(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_layer_nobody_asked_for_is_let_go_while_the_encoder_runs(family: str) -> None:
-    """When a layer begins, of all the layers below it only its own input and what was asked for are still there.
+def test_a_layer_that_is_not_requested_is_freed_during_the_run(family: str) -> None:
+    """When a layer starts, only its input and the requested outputs of the layers below are still in memory.
 
-    The output of the embeddings is another matter: transformers itself holds on to it to the end.
+    The output of the embeddings is excepted: transformers itself keeps it until the end.
     """
     encoder, batch = tiny_encoder(family, num_hidden_layers=5).encoder, tiny_batch(family)
     frozen(encoder)
@@ -80,21 +80,23 @@ def test_a_layer_nobody_asked_for_is_let_go_while_the_encoder_runs(family: str) 
     for layer in encoder.layer_modules:
         layer.register_forward_pre_hook(begin)
         layer.register_forward_hook(end)
-    for asked, expected in [
+    for requested, expected in [
         ((5,), [[], [1], [2], [3], [4]]),
         ((2, 0), [[], [1], [2], [2, 3], [2, 4]]),
         ((1, 3), [[], [1], [1, 2], [1, 3], [1, 3, 4]]),
     ]:
         seen.clear()
         alive.clear()
-        hidden = encoder(batch, asked)
+        hidden = encoder(batch, requested)
         assert alive == expected
-        assert [number for number, output in enumerate(seen, start=1) if output() is not None] == sorted({*asked} - {0})
+        assert [number for number, output in enumerate(seen, start=1) if output() is not None] == sorted(
+            {*requested} - {0}
+        )
         del hidden
         assert all(output() is None for output in seen)
 
 
-def test_nothing_is_kept_of_a_run_that_fails() -> None:
+def test_a_failed_run_keeps_nothing() -> None:
     encoder, batch = tiny_encoder().encoder, tiny_batch()
     frozen(encoder)
     seen: list[weakref.ref[Tensor]] = []
@@ -115,20 +117,20 @@ def test_nothing_is_kept_of_a_run_that_fails() -> None:
 
 @pytest.mark.parametrize("tuning", ["full", "adapter", "lora"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_layers_and_gradients_in_training_are_those_of_transformers(family: str, tuning: str) -> None:
+def test_layers_and_gradients_in_training_equal_transformers(family: str, tuning: str) -> None:
     encoder, batch = tiny_encoder(family).encoder, tiny_batch(family)
     registry.build("tuning", tuning, encoder)
     encoder.train()
-    found, gradients = [], []
+    outputs, gradients = [], []
     for run in (lambda: encoder(batch, range(DEPTH + 1)).layers, lambda: direct(encoder, batch)):
         encoder.zero_grad()
-        torch.manual_seed(3)  # of the dropout
+        torch.manual_seed(3)  # for the dropout
         layers = run()
         chance = torch.Generator().manual_seed(4)
         torch.stack([(layer * torch.randn(layer.shape, generator=chance)).sum() for layer in layers]).sum().backward()
-        found.append([layer.detach() for layer in layers])
+        outputs.append([layer.detach() for layer in layers])
         gradients.append({name: value.grad for name, value in encoder.named_parameters() if value.grad is not None})
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*outputs, strict=True))
     assert gradients[0].keys() == gradients[1].keys()
     assert gradients[0]
     assert all(torch.equal(value, gradients[1][name]) for name, value in gradients[0].items())
@@ -145,15 +147,15 @@ def test_shared_layers_in_several_groups() -> None:
 
 def test_layers_under_autocast_inference_mode_and_other_weights() -> None:
     encoder, batch = tiny_encoder().encoder, tiny_batch()
-    asked = (0, 1, DEPTH)
+    requested = (0, 1, DEPTH)
     for context in (torch.autocast("cpu", torch.bfloat16), torch.inference_mode(), torch.no_grad()):
         with context:
-            expected, found = direct(encoder, batch), encoder(batch, asked).layers
-        assert all(torch.equal(layer, expected[number]) for number, layer in zip(asked, found, strict=True))
+            expected, actual = direct(encoder, batch), encoder(batch, requested).layers
+        assert all(torch.equal(layer, expected[number]) for number, layer in zip(requested, actual, strict=True))
     other = tiny_encoder(seed=1).encoder
     weights = dict(other.named_parameters())
-    swapped = torch.func.functional_call(encoder, weights, (batch, asked)).layers
-    assert all(torch.equal(mine, its) for mine, its in zip(swapped, other(batch, asked).layers, strict=True))
+    swapped = torch.func.functional_call(encoder, weights, (batch, requested)).layers
+    assert all(torch.equal(a, b) for a, b in zip(swapped, other(batch, requested).layers, strict=True))
 
 
 @pytest.mark.parametrize("family", ["albert", "bert", "mpnet"])
@@ -173,52 +175,52 @@ def test_copies_keep_their_own_layers(family: str, tuning: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(encoder(batch, range(DEPTH + 1)).layers, before, strict=True))
 
 
-def test_a_second_encoder_around_the_same_model_counts_as_well_as_the_first() -> None:
+def test_two_encoders_of_one_model_count_its_layers_correctly() -> None:
     first, batch = tiny_encoder().encoder, tiny_batch()
     expected, second = direct(first, batch), Encoder(first.model)
     for encoder in (first, second):
         assert all(torch.equal(a, b) for a, b in zip(encoder(batch, range(DEPTH + 1)).layers, expected, strict=True))
 
 
-def test_threads_that_share_an_encoder_each_get_what_they_asked_for() -> None:
+def test_threads_that_share_an_encoder_each_get_their_layers() -> None:
     encoder = tiny_encoder().encoder
     frozen(encoder)
-    asked = [(1,), (0, 2), (DEPTH,), (2, 1)]
+    requested = [(1,), (0, 2), (DEPTH,), (2, 1)]
     batches = [tiny_batch(count=count) for count in (1, 2, 3, 4)]
     expected = [
-        [direct(encoder, batch)[layer] for layer in layers] for batch, layers in zip(batches, asked, strict=True)
+        [direct(encoder, batch)[layer] for layer in layers] for batch, layers in zip(batches, requested, strict=True)
     ]
-    barrier = threading.Barrier(len(asked), timeout=60)
+    barrier = threading.Barrier(len(requested), timeout=60)
 
     def wait(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
         barrier.wait()
 
-    for layer in encoder.layer_modules:  # so that all are always in the same layer
+    for layer in encoder.layer_modules:  # keeps all threads in the same layer
         layer.register_forward_pre_hook(wait)
-    with ThreadPoolExecutor(len(asked)) as pool:
-        found = list(pool.map(lambda batch, layers: encoder(batch, layers).layers, batches, asked))
-    for mine, its in zip(found, expected, strict=True):
-        assert len(mine) == len(its)
-        assert all(torch.equal(a, b) for a, b in zip(mine, its, strict=True))
+    with ThreadPoolExecutor(len(requested)) as pool:
+        actual = list(pool.map(lambda batch, layers: encoder(batch, layers).layers, batches, requested))
+    for layers, expected_layers in zip(actual, expected, strict=True):
+        assert len(layers) == len(expected_layers)
+        assert all(torch.equal(a, b) for a, b in zip(layers, expected_layers, strict=True))
 
 
-def test_an_encoder_that_runs_while_another_does() -> None:
+def test_an_encoder_can_run_inside_the_run_of_another() -> None:
     outer, inner, batch = tiny_encoder().encoder, tiny_encoder(seed=1).encoder, tiny_batch()
     expected, other = direct(outer, batch), direct(inner, batch)
-    found: list[Tensor] = []
+    inner_layers: list[Tensor] = []
 
     def run_inner(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
-        found.extend(inner(batch, (0, 2)).layers)
+        inner_layers.extend(inner(batch, (0, 2)).layers)
 
     outer.layer_modules[1].register_forward_pre_hook(run_inner)
     layers = outer(batch, range(DEPTH + 1)).layers
-    assert torch.equal(found[0], other[0])
-    assert torch.equal(found[1], other[2])
+    assert torch.equal(inner_layers[0], other[0])
+    assert torch.equal(inner_layers[1], other[2])
     assert all(torch.equal(a, b) for a, b in zip(layers, expected, strict=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_token_types_are_sent_where_the_family_has_them(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_types_are_sent_if_the_family_has_them(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, batch = tiny_encoder(family).encoder, tiny_batch(family)
     before = encoder(batch, (DEPTH,)).layers[0]
     other = encoder(replace(batch, token_types=1 - batch.token_types), (DEPTH,)).layers[0]
@@ -251,7 +253,7 @@ def test_the_longest_window_is_the_longest_that_runs(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_stands_at_the_pads_does_not_matter(family: str) -> None:
+def test_the_content_of_the_padding_does_not_matter(family: str) -> None:
     encoder, batch = tiny_encoder(family).encoder, tiny_batch(family)
     garbage = torch.randint(5, 900, batch.input_ids.shape, generator=torch.Generator().manual_seed(0))
     filled = replace(
@@ -271,11 +273,11 @@ def test_a_window_does_not_depend_on_the_batch_it_is_in(family: str) -> None:
     together = encoder(batch, (DEPTH,)).layers[0]
     for row in range(len(batch.mask)):
         length = int(batch.mask[row].sum())
-        one = replace(
+        alone = replace(
             batch,
             **{name: getattr(batch, name)[row : row + 1, :length] for name in ("input_ids", "mask", "token_types")},
         )
-        torch.testing.assert_close(encoder(one, (DEPTH,)).layers[0][0], together[row, :length], atol=1e-5, rtol=0)
+        torch.testing.assert_close(encoder(alone, (DEPTH,)).layers[0][0], together[row, :length], atol=1e-5, rtol=0)
 
 
 def test_a_frozen_encoder_keeps_no_graph_and_no_dropout() -> None:
@@ -286,7 +288,7 @@ def test_a_frozen_encoder_keeps_no_graph_and_no_dropout() -> None:
     first, second = (model.encoder(batch, (0, DEPTH)).layers[-1] for _ in range(2))
     assert first.grad_fn is None
     assert not first.requires_grad
-    assert not first.is_inference()  # a trained head must be able to read it
+    assert not first.is_inference()  # a head must be able to train on it
     assert torch.equal(first, second)
     model(batch).sum().backward()
     assert all(parameter.grad is None for parameter in model.encoder.parameters())
@@ -306,7 +308,7 @@ def test_a_trainable_encoder_has_a_graph_in_training_and_none_without_gradients(
     assert not any(module.training for module in model.encoder.modules())
 
 
-def test_freezing_and_thawing_are_followed() -> None:
+def test_changes_of_requires_grad_are_respected() -> None:
     encoder = tiny_encoder().encoder
     frozen(encoder)
     assert not encoder.trainable
@@ -316,13 +318,13 @@ def test_freezing_and_thawing_are_followed() -> None:
     assert encoder.train().training
 
 
-def test_an_unsupported_model_is_refused_with_the_supported_ones() -> None:
+def test_the_error_for_an_unsupported_model_lists_the_supported_ones() -> None:
     class Model(nn.Module):
         config = type("Config", (), {"model_type": "gpt2"})
         name_or_path = "some/gpt"
 
     with pytest.raises(
-        EncoderError, match=r"^some/gpt: its config says model_type 'gpt2'; supported are albert, bert,"
+        EncoderError, match=r"^some/gpt: expected an encoder of model_type albert, bert, .*; got 'gpt2'\.$"
     ):
         Encoder(Model())  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""MPNet by PyTorch's kernels: the same hidden states and gradients as transformers gives, here computed on the CPU."""
+"""MPNet with PyTorch's kernels: the same hidden states and gradients as transformers, computed on the CPU here."""
 
 from __future__ import annotations
 
@@ -29,58 +29,58 @@ def states(model: MPNetModel) -> Tensor:
     torch.manual_seed(1)
     ids = torch.randint(5, 30, (3, 17))
     mask = torch.arange(17) < torch.tensor([17, 9, 1])[:, None]
-    found: Tensor = model(ids, attention_mask=mask.long()).last_hidden_state[mask]
-    return found
+    last: Tensor = model(ids, attention_mask=mask.long()).last_hidden_state[mask]
+    return last
 
 
-def test_kernels_give_what_transformers_gives(
+def test_kernels_give_the_same_result_as_transformers(
     both: tuple[MPNetModel, MPNetModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs, ours = both
-    assert torch.equal(states(ours), states(theirs)), "on a CPU nothing is changed"
+    assert torch.equal(states(ours), states(theirs)), "on a CPU nothing changes"
     monkeypatch.setattr(fast_mpnet, "on_gpu", lambda x: True)
     torch.testing.assert_close(states(ours), states(theirs))
     for model in both:
         states(model).square().sum().backward()
-    for (name, mine), (_, other) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad, msg=name, rtol=1e-4, atol=1e-4)
+    for (name, actual), (_, expected) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        torch.testing.assert_close(actual.grad, expected.grad, msg=name, rtol=1e-4, atol=1e-4)
 
 
-def test_a_mask_can_be_given_as_the_bias_that_it_becomes(
+def test_a_mask_can_be_passed_as_an_additive_bias(
     both: tuple[MPNetModel, MPNetModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the model gives it to its encoder on a GPU."""
+    """On a GPU, the model passes it to its encoder in this form."""
     monkeypatch.setattr(fast_mpnet, "on_gpu", lambda x: True)
     ids, real = torch.arange(5, 22)[None].repeat(2, 1), torch.arange(17) < torch.tensor([17, 9])[:, None]
     bias = torch.zeros(real.shape).masked_fill(~real, torch.finfo(torch.float32).min)[:, None, None]
-    found, expected = (
+    actual, expected = (
         model(ids, attention_mask=mask).last_hidden_state[real]
         for model, mask in zip(reversed(both), (bias, real.long()), strict=True)
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
-def test_a_model_with_kernels_can_be_sent_elsewhere(both: tuple[MPNetModel, MPNetModel]) -> None:
+def test_a_model_with_kernels_can_be_pickled(both: tuple[MPNetModel, MPNetModel]) -> None:
     sent = pickle.loads(pickle.dumps(both[1]))
     assert torch.equal(states(sent), states(both[1]))
     assert type(sent.encoder) is fast_mpnet.FastMPNetEncoder
 
 
-def test_the_bias_lies_as_the_kernels_want_it(
+def test_the_bias_is_contiguous_as_the_kernels_require(
     both: tuple[MPNetModel, MPNetModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bias whose rows are not contiguous has no kernel on a GPU: PyTorch then computes step by step, silently."""
-    found = []
+    biases = []
 
     def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, **more: float) -> Tensor:
-        found.append(bias)
+        biases.append(bias)
         return scaled_dot_product_attention(query, key, value, bias, **more)
 
     monkeypatch.setattr(fast_mpnet, "on_gpu", lambda x: True)
     monkeypatch.setattr(fast_mpnet, "scaled_dot_product_attention", attention)
     states(both[1])
-    assert found
-    assert all(bias.is_contiguous() for bias in found)
+    assert biases
+    assert all(bias.is_contiguous() for bias in biases)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

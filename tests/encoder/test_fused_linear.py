@@ -1,4 +1,4 @@
-"""Fused products: the same hidden states up to bf16, weights under the same names, nothing else touched."""
+"""Fused linear layers: equal hidden states up to bf16, weights under the same names, nothing else changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def fused_layers(model: ReaderModel) -> list[LinearGelu]:
 
 @pytest.mark.parametrize("family", ["bert", "electra", "mpnet", "roberta"])
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
-def test_fused_layers_say_the_same(family: str, kind: torch.dtype) -> None:
+def test_fused_layers_compute_the_same(family: str, kind: torch.dtype) -> None:
     plain = tiny_model(family).eval()
     plain.encoder.to(kind)
     ours = copy.deepcopy(plain)
@@ -29,11 +29,11 @@ def test_fused_layers_say_the_same(family: str, kind: torch.dtype) -> None:
     assert any(type(module) is FusedLinear for module in ours.modules())
     assert ours.state_dict().keys() == plain.state_dict().keys()
     with torch.inference_mode():
-        found, expected = ours(tiny_batch(family)), plain(tiny_batch(family))
-    torch.testing.assert_close(found, expected, atol=0.02 if kind == torch.bfloat16 else 0, rtol=0)
+        actual, expected = ours(tiny_batch(family)), plain(tiny_batch(family))
+    torch.testing.assert_close(actual, expected, atol=0.02 if kind == torch.bfloat16 else 0, rtol=0)
 
 
-def test_where_a_build_cannot_fuse_it_is_done_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_that_cannot_fuse_computes_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = nn.Linear(8, 16).bfloat16(), torch.ones(2, 8).bfloat16()
     linear = layer(x)
     monkeypatch.setattr(fused_linear, "_can_fuse", lambda x: False)
@@ -43,7 +43,7 @@ def test_where_a_build_cannot_fuse_it_is_done_in_turn(monkeypatch: pytest.Monkey
             assert torch.equal(layer(x), expected)
 
 
-def test_what_is_no_plain_layer_with_gelu_keeps_its_activation() -> None:
+def test_layers_that_are_not_plain_or_without_gelu_keep_their_activation() -> None:
     lora = tiny_model(encoder={"tuning": {"name": "lora", "targets": ["ffn_input"]}})
     other = tiny_model()
     for module in other.modules():

@@ -1,4 +1,4 @@
-"""LoRA and IA³ at a layer, against peft: the same numbers, gradients and merged weights."""
+"""LoRA and IA³ compared with peft: equal outputs, gradients and merged weights."""
 
 from __future__ import annotations
 
@@ -24,63 +24,63 @@ KINDS = ("lora", "ia3", "ia3 of inputs")
 
 
 class Layer(nn.Module):
-    """As peft wants it: a model with a layer."""
+    """A model with one layer, the form that peft needs."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layer(x)
-        return found
+        output: Tensor = self.layer(x)
+        return output
 
 
 def both(kind: str) -> tuple[nn.Linear, Any, list[tuple[Tensor, Tensor]]]:
-    """A layer with our part, one with peft's, and their trained tensors in pairs, all with the same numbers."""
+    """Return a layer with our change, one with peft's, and the pairs of their trained tensors, with equal values."""
     torch.manual_seed(0)
     layer = nn.Linear(6, 4)
     ours, theirs = copy.deepcopy(layer), Layer(copy.deepcopy(layer))
-    learnt: Lora | Ia3
+    change: Lora | Ia3
     if kind == "lora":
-        learnt = Lora(ours, rank=2, alpha=5)
+        change = Lora(ours, rank=2, alpha=5)
         config: Any = peft.LoraConfig(r=2, lora_alpha=5, lora_dropout=0.0, target_modules=["layer"])
     else:
         inputs = kind != "ia3"
-        learnt = Ia3(ours, inputs=inputs)
+        change = Ia3(ours, inputs=inputs)
         config = peft.IA3Config(target_modules=["layer"], feedforward_modules=["layer"] if inputs else [])
-    insert_change(ours, learnt)
+    insert_change(ours, change)
     peft.inject_adapter_in_model(config, theirs)
     wrapped: Any = theirs.layer
-    if isinstance(learnt, Lora):
-        pairs = [(learnt.A, wrapped.lora_A["default"].weight), (learnt.B, wrapped.lora_B["default"].weight)]
+    if isinstance(change, Lora):
+        pairs = [(change.A, wrapped.lora_A["default"].weight), (change.B, wrapped.lora_B["default"].weight)]
     else:
-        pairs = [(learnt.factor, wrapped.ia3_l["default"])]
-    for mine, other in pairs:
-        value = torch.randn(mine.shape)
-        mine.data.copy_(value)
-        other.data.copy_(value.view(other.shape))
+        pairs = [(change.factor, wrapped.ia3_l["default"])]
+    for own, reference in pairs:
+        value = torch.randn(own.shape)
+        own.data.copy_(value)
+        reference.data.copy_(value.view(reference.shape))
     return ours, theirs, pairs
 
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_outputs_and_gradients_are_those_of_peft(kind: str, half: bool) -> None:
+def test_outputs_and_gradients_equal_peft(kind: str, half: bool) -> None:
     ours, theirs, pairs = both(kind)
     x = torch.randn(3, 5, 6)
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        mine, other = ours(x), theirs(x)
-    assert mine.dtype == other.dtype == (torch.bfloat16 if half else torch.float32)
-    torch.testing.assert_close(mine, other)
-    for found in (mine, other):
-        found.square().sum().backward()
-    for one, another in pairs:
-        assert one.grad is not None
-        assert another.grad is not None
-        torch.testing.assert_close(one.grad, another.grad.view(one.shape))
+        actual, expected = ours(x), theirs(x)
+    assert actual.dtype == expected.dtype == (torch.bfloat16 if half else torch.float32)
+    torch.testing.assert_close(actual, expected)
+    for output in (actual, expected):
+        output.square().sum().backward()
+    for own, reference in pairs:
+        assert own.grad is not None
+        assert reference.grad is not None
+        torch.testing.assert_close(own.grad, reference.grad.view(own.shape))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_merged_it_is_a_plain_layer_with_the_weights_of_peft(kind: str) -> None:
+def test_a_merged_layer_is_plain_and_has_the_weights_of_peft(kind: str) -> None:
     ours, theirs, _ = both(kind)
     x = torch.randn(3, 6)
     before = ours(x)
@@ -95,7 +95,7 @@ def test_merged_it_is_a_plain_layer_with_the_weights_of_peft(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_copy_has_its_own(kind: str) -> None:
+def test_a_copied_layer_has_its_own_change(kind: str) -> None:
     layer, _, _ = both(kind)
     x = torch.randn(3, 6)
     other = copy.deepcopy(layer)
@@ -111,7 +111,7 @@ def test_a_copy_has_its_own(kind: str) -> None:
     torch.testing.assert_close(layer(x), before)
 
 
-def test_it_starts_unchanged_and_drops_out_only_what_it_adds() -> None:
+def test_lora_starts_unchanged_and_applies_dropout_to_its_own_branch_only() -> None:
     layer = nn.Linear(6, 4)
     x = torch.randn(3, 6)
     plain = layer(x)
@@ -125,7 +125,7 @@ def test_it_starts_unchanged_and_drops_out_only_what_it_adds() -> None:
 
 
 @pytest.mark.parametrize("tuning", ["lora", "ia3"])
-def test_a_reader_for_answers_is_merged_and_one_for_training_is_not(tuning: str, tmp_path: Path) -> None:
+def test_a_model_for_inference_is_merged_and_one_for_training_is_not(tuning: str, tmp_path: Path) -> None:
     base = save_tiny_encoder(tmp_path / "base")
     model = ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": tuning})).eval()
     with torch.no_grad():
@@ -133,20 +133,20 @@ def test_a_reader_for_answers_is_merged_and_one_for_training_is_not(tuning: str,
             for parameter in change_of(layer).parameters():
                 parameter.add_(torch.randn(parameter.shape) / 3)
     model.save(tmp_path / "model")
-    inference_only, whole = (
+    merged, whole = (
         load_model(tmp_path / "model", device="cpu", precision="fp32", inference_only=inference_only)
         for inference_only in (True, False)
     )
-    assert isinstance(inference_only, ReaderModel)
+    assert isinstance(merged, ReaderModel)
     assert isinstance(whole, ReaderModel)
-    assert (len(changed_layers(inference_only.encoder.model)), len(changed_layers(whole.encoder.model)) > 0) == (
+    assert (len(changed_layers(merged.encoder.model)), len(changed_layers(whole.encoder.model)) > 0) == (
         0,
         True,
     )
     with torch.no_grad():
         expected = model(tiny_batch())
         assert torch.equal(whole(tiny_batch()), expected)
-        torch.testing.assert_close(inference_only(tiny_batch()), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(merged(tiny_batch()), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("target", ["query", "key", "value", "ffn_output"])
@@ -155,15 +155,14 @@ def test_training_in_half_precision(tuning: str, target: str) -> None:
     model = tiny_model(encoder={"tuning": {"name": tuning, "targets": [target]}}).train()
     model.precision = "bf16"
     model(tiny_batch()).sum().backward()
-    found = [
-        one.grad for layer in changed_layers(model.encoder.model).values() for one in change_of(layer).parameters()
-    ]
-    assert all(gradient is not None and gradient.isfinite().all() for gradient in found)
+    changes = [change_of(layer) for layer in changed_layers(model.encoder.model).values()]
+    gradients = [parameter.grad for change in changes for parameter in change.parameters()]
+    assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("tuning", ["lora", "adapter"])
-def test_what_was_merged_or_rounded_is_not_saved(tuning: str, precision: Any, tmp_path: Path) -> None:
+def test_a_merged_or_rounded_model_cannot_be_saved(tuning: str, precision: Any, tmp_path: Path) -> None:
     base = save_tiny_encoder(tmp_path / "base")
     ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": tuning})).save(tmp_path / "model")
     model = load_model(tmp_path / "model", device="cpu", precision=precision, inference_only=True)
@@ -176,7 +175,7 @@ def test_what_was_merged_or_rounded_is_not_saved(tuning: str, precision: Any, tm
     ReaderModel.load(tmp_path / "model")
 
 
-def test_merged_encoders_are_not_taken_for_one(tmp_path: Path) -> None:
+def test_merged_encoders_are_not_shared(tmp_path: Path) -> None:
     base = save_tiny_encoder(tmp_path / "base")
     ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": "lora"})).save(tmp_path / "model")
     models = [load_model(tmp_path / "model", device="cpu", precision="fp32", inference_only=True) for _ in range(2)]
@@ -185,7 +184,7 @@ def test_merged_encoders_are_not_taken_for_one(tmp_path: Path) -> None:
 
 
 def test_an_adapter_stays_where_lora_is_merged() -> None:
-    """In DistilBERT both stand at the same linear layer."""
+    """In DistilBERT, both belong to the same linear layer."""
     from lamella import registry
 
     encoder = tiny_encoder("distilbert").encoder

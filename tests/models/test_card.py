@@ -1,4 +1,4 @@
-"""The model card: what it says, that it is true, and that it betrays no place on the machine."""
+"""The model card: its contents, their correctness, and no path of this machine on it."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def make(base: Path, **sections: Any) -> ReaderModel:
 
 
 def card(folder: Path) -> tuple[dict[str, Any], str]:
-    """The front matter and the text."""
+    """Return the YAML header and the text of the card."""
     _, front, text = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     return yaml.safe_load(front), text
 
 
 def section(text: str, title: str) -> str:
-    found = re.search(rf"^## {title}\n\n(.*?)(?=\n\n## |\Z)", text, re.M | re.S)
-    return found[1] if found else ""
+    match = re.search(rf"^## {title}\n\n(.*?)(?=\n\n## |\Z)", text, re.M | re.S)
+    return match[1] if match else ""
 
 
-def test_a_card_says_what_is_known(base: Path, tmp_path: Path) -> None:
+def test_a_card_shows_the_recorded_facts(base: Path, tmp_path: Path) -> None:
     model = make(base, encoder={"tuning": {"name": "adapter", "size": 5}})
     examples = read("demo:dev").examples
     model.facts = Facts(
@@ -61,7 +61,7 @@ def test_a_card_says_what_is_known(base: Path, tmp_path: Path) -> None:
     }
     assert text.startswith("# A reader on tiny\n")
     assert "| tuning | `adapter` (size = 5, leave_out = [], k = 0, zero = false, also = []) |" in text
-    unanswerable = sum(not one.answerable for one in examples)
+    unanswerable = sum(not example.answerable for example in examples)
     assert f"| dev | `demo:dev` | {len(examples)} | {unanswerable} |" in section(text, "Data")
     assert "| train | `train-v2.0.json` | 5 |" in section(text, "Data")
     assert "| f1 | 50.25 |" in section(text, "Results")
@@ -76,20 +76,20 @@ def test_a_card_says_what_is_known(base: Path, tmp_path: Path) -> None:
     assert section(text, "Layer weights") == ""
 
 
-def test_a_learner_of_some_of_the_questions_says_so(base: Path, tmp_path: Path) -> None:
+def test_training_on_a_fraction_of_the_questions_is_shown(base: Path, tmp_path: Path) -> None:
     model = make(base)
-    for fraction, said in ((1.0, False), (0.25, True)):
+    for fraction, shown in ((1.0, False), (0.25, True)):
         model.facts = Facts(train=data_facts(["train.json"], ()), fraction=fraction)
         model.save(tmp_path / "model")
-        assert ("Trained on 25 % of the train questions." in card(tmp_path / "model")[1]) is said
+        assert ("Trained on 25 % of the train questions." in card(tmp_path / "model")[1]) is shown
         assert ReaderModel.load(tmp_path / "model").facts.fraction == fraction
 
 
-def test_a_card_names_the_reader_as_it_is_loaded(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, there = make(base), tmp_path / "there"
-    there.mkdir()
-    monkeypatch.chdir(there)
-    for folder, told in (
+def test_a_card_shows_how_to_load_the_reader(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, working_folder = make(base), tmp_path / "working"
+    working_folder.mkdir()
+    monkeypatch.chdir(working_folder)
+    for folder, name in (
         (tmp_path / "default", "default"),
         (tmp_path / "first" / "model", "FOLDER"),  # equal runs have equal files
         (tmp_path / "first" / "models" / "0.3", "FOLDER"),
@@ -97,27 +97,27 @@ def test_a_card_names_the_reader_as_it_is_loaded(base: Path, tmp_path: Path, mon
         (Path("near"), "near"),
     ):
         model.save(folder)
-        assert f'Reader.load("{told}")' in card(folder)[1]
+        assert f'Reader.load("{name}")' in card(folder)[1]
     model.save(tmp_path / "model", name="org/reader")
     assert 'Reader.load("org/reader")' in card(tmp_path / "model")[1]
     make(base, learner={"task": "answerability", "mixer": "scalar_mix"}).save(tmp_path / "a b")
     assert "lamella predict DATA --model 'a b' --out RUN" in card(tmp_path / "a b")[1]
 
 
-def test_where_nothing_is_known_it_says_so(base: Path, tmp_path: Path) -> None:
+def test_missing_facts_are_stated(base: Path, tmp_path: Path) -> None:
     make(base).save(tmp_path / "model")
     _, text = card(tmp_path / "model")
     assert section(text, "Data") == "Not recorded."
     assert section(text, "Results") == "Not evaluated."
 
 
-def test_no_card_names_a_place_on_the_machine(base: Path, tmp_path: Path) -> None:
+def test_no_card_shows_a_path_of_this_machine(base: Path, tmp_path: Path) -> None:
     model = make(base)
     model.facts = Facts(train=data_facts([str(data_path("demo:train"))], ()))
     model.save(tmp_path / "runs" / "first" / "model")
-    for name, told in (("first", "first"), ("first/model", "first")):
+    for name, shown in (("first", "first"), ("first/model", "first")):
         make(tmp_path / "runs" / name).save(tmp_path / "runs" / "second" / "models" / "0.3")
-        assert f"# A reader on {told}\n" in (tmp_path / "runs/second/models/0.3/README.md").read_text()
+        assert f"# A reader on {shown}\n" in (tmp_path / "runs/second/models/0.3/README.md").read_text()
     make(tmp_path / "runs" / "second" / "models" / "0.3").save(tmp_path / "third")
     assert "# A reader on second@0.3\n" in (tmp_path / "third" / "README.md").read_text()
     for path in tmp_path.rglob("README.md"):
@@ -127,15 +127,15 @@ def test_no_card_names_a_place_on_the_machine(base: Path, tmp_path: Path) -> Non
         assert str(data_path("demo:train").parent) not in text
 
 
-def test_the_base_of_a_packaged_encoder_is_named_as_on_the_hub(base: Path, tmp_path: Path) -> None:
+def test_a_packaged_base_encoder_has_its_hub_name(base: Path, tmp_path: Path) -> None:
     model = make(base)
-    for name, told in (("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"), ("org/bert", "org/bert")):
+    for name, expected in (("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"), ("org/bert", "org/bert")):
         model.base_name = name
         model.save(tmp_path / "model")
-        assert card(tmp_path / "model")[0]["base_model"] == told
+        assert card(tmp_path / "model")[0]["base_model"] == expected
 
 
-@pytest.mark.parametrize("options", [{}, {"shared": True, "normalise": "softmax"}], ids=["each its own", "shared"])
+@pytest.mark.parametrize("options", [{}, {"shared": True, "normalise": "softmax"}], ids=["per output", "shared"])
 def test_learned_layer_weights_are_shown(options: dict[str, Any], base: Path, tmp_path: Path) -> None:
     model = make(base, learner={"mixer": {"name": "scalar_mix", **options}, "layers": "all"})
     with torch.no_grad():
@@ -149,19 +149,19 @@ def test_learned_layer_weights_are_shown(options: dict[str, Any], base: Path, tm
     assert lines[2:] == ([f"| weight | {row} |"] if options else [f"| start | {row} |", f"| end | {row} |"])
 
 
-def test_a_reader_of_answerability_has_a_card_too(base: Path, tmp_path: Path) -> None:
+def test_the_card_of_an_answerability_reader(base: Path, tmp_path: Path) -> None:
     make(base, learner={"task": "answerability", "mixer": "scalar_mix"}).save(tmp_path / "model")
     _, text = card(tmp_path / "model")
     assert "Detects whether a text answers a question" in text
     assert "An answer is copied from the text" not in text
-    assert len(section(text, "Layer weights").splitlines()) == 4  # one row for each of its two classes
+    assert len(section(text, "Layer weights").splitlines()) == 4  # a row for each of its two classes
 
 
-def test_the_facts_stay_with_a_model(base: Path, tmp_path: Path) -> None:
+def test_every_copy_of_a_model_has_the_facts(base: Path, tmp_path: Path) -> None:
     model = make(base)
     model.facts = Facts(dev=data_facts(["dev.json"], ()))
     model.save(tmp_path / "model", results=RESULTS)
-    assert model.facts.results == {}  # what was scored is that folder's, not of every later save
+    assert model.facts.results == {}  # results belong to that folder, not to later ones
     loaded = ReaderModel.load(tmp_path / "model")
     assert loaded.facts.results == RESULTS
     halve(tmp_path / "model", tmp_path / "half")
@@ -186,7 +186,7 @@ def test_a_flat_card_lists_all_tunings(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "expected"),
     [
         ({"results": 3}, "facts.results: expected a table, got 3."),
         ({"later": 1}, "facts.later: no such"),
@@ -194,12 +194,12 @@ def test_a_flat_card_lists_all_tunings(base: Path, tmp_path: Path) -> None:
         (3, "damaged: expected base"),
     ],
 )
-def test_damaged_facts_are_refused(facts: Any, said: str, base: Path, tmp_path: Path) -> None:
+def test_damaged_facts_are_refused(facts: Any, expected: str, base: Path, tmp_path: Path) -> None:
     make(base).save(tmp_path / "model")
     file = tmp_path / "model" / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "facts": facts}))
     with pytest.raises(ModelError) as caught:
         ReaderModel.load(tmp_path / "model")
     assert str(caught.value).startswith(f"{file}: ")
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)

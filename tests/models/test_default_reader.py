@@ -1,4 +1,4 @@
-"""The reader that comes with the package: small, found by name, right about texts it has never seen."""
+"""The packaged reader: small, found by name, and correct on texts that it has never seen."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ TITAN = (
 
 @pytest.fixture(scope="module")
 def model() -> ReaderModel:
-    found = load_model(DEFAULT_READER, device="cpu", precision="fp32")
-    assert isinstance(found, ReaderModel)
-    return found
+    loaded = load_model(DEFAULT_READER, device="cpu", precision="fp32")
+    assert isinstance(loaded, ReaderModel)
+    return loaded
 
 
 def tiny_reader(folder: Path) -> ReaderModel:
-    """One that can be loaded again: its encoder lies in the folder."""
+    """Return a reader that can be loaded again: its encoder is saved in the folder."""
     return ReaderModel(load_encoder(str(save_tiny_encoder(folder / "tiny"))), tiny_run_config())
 
 
-def test_it_is_a_thin_change_of_its_encoder(model: ReaderModel) -> None:
+def test_it_is_a_thin_delta(model: ReaderModel) -> None:
     weights = READERS / DEFAULT_READER / "model.safetensors"
     assert weights.stat().st_size <= 3_000_000
     assert count_parameters(model)[0] <= 0.05 * model.base_parameters
@@ -54,11 +54,11 @@ def test_it_is_a_thin_change_of_its_encoder(model: ReaderModel) -> None:
 def test_it_answers_and_abstains() -> None:
     reader = Reader.load()
     questions = ["Who discovered Titan?", "When did the Huygens probe land?", "Who discovered Enceladus?"]
-    found = [answers[0]["answer"] for answers in reader.ask(questions, TITAN)]
-    assert found == ["Christiaan Huygens", "14 January 2005", ""]
+    best = [answers[0]["answer"] for answers in reader.ask(questions, TITAN)]
+    assert best == ["Christiaan Huygens", "14 January 2005", ""]
 
 
-def test_it_is_asked_where_no_other_is_named(lamella, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_ask_uses_it_by_default(lamella, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.chdir(tmp_path)
     Path("saturn.txt").write_text(TITAN)
     code, output, _ = lamella("ask", "Who discovered Titan?", "--context", "saturn.txt", "--json")
@@ -66,25 +66,25 @@ def test_it_is_asked_where_no_other_is_named(lamella, tmp_path: Path, monkeypatc
     assert json.loads(output)["answers"][0]["answer"] == "Christiaan Huygens"
 
 
-def test_only_a_folder_with_a_model_goes_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_folder_with_a_model_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder, packaged = Path("default"), READERS / DEFAULT_READER
 
-    def meant() -> set[Path | None]:
+    def resolved() -> set[Path | None]:
         model = load_model(DEFAULT_READER, device="cpu", precision="fp32")
         return {find_encoder(DEFAULT_READER).folder, saved_model(DEFAULT_READER), model.folders[0]}
 
     folder.mkdir()
-    assert meant() == {packaged}
+    assert resolved() == {packaged}
     with runs.new_run(folder, "train"):
         pass
-    (folder / "config.json").write_text("{}")  # a run's own, which is no model's
-    assert meant() == {packaged}
+    (folder / "config.json").write_text("{}")  # of a run, not of a model
+    assert resolved() == {packaged}
     tiny_reader(tmp_path).save(folder / "model")
-    assert meant() == {folder / "model"}
+    assert resolved() == {folder / "model"}
 
 
-def test_no_folder_goes_before_it_where_no_model_is_named(
+def test_no_folder_takes_precedence_if_no_model_is_named(
     lamella,  # type: ignore[no-untyped-def]
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -97,13 +97,13 @@ def test_no_folder_goes_before_it_where_no_model_is_named(
     assert output.startswith("Christiaan Huygens")
 
 
-def test_heads_can_stand_on_it() -> None:
+def test_it_can_be_the_encoder_of_other_readers() -> None:
     source = find_encoder(DEFAULT_READER)
-    assert (source.name, source.kind) == ("default", "package"), "a name, and no path of this machine"
+    assert (source.name, source.kind) == ("default", "package"), "a name, not a path of this machine"
 
 
 def test_it_can_be_adapted(tmp_path: Path) -> None:
-    """As docs/how-to/adapt.md has it: the run file says nothing of encoder, tuning and head."""
+    """As in docs/how-to/adapt.md: the run file sets neither encoder nor tuning nor head."""
     few = ["data.max_train_samples=4", "data.max_eval_samples=2", "training.max_steps=1", "training.batch_size=2"]
     train_plan(load_plan(ROOT / "configs" / "adapt.toml", few), tmp_path / "mine")
     (mine, default) = (ReaderModel.from_pretrained(name) for name in (tmp_path / "mine", DEFAULT_READER))
@@ -114,15 +114,15 @@ def test_it_can_be_adapted(tmp_path: Path) -> None:
     assert "| warm start | `default` (sha256 " in (tmp_path / "mine" / "model" / "README.md").read_text()
 
 
-def test_its_card_tells_what_it_was_made_of(model: ReaderModel) -> None:
+def test_its_card_names_its_data(model: ReaderModel) -> None:
     card = (READERS / DEFAULT_READER / "README.md").read_text()
     assert "squad2-train-backtranslated.json.gz" in card
     assert model.decoding.tuned_on is not None
     assert model.decoding.tuned_on.data == "cs224n-dev.json.gz"
 
 
-def test_the_documents_show_what_it_says() -> None:
-    """Numbers differ in the last digit between processors and precisions, and by more when the reader is another."""
+def test_the_documents_show_its_answers() -> None:
+    """Numbers differ in the last digit between processors and precisions, and by more for another reader."""
     reader = Reader.load(device="cpu", precision="fp32")
     answers = reader.ask("Who discovered Titan?", "Christiaan Huygens discovered the moon Titan in 1655.")
     for document in ("README.md", "docs/how-to/reader.md"):
@@ -130,8 +130,8 @@ def test_the_documents_show_what_it_says() -> None:
         assert ast.literal_eval(line) == pytest.approx(answers[0], abs=0.02)
     guide = (ROOT / "docs/how-to/reader.md").read_text()
     for key, tolerance in (("null_score", 0.3), ("na_prob", 0.02)):
-        (told,) = re.findall(rf"answers\.{key}  # (-?[\d.]+):", guide)
-        assert float(told) == pytest.approx(getattr(answers, key), abs=tolerance)
+        (shown,) = re.findall(rf"answers\.{key}  # (-?[\d.]+):", guide)
+        assert float(shown) == pytest.approx(getattr(answers, key), abs=tolerance)
     shown = re.search(r"^(.+)  \[([\d.]+), characters (\d+)-(\d+)\]$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert shown is not None
     best = reader.ask("When did the probe land on Titan?", (ROOT / "examples/titan.txt").read_text())[0]
@@ -139,8 +139,8 @@ def test_the_documents_show_what_it_says() -> None:
     assert float(shown[2]) == pytest.approx(best["probability"], abs=0.02)
 
 
-def test_it_reads_what_it_was_not_trained_on(model: ReaderModel, real_data: Path) -> None:
-    """Every twentieth question: 73.2 F1 when it was made."""
+def test_it_answers_questions_that_it_was_not_trained_on(model: ReaderModel, real_data: Path) -> None:
+    """On every twentieth question; its F1 was 73.2 when it was trained."""
     examples = load_examples([str(real_data / "cs224n-dev.json.gz")]).examples[::20]
     results = score_predictions(model, examples, predict(model, examples), language="en")
     assert results["f1"] == pytest.approx(73.2, abs=1.0)

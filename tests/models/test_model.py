@@ -1,4 +1,4 @@
-"""A saved reader: what its folder holds, and everything that loading refuses, each in one line."""
+"""A saved reader: the contents of its folder, and every error of loading in one line."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def saved(model: ReaderModel, tmp_path: Path) -> Path:
 
 
 def refusal(path: Path, kind: type[LamellaError] = ModelError) -> str:
-    """The one line with which a model is refused."""
+    """Return the error for a model folder, which must be one line."""
     with pytest.raises(kind) as caught:
         ReaderModel.load(path)
     assert type(caught.value) is kind
@@ -80,7 +80,7 @@ def test_a_model_comes_back_as_it_was(model: ReaderModel, saved: Path, base: Pat
     assert set(load_file(saved / "model.safetensors")) == {"head.task.q", "head.task.b"}  # thin: the encoder stays out
 
 
-def test_a_run_folder_means_its_model(model: ReaderModel, tmp_path: Path) -> None:
+def test_a_run_folder_stands_for_its_model(model: ReaderModel, tmp_path: Path) -> None:
     with runs.new_run(tmp_path / "run", "train") as folder:
         model.save(folder / runs.MODEL)
     assert torch.equal(ReaderModel.load(folder)(tiny_batch()), model(tiny_batch()))
@@ -111,12 +111,12 @@ def test_the_statistics_of_a_normalisation_are_saved(
 
 
 def test_equal_models_give_equal_files(base: Path, tmp_path: Path) -> None:
-    for name in ("one", "two", "three"):
+    for name in ("first", "second", "third"):
         torch.manual_seed(3)
         config = tiny_run_config(encoder={"tuning": "full"})
-        ReaderModel(load_encoder(str(base)), config).save(tmp_path / name / "reader")  # a card tells the name
-    for file in (tmp_path / "one" / "reader").iterdir():
-        files = {(tmp_path / name / "reader" / file.name).read_bytes() for name in ("one", "two", "three")}
+        ReaderModel(load_encoder(str(base)), config).save(tmp_path / name / "reader")  # the card shows the name
+    for file in (tmp_path / "first" / "reader").iterdir():
+        files = {(tmp_path / name / "reader" / file.name).read_bytes() for name in ("first", "second", "third")}
         assert len(files) == 1, file.name
 
 
@@ -155,7 +155,7 @@ def test_a_save_that_fails_leaves_the_older_model_and_nothing_else(
     assert torch.equal(ReaderModel.load(saved)(tiny_batch()), before)
 
 
-def test_a_folder_of_something_else_is_never_replaced(model: ReaderModel, base: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_never_replaced(model: ReaderModel, base: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     shutil.copytree(base, tmp_path / "encoder")
     for folder in (tmp_path, tmp_path / "encoder", tmp_path / "thesis.tex"):
@@ -169,8 +169,8 @@ def test_a_folder_of_something_else_is_never_replaced(model: ReaderModel, base: 
     assert torch.equal(ReaderModel.load(tmp_path / "empty").head.task.q, model.head.task.q)
 
 
-def test_what_a_model_stands_on_is_never_replaced(chain: Path) -> None:
-    """Both would be lost: the one below, and the one that needs it."""
+def test_the_base_of_a_model_is_never_replaced(chain: Path) -> None:
+    """Both would be lost: the base, and the model that needs it."""
     model = ReaderModel.load(chain / "third")
     for base in ("first", "second"):
         with pytest.raises(UsageError, match="holds the base of this model; choose another folder to save to"):
@@ -179,7 +179,7 @@ def test_what_a_model_stands_on_is_never_replaced(chain: Path) -> None:
     assert torch.equal(ReaderModel.load(chain / "third")(tiny_batch()), model(tiny_batch()))
 
 
-def test_a_model_folder_can_be_read_by_whom_the_mask_allows(model: ReaderModel, tmp_path: Path) -> None:
+def test_a_model_folder_has_the_permissions_of_the_umask(model: ReaderModel, tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         model.save(tmp_path / "model")
@@ -189,8 +189,8 @@ def test_a_model_folder_can_be_read_by_whom_the_mask_allows(model: ReaderModel, 
     assert stat.S_IMODE((tmp_path / "model" / "config.json").stat().st_mode) == 0o640
 
 
-def test_every_option_is_written_down_also_where_it_was_left_to_its_default(base: Path, tmp_path: Path) -> None:
-    """Another default in a later version must not change a model of this one."""
+def test_every_option_is_saved_even_if_it_has_its_default(base: Path, tmp_path: Path) -> None:
+    """A new default in a later version must not change a model of this version."""
     config = tiny_run_config(encoder={"tuning": "lora"}, learner={"mixer": "scalar_mix", "beside": "compress"})
     ReaderModel(load_encoder(str(base)), config).save(tmp_path / "model")
     saved = json.loads((tmp_path / "model" / "config.json").read_text())
@@ -211,7 +211,7 @@ def test_every_option_is_written_down_also_where_it_was_left_to_its_default(base
 
 @pytest.fixture
 def chain(base: Path, tmp_path: Path) -> Path:
-    """Three models, each on the one before: first, second, third."""
+    """Three models, each built on the previous: first, second, third."""
     below = base
     for name, tuning in (("first", "full"), ("second", "adapter"), ("third", "frozen")):
         model = ReaderModel(load_encoder(str(below)), tiny_run_config(encoder={"tuning": tuning}))
@@ -226,19 +226,19 @@ def test_a_chain_is_resolved_down_to_its_encoder(chain: Path, base: Path) -> Non
     assert model.base_name == str(chain / "second")
 
 
-def test_a_missing_link_is_named(chain: Path) -> None:
+def test_a_missing_model_of_a_chain_is_named(chain: Path) -> None:
     shutil.rmtree(chain / "first")
     with pytest.raises(ModelError) as caught:
         ReaderModel.load(chain / "third")
-    said = str(caught.value)
-    assert said.startswith(
+    message = str(caught.value)
+    assert message.startswith(
         f"{chain / 'second'}: the base encoder cannot be loaded: encoder {str(chain / 'first')!r}: is"
     )
-    assert "\n" not in said
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("last", ["first", "second", "third"])
-def test_a_circle_of_models_is_refused(chain: Path, last: str) -> None:
+def test_a_circular_base_is_refused(chain: Path, last: str) -> None:
     edit_config(chain / "first", lambda config: config["base"].update(name=str(chain / "x" / ".." / last)))
     (chain / "x").mkdir()
     with pytest.raises(ModelError) as caught:
@@ -261,10 +261,10 @@ def test_a_circle_of_models_is_refused(chain: Path, last: str) -> None:
     ],
     ids=["its base", "its tuning", "earlier tunings", "a path", "a threshold"],
 )
-def test_a_link_is_known_by_all_that_makes_its_encoder(
+def test_the_identity_of_a_base_covers_everything_that_determines_its_encoder(
     chain: Path, change: Callable[[dict[str, Any]], Any], noticed: bool
 ) -> None:
-    """Its tensors alone are not enough: the same ones mean something else on another base."""
+    """The tensors alone are not enough: on another base they give another encoder."""
     before = verified_hash(find_encoder(str(chain / "second")))
     edit_config(chain / "second", change)
     assert (verified_hash(find_encoder(str(chain / "second"))) != before) is noticed
@@ -272,13 +272,13 @@ def test_a_link_is_known_by_all_that_makes_its_encoder(
         ReaderModel.load(chain / "third")
 
 
-def test_another_model_in_the_place_of_a_link_is_refused(chain: Path, base: Path) -> None:
+def test_another_model_instead_of_the_base_is_refused(chain: Path, base: Path) -> None:
     shutil.rmtree(chain / "second")
     ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": "adapter"})).save(chain / "second")
     assert f"expected base encoder {str(chain / 'second')!r} with sha256" in refusal(chain / "third")
 
 
-def test_lora_of_a_base_is_merged_and_its_adapters_stay(base: Path, tmp_path: Path) -> None:
+def test_lora_of_a_base_is_merged_and_its_adapters_stay_separate(base: Path, tmp_path: Path) -> None:
     for name in ("lora", "adapter"):
         ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": name})).save(tmp_path / name)
     merged, adapted = (set(load_encoder(str(tmp_path / name)).encoder.state_dict()) for name in ("lora", "adapter"))
@@ -287,21 +287,21 @@ def test_lora_of_a_base_is_merged_and_its_adapters_stay(base: Path, tmp_path: Pa
     assert {name for name in adapted - plain if ".adapter." in name} == adapted - plain != set()
 
 
-# --- as in the ecosystem
+# --- the methods of transformers, and the hub
 
 
 def into_cache(cache: Path, repository: str, folder: Path) -> Path:
-    """The layout in which the hub's client keeps a repository."""
-    kept = cache / f"models--{repository.replace('/', '--')}"
-    shutil.copytree(folder, kept / "snapshots" / ("0" * 40))
-    (kept / "refs").mkdir()
-    (kept / "refs" / "main").write_text("0" * 40)
-    return kept / "snapshots" / ("0" * 40)
+    """Copy a folder to the cache, in the layout of the hub's client."""
+    repository_folder = cache / f"models--{repository.replace('/', '--')}"
+    shutil.copytree(folder, repository_folder / "snapshots" / ("0" * 40))
+    (repository_folder / "refs").mkdir()
+    (repository_folder / "refs" / "main").write_text("0" * 40)
+    return repository_folder / "snapshots" / ("0" * 40)
 
 
 @pytest.fixture
 def hub(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the hub with an encoder, a model on it, and a model on that."""
+    """A cache of the hub with an encoder, a model on it, and a model on that model."""
     cache = tmp_path / "cache"
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
     into_cache(cache, "org/tiny", base)
@@ -324,14 +324,14 @@ def test_save_pretrained_and_from_pretrained(model: ReaderModel, tmp_path: Path)
 def test_a_model_of_the_hub_and_the_chain_below_it(hub: Path) -> None:
     model = ReaderModel.from_pretrained("org/second")
     assert model.base_name == "org/first"
-    kept = [f"models--org--{name}" for name in ("second", "first", "tiny")]
-    assert [folder.parent.parent.name for folder in model.folders] == kept
+    names = [f"models--org--{name}" for name in ("second", "first", "tiny")]
+    assert [folder.parent.parent.name for folder in model.folders] == names
     assert isinstance(load_model("org/first", device="cpu"), ReaderModel)
     with pytest.raises(UsageError, match="'org/absent'"):
         ReaderModel.from_pretrained("org/absent")
 
 
-def test_what_is_pushed_is_the_folder(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_folder_is_pushed(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pushed: dict[str, Any] = {}
 
     def create(api: Any, repo_id: str, **options: Any) -> Any:
@@ -375,7 +375,7 @@ def test_a_push_that_fails_is_one_line(hub: Path, monkeypatch: pytest.MonkeyPatc
     assert str(caught.value) == "push_to_hub: 'me/reader' cannot be written: no route to host."
 
 
-# --- what loading refuses
+# --- errors of loading
 
 
 def test_a_missing_tensor(saved: Path) -> None:
@@ -385,7 +385,7 @@ def test_a_missing_tensor(saved: Path) -> None:
 
 def test_an_extra_tensor(saved: Path) -> None:
     edit_tensors(saved, head__task__extra=torch.zeros(3))
-    assert refusal(saved).endswith("head.task.extra is not expected.")
+    assert refusal(saved).endswith("head.task.extra is unexpected.")
 
 
 def test_a_tensor_of_another_shape(saved: Path) -> None:
@@ -395,14 +395,14 @@ def test_a_tensor_of_another_shape(saved: Path) -> None:
 
 def test_an_encoder_s_tensor_where_the_encoder_was_frozen(saved: Path) -> None:
     edit_tensors(saved, encoder__model__embeddings__LayerNorm__bias=torch.zeros(32))
-    assert refusal(saved).endswith("encoder.model.embeddings.LayerNorm.bias is not expected.")
+    assert refusal(saved).endswith("encoder.model.embeddings.LayerNorm.bias is unexpected.")
 
 
 @pytest.mark.parametrize("keep", [0, 4, 100, -1])
 def test_truncated_weights(saved: Path, keep: int) -> None:
     file = saved / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
-    assert "model.safetensors: expected a safetensors file; it is damaged (" in refusal(saved)
+    assert "model.safetensors: expected a safetensors file, found a damaged one (" in refusal(saved)
 
 
 def test_weights_that_are_gone(saved: Path) -> None:
@@ -452,29 +452,29 @@ def test_another_version_of_the_format(saved: Path, version: Any) -> None:
 )
 def test_a_damaged_configuration(saved: Path, change: Callable[[dict[str, Any]], Any], expected: str) -> None:
     edit_config(saved, change)
-    said = refusal(saved)
-    assert said.startswith(f"{saved / 'config.json'}: ")
-    assert expected in said
+    message = refusal(saved)
+    assert message.startswith(f"{saved / 'config.json'}: ")
+    assert expected in message
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda config: config.update(tuning={"name": "top_k", "k": 9}), "expected at most 3, the encoder's layers."),
+        (lambda config: config.update(tuning={"name": "top_k", "k": 9}), "expected at most 3, the number of layers;"),
         (lambda config: config["head"].update(layers=[7]), "expected different layers from 0 to 3. Got [7]."),
         (lambda config: config["windows"].update(max_seq_length=500), "windows.max_seq_length: expected at most 130"),
     ],
 )
-def test_a_configuration_that_does_not_go_with_its_base(
+def test_a_configuration_that_does_not_fit_its_base(
     saved: Path, change: Callable[[dict[str, Any]], Any], expected: str, tmp_path: Path
 ) -> None:
     edit_config(saved, change)
-    said = refusal(saved)
-    assert said.startswith(f"{saved / 'config.json'}: does not fit its base encoder: ")
-    assert expected in said
+    message = refusal(saved)
+    assert message.startswith(f"{saved / 'config.json'}: does not fit its base encoder: ")
+    assert expected in message
 
 
-def test_a_tuning_that_does_not_go_with_its_base_further_down_the_chain(chain: Path) -> None:
+def test_a_tuning_that_does_not_fit_its_base_further_down_the_chain(chain: Path) -> None:
     edit_config(chain / "first", lambda config: config.update(tuning={"name": "top_k", "k": 9}))
     with pytest.raises(ModelError) as caught:
         ReaderModel.load(chain / "third")
@@ -483,7 +483,7 @@ def test_a_tuning_that_does_not_go_with_its_base_further_down_the_chain(chain: P
     )
 
 
-def test_a_configuration_that_is_no_json(saved: Path, tmp_path: Path) -> None:
+def test_a_configuration_that_is_not_json(saved: Path, tmp_path: Path) -> None:
     (saved / "config.json").write_text('{"lamella": 1,')
     assert refusal(saved, UnreadableError).startswith(f"{saved / 'config.json'}:1:15: broken JSON")
     write_json(tmp_path / "run.json", {"state": "finished"})
@@ -519,12 +519,10 @@ def test_a_window_longer_than_the_encoder_s_positions(family: str) -> None:
     )
 
 
-# --- what a model computes
+# --- computing
 
 
-def test_the_encoder_computes_in_half_precision_where_asked_and_the_head_never(
-    model: ReaderModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_encoder_computes_in_half_precision(model: ReaderModel, monkeypatch: pytest.MonkeyPatch) -> None:
     half: dict[str, bool] = {}
     for part in (model.encoder, model.head):
 

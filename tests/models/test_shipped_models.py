@@ -1,4 +1,4 @@
-"""The readers in `models/`: thin, whole, on encoders with names that travel, with the scores that `results/` holds."""
+"""The shipped readers: thin, complete, on encoders with portable names, with the scores of `results/`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 from safetensors import safe_open
 
 from lamella.encoder.sources import READERS
-from lamella.models.saved import read_saved
+from lamella.models.card import Contents, model_card
+from lamella.models.saved import CARD, read_saved
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
-# The folder of a reader, and the run that made it.
+# The folder of a reader, and the run that trained it.
 SHIPPED = {
     READERS / "default": "minilm-thin-long",
     ROOT / "models" / "e5-small": "e5-small-thin",
@@ -23,22 +24,31 @@ SHIPPED = {
 
 
 @pytest.mark.parametrize(("folder", "run"), SHIPPED.items(), ids=lambda value: getattr(value, "name", value))
-def test_a_shipped_reader_is_thin_and_told_of(folder: Path, run: str) -> None:
+def test_a_shipped_reader_is_thin_and_documented(folder: Path, run: str) -> None:
     saved, result = read_saved(folder), json.loads((RESULTS / f"{run}.json").read_text())
     assert (folder / "model.safetensors").stat().st_size <= 8_000_000
     with safe_open(folder / "model.safetensors", "numpy") as tensors:
-        shapes = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118 - it is no dictionary
-        assert {one.get_dtype() for one in shapes} == {"F16"}
-        parameters = sum(prod(one.get_shape()) for one in shapes)
+        shapes = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118 - not a dictionary
+        assert {tensor.get_dtype() for tensor in shapes} == {"F16"}
+        parameters = sum(prod(tensor.get_shape()) for tensor in shapes)
     assert parameters == result["cost"]["trainable_parameters"]
     assert parameters <= 0.05 * result["encoder"]["parameters"]
     assert not Path(saved.base_name).is_absolute()
-    assert saved.base_tensors_sha256 is not None, "it is to load on its encoder in whatever file that lies"
+    assert saved.base_tensors_sha256 is not None, "it must load on its encoder from any file"
     assert (saved.base_name, saved.base_sha256) == (result["encoder"]["name"], result["encoder"]["sha256"])
     assert saved.facts.results["f1"] == pytest.approx(result["scores"]["at_0"]["f1"], abs=1e-4)
     assert saved.config.decoding.tuned_on is not None
     assert saved.config.decoding.tuned_on.data == "cs224n-dev.json.gz"
+    contents = Contents(
+        name=folder.name,
+        gives_text=True,
+        trained_parameters=parameters,
+        encoder_parameters=result["encoder"]["parameters"],
+        bytes=(folder / "model.safetensors").stat().st_size,
+        half=True,
+    )
+    assert (folder / CARD).read_text(encoding="utf-8") == model_card(saved, contents), "generate the card again"
 
 
-def test_every_reader_in_the_folder_is_looked_at() -> None:
+def test_every_reader_in_the_folder_is_tested() -> None:
     assert {folder for folder in SHIPPED if folder.parent == ROOT / "models"} == set((ROOT / "models").iterdir())

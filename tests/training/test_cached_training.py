@@ -106,10 +106,10 @@ def test_what_does_not_fit_is_refused_in_a_line(encoder: Path, tmp_path: Path) -
 
     refused(ConfigError, "augmented texts are new in every epoch", data={"augment": "eda"})
     refused(ConfigError, "expected frozen", encoder={"tuning": "full"})
-    refused(RunError, "other data or cut in another way", data={"max_train_samples": 10})
-    refused(RunError, "other data or cut in another way", windows={"doc_stride": 16})
+    refused(RunError, "other data or with other window options", data={"max_train_samples": 10})
+    refused(RunError, "other data or with other window options", windows={"doc_stride": 16})
     other = save_tiny_encoder(tmp_path / "other", seed=1)
-    refused(RunError, "was extracted with sha256", encoder={"name": str(other)})
+    refused(RunError, "expected a cache with sha256", encoder={"name": str(other)})
     with pytest.raises(ConfigError, match="augmented texts"):
         extract(make_plan(table(encoder, data={"augment": "eda"}), where="test"), tmp_path / "new")
     several = make_plan(table(encoder, grid={"training": {"order_seed": [0, 1]}}), where="test")
