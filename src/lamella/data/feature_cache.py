@@ -14,7 +14,7 @@ import json
 import os
 import time
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -32,7 +32,7 @@ from lamella.data.features import Features, featurise, pair_template
 from lamella.data.tokens import Tokenizing, without_truncation
 from lamella.errors import RunError
 from lamella.files import TEMPORARY, write_bytes
-from lamella.progress import progress
+from lamella.progress import Log, progress
 
 FORMAT = 1  # version of the file format
 VARIABLE = "LAMELLA_CACHE"
@@ -41,8 +41,6 @@ MAX_BYTES = 4 * 2**30  # of all files together
 ABANDONED_AFTER = 24 * 3600  # seconds after which a partially written file is considered abandoned
 LOST = "lost_answers"
 ENDING = ".safetensors"
-
-Log = Callable[[str], None]
 
 
 def cached_features(

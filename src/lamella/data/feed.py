@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from lamella import registry
 from lamella.config import RunConfig
 from lamella.data.examples import Example
-from lamella.data.feature_cache import Log, cached_features
+from lamella.data.feature_cache import cached_features
 from lamella.data.features import Features, featurise, join_features
+from lamella.progress import Log
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
