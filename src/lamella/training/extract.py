@@ -50,9 +50,5 @@ def extract(
         precision=model.precision,
         batch_size=config.training.eval_batch_size,
         overwrite=overwrite,
-<<<<<<< HEAD
-        say=log,
-=======
-        log=say,
->>>>>>> 901a92c (Write the encoder and model modules in plain English; find a packaged encoder in LAMELLA_ENCODERS under its hub name)
+        log=log,
     )

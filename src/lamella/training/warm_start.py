@@ -14,7 +14,7 @@ from torch import Tensor
 from lamella import registry
 from lamella.config import RunConfig
 from lamella.encoder.adapters import Adapter
-from lamella.encoder.lora import Lora, changed_layers, change_of
+from lamella.encoder.lora import Lora, change_of, changed_layers
 from lamella.encoder.sources import find_encoder, is_saved_model
 from lamella.encoder.tensors import trained_tensors
 from lamella.encoder.tuning import merge
