@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-Log = Callable[[str], None]  # writes a line for the user
 DELAY = 2.0  # seconds before the bar is shown
 
 Log = Callable[[str], None]  # receives each line that a command reports
