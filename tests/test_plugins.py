@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from lamella.plan import make_plan
 from lamella.run_file import load_config
 from lamella.validation import check_config
 
+ROOT = Path(__file__).resolve().parents[1]
 MIXER = '''
 from lamella.heads.pooling import Last
 from lamella.registry import register
@@ -172,3 +175,40 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     registry.FAMILIES["mixer"].parts.pop("mine")
     for name in [name for name in sys.modules if name.startswith("my_package")]:
         del sys.modules[name]
+
+
+def test_the_page_about_extending_does_what_it_shows(
+    install: Install, lamella: Any, tmp_path: Path, one_thread: None
+) -> None:
+    page = (ROOT / "docs" / "how-to" / "extend.md").read_text(encoding="utf-8")
+    part, test = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    run_file, entry_point = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
+    install("my_package", part, entry_point=False)
+    (tmp_path / "site" / "my_parts.py").write_text(part)
+    (tmp_path / "run.toml").write_text(run_file)
+    changes = [
+        f"encoder.name={save_tiny_encoder(tmp_path / 'encoder')}",
+        "data.train=demo:train",
+        "data.max_train_samples=4",
+        "training.max_steps=1",
+        "windows.max_seq_length=128",
+        "windows.doc_stride=16",
+    ]
+    settings = [word for change in changes for word in ("--set", change)]
+    code, _, err = lamella("train", tmp_path / "run.toml", "--out", tmp_path / "run", *settings)
+    assert (code, err) == (0, "")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["plugins"] == ["my_parts"]
+    assert json.loads((tmp_path / "run" / "model" / "config.json").read_text())["plugins"] == ["my_parts"]
+    names: dict[str, Any] = {}
+    exec(test, names)
+    names["test_layer_max"]()
+    assert tomllib.loads(entry_point)["project"]["entry-points"] == {plugins.GROUP: {"my_package": "my_package.parts"}}
+    del sys.modules["my_parts"]
+
+
+def test_the_page_about_extending_lists_every_family() -> None:
+    page = (ROOT / "docs" / "how-to" / "extend.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \|.*\| `([\w.]+)` \|$", page, re.M)
+    assert sorted(name for name, _ in listed) == sorted(registry.FAMILIES)
+    for name, module in listed:
+        assert any(own.startswith(module) for own in registry.FAMILIES[name].modules), module

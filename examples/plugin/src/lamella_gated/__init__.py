@@ -1,0 +1,1 @@
+"""A mixer for Lamella in a package of its own."""
