@@ -1,4 +1,4 @@
-"""What every test shares: no network, no colours, one place for real data."""
+"""Fixtures of all tests: no network, a folder for real data, the command line in this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
 
-# A machine that is busy with other things must not fail a test.
+# A busy machine must not fail a test.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
@@ -22,7 +22,7 @@ REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder with the real data sets; a test that needs it is skipped where it is absent."""
+    """The folder with the real data sets; tests that need it are skipped if it is missing."""
     if not (REAL_DATA / "cs224n-dev.json.gz").is_file():
         pytest.skip("real data sets are not beside the checkout (../shared/data)")
     return REAL_DATA
@@ -30,7 +30,7 @@ def real_data() -> Path:
 
 @pytest.fixture(autouse=True)
 def same_kernels() -> Iterator[None]:
-    """A product in bf16 on a processor without it makes PyTorch leave oneDNN for good: later sums would differ."""
+    """Restore oneDNN: after a bf16 product on a processor without bf16, PyTorch stops using it and sums change."""
     yield
     if "torch" in sys.modules:
         import torch
@@ -40,7 +40,7 @@ def same_kernels() -> Iterator[None]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Tiny tensors are slower on several threads, which wait for one another: ten times so on a busy machine."""
+    """Use one thread: tiny tensors are slower on several, up to ten times on a busy machine."""
     import torch
 
     before = torch.get_num_threads()
@@ -51,7 +51,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Train on the CPU also where there is a GPU, which adds up in no fixed order: nothing is exact there."""
+    """Train on the CPU even if there is a GPU, whose sums have no fixed order and are not reproducible."""
     from accelerate.state import AcceleratorState
 
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")

@@ -1,4 +1,4 @@
-"""Run folders written by hand, for tests of what reads them."""
+"""Run folders with models, histories and costs, written by hand for tests of reports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_run(
     data: Path | None = None,
     state: str = "finished",
 ) -> None:
-    """A run folder as `train` leaves it; its dev questions lie beside it (`dev.json`), or in the file `data`."""
+    """Write a run folder as `train` leaves it; its dev questions are in `dev.json` beside it, or in the file `data`."""
     data = data or folder.with_name("dev.json")
     folder.mkdir(parents=True)
     if not data.exists():
@@ -62,7 +62,7 @@ def make_run(
     _write(folder / "eval_results.json", {"step": steps, "epoch": 3.0, **scores})
     _write(folder / "predictions.json", predictions)
     _write(folder / "na_prob.json", na_prob)
-    _write(folder / "null_odds.json", {id: math.log((one + 1e-6) / (1 - one + 1e-6)) for id, one in na_prob.items()})
+    _write(folder / "null_odds.json", {id: math.log((p + 1e-6) / (1 - p + 1e-6)) for id, p in na_prob.items()})
     if cost is not None:
         _write(folder / "cost.json", cost)
     records: list[dict[str, Any]] = [
@@ -78,7 +78,7 @@ def make_run(
     if weights is not None:
         from safetensors.numpy import save_file
 
-        w, gamma = (np.asarray(one, dtype=np.float32) for one in weights)
+        w, gamma = (np.asarray(values, dtype=np.float32) for values in weights)
         (folder / "model").mkdir()
         config = {"lamella": 1, "head": {"mixer": [{"name": "scalar_mix", "normalise": normalise}]}}
         _write(folder / "model" / "config.json", config)

@@ -1,4 +1,4 @@
-"""What a command leaves behind, to be compared with what another one left."""
+"""The files that a command wrote, for comparison with another run of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lamella import runs
 
 
 def outcome(out: Path) -> dict[str, bytes]:
-    """Every file of a folder by its name, but for those that tell of the clock and the machine."""
+    """Every file of a folder by name, except those that depend on the time and the machine."""
     return {
         str(path.relative_to(out)): path.read_bytes()
         for path in sorted(out.rglob("*"))

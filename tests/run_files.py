@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_run_file(path: Path, encoder: str, more: str = "", *, steps: int = 4, training: str = "") -> Path:
-    """`encoder` and `training` are lines of these sections, `more` whatever comes behind them."""
+    """Write a run file; `encoder` and `training` are lines of these sections, `more` is appended."""
     path.write_text(
         f"""
 [data]

@@ -1,4 +1,4 @@
-"""Run folders written by hand, as commands leave them: what the study of runs reads."""
+"""Run folders written by hand, as commands leave them, for tests of the study commands."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-QUESTIONS_A_PARAGRAPH = 5
+QUESTIONS_PER_PARAGRAPH = 5
 
 
 def write_data(path: Path, questions: int) -> Path:
     """A data file whose question `q7` has the answer `a7`."""
     paragraphs = []
-    for begin in range(0, questions, QUESTIONS_A_PARAGRAPH):
-        numbers = range(begin, min(begin + QUESTIONS_A_PARAGRAPH, questions))
+    for begin in range(0, questions, QUESTIONS_PER_PARAGRAPH):
+        numbers = range(begin, min(begin + QUESTIONS_PER_PARAGRAPH, questions))
         context = " ".join(f"a{number}" for number in numbers)
         qas = [
             {"id": f"q{number}", "question": "Which?", "is_impossible": False,
@@ -35,11 +35,11 @@ def write_run(
     cost: Mapping[str, Any] | None = None,
     state: str = "finished",
 ) -> Path:
-    """A run that answers question `q7` rightly where `right[7]` says so, and else says that there is no answer."""
+    """A run that answers question `q7` correctly if `right[7]`, and with "no answer" otherwise."""
     scored = {"data": {"files": [str(data)]}} if data else {}
     files: dict[str, Any] = {
         "run.json": {"state": state, "command": "evaluate", **scored},
-        "predictions.json": {f"q{n}": f"a{n}" if one else "" for n, one in enumerate(right)},
+        "predictions.json": {f"q{n}": f"a{n}" if correct else "" for n, correct in enumerate(right)},
         "eval_results.json": {"f1": 100 * sum(map(bool, right)) / len(right), "best_f1": 90.0, "threshold": 0.5},
     }
     if config is not None:
@@ -51,7 +51,7 @@ def write_run(
 
 
 def write_several(folder: Path, names: Sequence[str]) -> Path:
-    """What stands above several runs made together."""
+    """The folder above several runs made by one command."""
     write_files(folder, {"run.json": {"state": "finished", "command": "train", "runs": list(names)}})
     return folder
 

@@ -1,4 +1,4 @@
-"""Run files: every problem at once and in plain words, `--set`, and the way back from a run's own config.json."""
+"""Run files: all problems reported at once, `--set` overrides, and reading a run's own config.json."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lamella.validation import check_config
 
 
 def problems(table: dict[str, Any]) -> set[str]:
-    """What is said of a configuration."""
+    """The problems of a configuration."""
     with pytest.raises(ConfigError) as caught:
         check_config(table, where="run.toml")
     assert str(caught.value).splitlines()[0] == f"run.toml: {len(caught.value.problems)} problem" + (
@@ -29,7 +29,7 @@ def problems(table: dict[str, Any]) -> set[str]:
 
 
 def settings(*overrides: str) -> dict[str, Any]:
-    """What a configuration made of `--set` alone differs in from the default one."""
+    """The options that differ from their defaults, for a configuration made of `--set` alone."""
     return load_config(None, overrides).model_dump(exclude_defaults=True)
 
 
@@ -44,7 +44,7 @@ def test_no_file_is_the_defaults() -> None:
     assert load_config(None) == RunConfig() == check_config({}, where="")
 
 
-def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path) -> None:
+def test_every_problem_of_a_file_is_reported_at_once(tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text(
         """
@@ -98,7 +98,10 @@ def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path) -> None:
         ({"data": {"train": ["a", 3]}}, "data.train[1]: expected a text in quotes, got 3."),
         ({"data": {"max_train_samples": "abc"}}, "data.max_train_samples: expected a whole number, got 'abc'."),
         ({"data": {"max_train_samples": 0}}, "data.max_train_samples: expected at least 1, got 0."),
-        ({"data": {"on_bad_answer": "mend"}}, "data.on_bad_answer: expected 'refuse', 'fix' or 'skip', got 'mend'."),
+        (
+            {"data": {"on_bad_answer": "repair"}},
+            "data.on_bad_answer: expected 'refuse', 'fix' or 'skip', got 'repair'.",
+        ),
         ({"encoder": {"dropout": 1.5}}, "encoder.dropout: expected at most 1.0, got 1.5."),
         ({"encoder": {"name": ""}}, "encoder.name: expected a text of at least 1 character(s), got ''."),
         ({"learner": {"mixer": []}}, "learner.mixer: expected a list of at least 1, got []."),
@@ -164,7 +167,7 @@ tables = st.dictionaries(
 
 
 @given(tables)
-def test_whatever_is_given_is_a_configuration_or_a_list_of_plain_problems(table: dict[str, Any]) -> None:
+def test_any_table_gives_a_configuration_or_a_list_of_plain_problems(table: dict[str, Any]) -> None:
     found: tuple[str, ...] = ()
     try:
         config = check_config(table, where="x")
@@ -234,9 +237,9 @@ def test_a_rule_is_silent_about_a_section_that_is_wrong_already() -> None:
         (["encoder.name='with space'"], {"encoder": {"name": "with space"}}),
         (['encoder.name="12"'], {"encoder": {"name": "12"}}),
         (["encoder.name=a=b"], {"encoder": {"name": "a=b"}}),
-        (["data.train=one.json"], {"data": {"train": ["one.json"]}}),
-        (['data.train=["one.json", "two.json"]'], {"data": {"train": ["one.json", "two.json"]}}),
-        (["data.dev=one.json", "data.dev=[]"], {}),
+        (["data.train=first.json"], {"data": {"train": ["first.json"]}}),
+        (['data.train=["first.json", "second.json"]'], {"data": {"train": ["first.json", "second.json"]}}),
+        (["data.dev=first.json", "data.dev=[]"], {}),
         (["encoder.tuning=frozen"], {"encoder": {"tuning": {"name": "frozen"}}}),
         (["encoder.tuning.name=frozen"], {"encoder": {"tuning": {"name": "frozen"}}}),
         (
@@ -264,16 +267,17 @@ def test_set(overrides: list[str], expected: dict[str, Any]) -> None:
         ("training.epochs=", "training.epochs: expected a number, got ''."),
         ("encoder.name=12", "encoder.name: expected a text in quotes, got 12."),
         (
-            "data.train=[one.json, two.json]",
-            '--set data.train=[one.json, two.json]: expected a TOML value, such as ["a", "b"] or {name = "a", k = 3}.',
+            "data.train=[first.json, second.json]",
+            '--set data.train=[first.json, second.json]: expected a TOML value, such as ["a", "b"] or '
+            '{name = "a", k = 3}.',
         ),
     ],
 )
-def test_a_bad_set_is_told(override: str, expected: str) -> None:
+def test_a_bad_override_is_reported(override: str, expected: str) -> None:
     assert set_problem(override) == expected
 
 
-def test_set_goes_on_top_of_the_file_and_its_faults_are_told_with_the_file_s(tmp_path: Path) -> None:
+def test_overrides_go_on_top_of_the_file_and_their_problems_are_reported_with_its_own(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[training]\nepochs = 1\nbatch_size = 8\n[learner]\nschedule = "cosine"\nmixer = ["last"]\n')
     config = load_config(file, ["training.epochs=5", "learner.schedule.warmup=0.3"])
@@ -304,7 +308,9 @@ def test_set_goes_on_top_of_the_file_and_its_faults_are_told_with_the_file_s(tmp
         ("run.toml", None, r"run\.toml: no such file\.$"),
     ],
 )
-def test_a_file_that_cannot_be_read_says_where(tmp_path: Path, name: str, content: bytes | None, expected: str) -> None:
+def test_an_unreadable_file_is_reported_with_its_position(
+    tmp_path: Path, name: str, content: bytes | None, expected: str
+) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UnreadableError, match=expected) as caught:
@@ -318,7 +324,7 @@ def test_a_folder_is_no_run_file(tmp_path: Path) -> None:
         load_config(tmp_path)
 
 
-def test_the_config_json_of_a_run_gives_the_same_run_again(tmp_path: Path) -> None:
+def test_the_config_json_of_a_run_repeats_the_run(tmp_path: Path) -> None:
     config = load_config(
         None,
         [

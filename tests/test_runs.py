@@ -1,4 +1,4 @@
-"""Run folders: atomic files, honest states, nothing touched that is not ours."""
+"""Run folders: atomic files, correct states, and no file of the user is touched."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_write_that_fails_half_way_leaves_the_old_file_and_no_temporary(
     assert read_json(file) == {"f1": 80}
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -85,11 +85,11 @@ def test_files_have_the_permissions_that_the_user_s_mask_gives(tmp_path: Path, u
     assert stat.S_IMODE((tmp_path / "deep" / "file.txt").stat().st_mode) == mode
 
 
-def test_text_of_any_kind_comes_back(tmp_path: Path) -> None:
+def test_any_text_survives_writing_and_reading(tmp_path: Path) -> None:
     value = {"text": "naïve 서울 👩\u200d🚀 \x00 \u2028", "half a pair": "\ud83d!", "list": [1, 2.5, None, True]}
-    write_json(tmp_path / "one.json", value)
-    assert read_json(tmp_path / "one.json") == value
-    assert "서울" in (tmp_path / "one.json").read_text(encoding="utf-8")
+    write_json(tmp_path / "value.json", value)
+    assert read_json(tmp_path / "value.json") == value
+    assert "서울" in (tmp_path / "value.json").read_text(encoding="utf-8")
     append_json_line(tmp_path / "many.jsonl", value)
     append_json_line(tmp_path / "many.jsonl", value)
     lines = (tmp_path / "many.jsonl").read_text(encoding="utf-8").split("\n")
@@ -108,14 +108,14 @@ def test_text_of_any_kind_comes_back(tmp_path: Path) -> None:
         (None, r"file\.json: no such file\.$"),
     ],
 )
-def test_reading_says_where_a_file_is_broken(tmp_path: Path, content: bytes | None, expected: str) -> None:
+def test_reading_a_broken_file_reports_the_position(tmp_path: Path, content: bytes | None, expected: str) -> None:
     if content is not None:
         (tmp_path / "file.json").write_bytes(content)
     with pytest.raises(UnreadableError, match=expected):
         read_json(tmp_path / "file.json")
 
 
-def test_reading_a_folder_says_so(tmp_path: Path) -> None:
+def test_reading_a_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UnreadableError, match=r"cannot be read \(Is a directory\)\.$"):
         read_json(tmp_path)
 
@@ -132,7 +132,7 @@ def test_a_run_is_unfinished_until_it_is_finished(tmp_path: Path) -> None:
     assert names(folder) == {runs.RUN, runs.ENVIRONMENT}
 
 
-def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_failed_run_records_the_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="diverged"), runs.new_run(tmp_path / "run", "train"):
         raise RunError("the loss has diverged \ud83d")
     record = read_json(tmp_path / "run" / runs.RUN)
@@ -140,7 +140,7 @@ def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
     assert "ended" in record
 
 
-def test_a_run_that_is_interrupted_says_so(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_marked(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), runs.new_run(tmp_path / "run", "train"):
         raise KeyboardInterrupt
     assert runs.run_state(tmp_path / "run") == "interrupted"
@@ -258,7 +258,7 @@ def test_overwriting_follows_no_link_out_of_the_folder(tmp_path: Path) -> None:
     assert (shared / "model.safetensors").read_text() == "precious"
 
 
-def test_a_place_that_cannot_be_a_folder_is_one_line(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_a_folder_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"file: expected a folder to write the run into \(Not a directory\)\.$"):
         runs.new_run(tmp_path / "file", "train").__enter__()
@@ -268,7 +268,7 @@ def test_a_place_that_cannot_be_a_folder_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"state": 3}', "{"])
-def test_a_damaged_record_is_told_and_nothing_is_removed(tmp_path: Path, content: str) -> None:
+def test_a_damaged_record_is_an_error_and_nothing_is_removed(tmp_path: Path, content: str) -> None:
     (tmp_path / runs.RUN).write_text(content)
     (tmp_path / runs.RESULTS).write_text("{}")
     with pytest.raises(UnreadableError, match=r"run\.json"):
@@ -281,7 +281,7 @@ def test_a_folder_without_a_run_has_no_state(tmp_path: Path) -> None:
     assert runs.run_state(tmp_path / "absent") is None
 
 
-def test_the_environment_says_what_a_result_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_records_what_a_result_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["lamella", "train", "run.toml"])
     record = json.loads(json.dumps(environment.environment()))
     assert record["arguments"] == ["train", "run.toml"]

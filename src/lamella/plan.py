@@ -202,7 +202,7 @@ def _varied(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
 
 
 def _names(given: Sequence[str | None], varied: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a folder name for every run: the given name, and the options that tell runs of this name apart."""
+    """Return a folder name for every run: the given name, and the options in which runs of this name differ."""
     names = []
     for name, options in zip(given, varied, strict=True):
         siblings = [sibling for sibling, sibling_name in zip(varied, given, strict=True) if sibling_name == name]

@@ -19,17 +19,17 @@ def test_there_are_benchmarks() -> None:
 
 
 @every_benchmark
-def test_it_has_the_options_that_all_have(
+def test_it_has_the_shared_options(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [str(path), "--help"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(path), run_name="__main__")
     assert ended.value.code == 0
-    said = capsys.readouterr().out
-    assert f"python benchmarks/{path.name} " in said
-    assert "--quick" in said
-    assert "--out" in said
+    text = capsys.readouterr().out
+    assert f"python benchmarks/{path.name} " in text
+    assert "--quick" in text
+    assert "--out" in text
 
 
 def test_speeds_of_several_encoders_are_rows_of_one_file(tmp_path: Path) -> None:
@@ -44,24 +44,24 @@ def test_speeds_of_several_encoders_are_rows_of_one_file(tmp_path: Path) -> None
     before = json.loads(file.read_text())
     assert len(before) == 4
     after = with_row(file, {**row, "encoder": "b", "ours": 2.0})
-    assert [one["ours"] for one in after] == [1.0, 2.0, 1.0, 1.0]
+    assert [row["ours"] for row in after] == [1.0, 2.0, 1.0, 1.0]
     assert [after[0], *after[2:]] == [before[0], *before[2:]]
 
 
 def test_the_file_of_results_is_as_the_benchmark_writes_it(tmp_path: Path) -> None:
     from lamella.files import write_json
 
-    kept = BENCHMARKS[0].parents[1] / "results" / "speed.json"
-    with_row = runpy.run_path(str(kept.parents[1] / "benchmarks" / "train_speed.py"))["with_row"]
+    results = BENCHMARKS[0].parents[1] / "results" / "speed.json"
+    with_row = runpy.run_path(str(results.parents[1] / "benchmarks" / "train_speed.py"))["with_row"]
     (tmp_path / "speed.json").write_text("[]")
-    for row in json.loads(kept.read_text(encoding="utf-8")):
+    for row in json.loads(results.read_text(encoding="utf-8")):
         write_json(tmp_path / "speed.json", with_row(tmp_path / "speed.json", row))
-    assert (tmp_path / "speed.json").read_bytes() == kept.read_bytes()
+    assert (tmp_path / "speed.json").read_bytes() == results.read_bytes()
 
 
 @pytest.mark.slow
 @every_benchmark
-def test_a_quick_run_says_its_ratio_last_and_writes_the_numbers(path: Path, tmp_path: Path) -> None:
+def test_a_quick_run_prints_its_ratio_last_and_writes_the_numbers(path: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "numbers.json"
     done = subprocess.run(
         [sys.executable, str(path), "--quick", "--out", str(out)], capture_output=True, text=True, check=True

@@ -270,7 +270,7 @@ def test_contexts_in_several_splits_are_reported(files: dict[str, Path], tmp_pat
     lines: list[str] = []
     given = table(files, data={"threshold": str(tmp_path / "copy.json")}, training={"max_steps": 0})
     train_plan(make_plan(given, where="test"), tmp_path / "run", log=lines.append)
-    assert any("in the threshold and in the dev data" in line for line in lines)
+    assert any("in both the threshold and the dev data" in line for line in lines)
 
 
 def test_mistakes_get_one_line(run: Path, files: dict[str, Path], lamella: Any, tmp_path: Path) -> None:

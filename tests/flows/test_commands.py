@@ -1,4 +1,4 @@
-"""Every command from end to end, on a tiny encoder: files, exit codes, and what a user's mistake is answered with."""
+"""Every command end to end on a tiny encoder: files, exit codes, and the messages for users' mistakes."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def test_train_writes_the_whole_run_folder(run_folder: Path) -> None:
     history = [json.loads(line) for line in (run_folder / "history.jsonl").read_text().splitlines()]
     steps = [record for record in history if "loss" in record]
     assert [record["step"] for record in steps] == list(range(1, len(steps) + 1))
-    assert all(math.isclose(one["loss"], (one["start"] + one["end"]) / 2, rel_tol=1e-5) for one in steps)
+    assert all(math.isclose(step["loss"], (step["start"] + step["end"]) / 2, rel_tol=1e-5) for step in steps)
     assert history[-1]["f1"] == read_json(run_folder / "eval_results.json")["f1"]
 
 
-def test_the_model_card_says_what_was_learnt_from_and_scored(run_folder: Path) -> None:
+def test_the_model_card_lists_the_data_and_the_scores(run_folder: Path) -> None:
     card = (run_folder / "model" / "README.md").read_text(encoding="utf-8")
     results = read_json(run_folder / "eval_results.json")
     assert "| train | `demo:train` | 24 |" in card
@@ -138,8 +138,8 @@ def test_evaluate_with_a_model_agrees_with_the_training_run(run_folder: Path, la
 
 def test_evaluate_scores_a_predictions_file(lamella: Any, tmp_path: Path) -> None:
     examples = read("demo:dev").examples
-    perfect = {one.id: one.answers[0].text if one.answers else "" for one in examples}
-    odds = {one.id: -1.0 if one.answers else 1.0 for one in examples}
+    perfect = {example.id: example.answers[0].text if example.answers else "" for example in examples}
+    odds = {example.id: -1.0 if example.answers else 1.0 for example in examples}
     (tmp_path / "predictions.json").write_text(json.dumps(perfect))
     (tmp_path / "odds.json").write_text(json.dumps(odds))
     files = ("demo:dev", tmp_path / "predictions.json", "--null-odds", tmp_path / "odds.json")
@@ -154,7 +154,7 @@ def test_evaluate_scores_a_predictions_file(lamella: Any, tmp_path: Path) -> Non
 
 def test_a_missing_prediction_is_an_error_that_lists_the_ids(lamella: Any, tmp_path: Path) -> None:
     examples = read("demo:dev").examples
-    (tmp_path / "p.json").write_text(json.dumps({one.id: "" for one in examples[2:]}))
+    (tmp_path / "p.json").write_text(json.dumps({example.id: "" for example in examples[2:]}))
     code, out, err = lamella("evaluate", "demo:dev", tmp_path / "p.json")
     assert (code, out) == (1, "")
     assert examples[0].id in err
@@ -173,12 +173,12 @@ def test_predict_writes_the_four_files(run_folder: Path, lamella: Any, tmp_path:
     best = read_json(tmp_path / "p" / "nbest_predictions.json")
     odds = read_json(tmp_path / "p" / "null_odds.json")
     na_prob = read_json(tmp_path / "p" / "na_prob.json")
-    contexts = {one.id: one.context.text for one in read("demo:dev").examples}
+    contexts = {example.id: example.context.text for example in read("demo:dev").examples}
     assert predictions.keys() == best.keys() == odds.keys() == na_prob.keys() == contexts.keys()
     for id, candidates in best.items():
-        assert all(contexts[id][one["start"] : one["end"]] == one["text"] for one in candidates)
-        assert math.isclose(sum(one["probability"] for one in candidates), 1.0)
-        answers = [one["text"] for one in candidates if one["text"]]
+        assert all(contexts[id][candidate["start"] : candidate["end"]] == candidate["text"] for candidate in candidates)
+        assert math.isclose(sum(candidate["probability"] for candidate in candidates), 1.0)
+        answers = [candidate["text"] for candidate in candidates if candidate["text"]]
         assert predictions[id] == ("" if odds[id] > 0 else answers[0])
         assert (na_prob[id] > 0.5) == (odds[id] > 0)
 
@@ -190,7 +190,7 @@ def test_ask_from_a_file_and_from_standard_input(run_folder: Path, lamella: Any,
     assert (code, err) == (0, "")
     answers = json.loads(out)["answers"]
     assert len(answers) == 3
-    assert all(text[one["start"] : one["end"]] == one["answer"] for one in answers)
+    assert all(text[answer["start"] : answer["end"]] == answer["answer"] for answer in answers)
     command = [
         sys.executable,
         "-m",
@@ -208,9 +208,9 @@ def test_ask_from_a_file_and_from_standard_input(run_folder: Path, lamella: Any,
     piped = subprocess.run(command, input=text, capture_output=True, text=True, check=True, env=ONE_THREAD)
     assert json.loads(piped.stdout)["answers"] == answers
     lines = lamella("ask", "Who?", "-c", tmp_path / "titan.txt", "-m", run_folder, "--top-k", 3)[1]
-    for one in answers:
-        place = f"characters {one['start']}-{one['end']}" if one["answer"] else "not in the text"
-        assert f"{one['answer'] or '(no answer)'}  [{one['probability']:.2f}, {place}]\n" in lines
+    for answer in answers:
+        place = f"characters {answer['start']}-{answer['end']}" if answer["answer"] else "not in the text"
+        assert f"{answer['answer'] or '(no answer)'}  [{answer['probability']:.2f}, {place}]\n" in lines
 
 
 def test_ask_of_several_files(run_folder: Path, lamella: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,10 +222,10 @@ def test_ask_of_several_files(run_folder: Path, lamella: Any, tmp_path: Path, mo
     call = ("ask", "Who?", "-m", run_folder, "--top-k", 20)
     code, out, err = lamella(*call, "-c", "a.txt", "-c", "-", "--json")
     assert (code, err) == (0, "")
-    found = [one for one in json.loads(out)["answers"] if one["answer"]]
-    assert {one["file"] for one in found} == set(texts)
-    assert all(texts[one["file"]][one["start"] : one["end"]] == one["answer"] for one in found)
-    assert [one["file"] for one in json.loads(out)["answers"] if not one["answer"]] in ([], [None])
+    answers = [answer for answer in json.loads(out)["answers"] if answer["answer"]]
+    assert {answer["file"] for answer in answers} == set(texts)
+    assert all(texts[answer["file"]][answer["start"] : answer["end"]] == answer["answer"] for answer in answers)
+    assert [answer["file"] for answer in json.loads(out)["answers"] if not answer["answer"]] in ([], [None])
 
     lines = lamella(*call, "-c", "a.txt", "-c", "b.txt")[1].splitlines()
     assert {name for line in lines for name in ("a.txt", "b.txt") if f", {name}, characters " in line} == {
@@ -235,6 +235,45 @@ def test_ask_of_several_files(run_folder: Path, lamella: Any, tmp_path: Path, mo
     assert all(", characters " in line or line.startswith("(no answer)  [") for line in lines)
     assert ".txt" not in lamella(*call, "-c", "a.txt")[1]
     assert "file" not in json.loads(lamella(*call, "-c", "a.txt", "--json")[1])["answers"][0]
+
+
+def test_ask_about_a_text_itself(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+    text = "Titan was discovered by Christiaan Huygens in 1655."
+    (tmp_path / "titan.txt").write_text(text)
+    call = ("ask", "Who?", "-m", run_folder, "--top-k", 3, "--json")
+    code, out, err = lamella(*call, "--text", text)
+    assert (code, err) == (0, "")
+    assert json.loads(out) == json.loads(lamella(*call, "-c", tmp_path / "titan.txt")[1])
+    together = json.loads(lamella(*call, "-t", text, "-c", tmp_path / "titan.txt", "-t", "Nothing.")[1])["answers"]
+    assert {answer["file"] for answer in together} <= {"text 1", "text 2", str(tmp_path / "titan.txt"), None}
+
+
+def test_train_selects_a_named_run_and_leaves_those_that_build_on_others_to_sweep(
+    lamella: Any, encoder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "base.toml").write_text(f'[encoder]\nname = "{encoder}"\ntuning = "frozen"\n')
+    file = tmp_path / "table.toml"
+    file.write_text(
+        'extends = "base.toml"\n'
+        '[[run]]\nname = "dot"\nlearner.mixer = "dot"\n'
+        '[[run]]\nname = "next"\nencoder.from = "dot"\n'
+    )
+    tiny = settings("training.max_steps=1")
+    code, _, err = lamella("train", file, "--run", "dot", "--out", tmp_path / "run", *tiny)
+    assert (code, err) == (0, "")
+    resolved = read_json(tmp_path / "run" / "config.json")
+    assert resolved["learner"]["mixer"] == [{"name": "dot"}]
+    assert resolved["encoder"]["name"] == str(encoder)
+    assert not resolved.keys() & {"extends", "run"}
+    code, _, err = lamella("train", file, "--out", tmp_path / "all", *tiny)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "run next starts from run dot of the same file" in err
+    code, _, err = lamella("train", file, "--run", "dto", "--out", tmp_path / "all", *tiny)
+    assert code == 2
+    assert "run 'dto' does not exist. Known: dot, next." in err
+    code, _, _ = lamella("sweep", file, "--out", tmp_path / "all", *tiny)
+    assert code == 0
+    assert (tmp_path / "all" / "next" / "model" / "config.json").is_file()
 
 
 def test_the_reader_in_python_answers_as_the_command_does(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
@@ -250,8 +289,8 @@ def test_convert_and_back(lamella: Any, tmp_path: Path) -> None:
     assert lamella("convert", "demo:dev", tmp_path / "flat.jsonl.gz")[0] == 0
     assert lamella("convert", tmp_path / "flat.jsonl.gz", tmp_path / "squad.json")[0] == 0
     original, back = read("demo:dev").examples, read(tmp_path / "squad.json").examples
-    assert [(one.id, one.question, one.answers, one.context.text) for one in original] == [
-        (one.id, one.question, one.answers, one.context.text) for one in back
+    assert [(example.id, example.question, example.answers, example.context.text) for example in original] == [
+        (example.id, example.question, example.answers, example.context.text) for example in back
     ]
 
 
@@ -271,19 +310,19 @@ def test_check_reports_fixes_and_the_fixed_file_is_clean(lamella: Any, tmp_path:
     code, out, _ = lamella("check", bad, "--json")
     assert code == 1
     problems = json.loads(out)["problems"]
-    assert {(one["id"], one["kind"], one["article"], one["fixable"]) for one in problems} == {
+    assert {(problem["id"], problem["kind"], problem["article"], problem["fixable"]) for problem in problems} == {
         (qa["id"], "answer_shifted", "Saturn", True)
     }
     code, out, _ = lamella("check", bad, "--fix-to", tmp_path / "good.json")
     assert code == 1
     assert qa["id"] in out
     assert lamella("check", tmp_path / "good.json")[0] == 0
-    assert [one.answers for one in read(tmp_path / "good.json").examples] == [
-        one.answers for one in read("demo:dev").examples
+    assert [example.answers for example in read(tmp_path / "good.json").examples] == [
+        example.answers for example in read("demo:dev").examples
     ]
 
 
-def test_training_refuses_bad_answers_unless_told(
+def test_training_refuses_bad_answers_unless_they_are_skipped(
     lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path
 ) -> None:
     document = json.loads(data_path("demo:train").read_text(encoding="utf-8"))
@@ -302,7 +341,7 @@ def test_training_refuses_bad_answers_unless_told(
     assert "1 questions skipped" in out
 
 
-def test_a_tuned_encoder_is_the_start_of_the_next_run(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+def test_a_tuned_encoder_can_start_the_next_run(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
     changes = settings(f"encoder.name={run_folder}", "encoder.tuning=frozen", "data.dev=[]")
     code, out, err = lamella("train", run_folder / "config.json", "--out", tmp_path / "second", *changes)
     assert (code, err) == (0, "")
@@ -336,7 +375,7 @@ def test_a_killed_run_is_marked_unfinished(encoder: Path, empty_config: Path, la
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
 
-def test_a_model_that_tells_only_whether_there_is_an_answer(
+def test_a_model_that_predicts_only_whether_there_is_an_answer(
     lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path
 ) -> None:
     changes = settings(
@@ -366,7 +405,7 @@ def test_a_model_that_tells_only_whether_there_is_an_answer(
 
 
 @pytest.mark.parametrize("tuning", ["adapter", "lora", "top_k"])
-def test_a_thin_delta_trains_and_comes_back(
+def test_a_small_delta_trains_and_loads(
     tuning: str, lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path
 ) -> None:
     changes = settings(f"encoder.name={encoder}", f"encoder.tuning={tuning}", "learner.mixer=dot")
@@ -376,8 +415,10 @@ def test_a_thin_delta_trains_and_comes_back(
     assert weights < (encoder / "model.safetensors").stat().st_size
 
 
-@pytest.mark.parametrize("mistake", ["data.train=nowhere.json", "encoder.name=no/one", "learner.layers=[7]"])
-def test_a_mistake_costs_no_earlier_run(mistake: str, run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mistake", ["data.train=nowhere.json", "encoder.name=no/where", "learner.layers=[7]"])
+def test_a_mistake_does_not_destroy_an_earlier_run(
+    mistake: str, run_folder: Path, lamella: Any, tmp_path: Path
+) -> None:
     """Everything is read and checked before the folder is touched."""
     shutil.copytree(run_folder, tmp_path / "run")
     call = ("train", run_folder / "config.json", "--out", tmp_path / "run", "--overwrite", "--set", mistake)
@@ -388,10 +429,10 @@ def test_a_mistake_costs_no_earlier_run(mistake: str, run_folder: Path, lamella:
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
 @pytest.mark.parametrize(
-    ("rows", "said"), [(2, "predictions can hold only one answer per id"), (0, "expected questions, found none.")]
+    ("rows", "message"), [(2, "predictions can hold only one answer per id"), (0, "expected questions, found none.")]
 )
-def test_nor_does_a_faulty_data_file(
-    command: str, rows: int, said: str, run_folder: Path, lamella: Any, tmp_path: Path
+def test_a_faulty_data_file_does_not_destroy_an_earlier_run(
+    command: str, rows: int, message: str, run_folder: Path, lamella: Any, tmp_path: Path
 ) -> None:
     qa = {"id": "twice", "question": "Who?", "answers": [], "is_impossible": True}
     paragraph = {"context": "Huygens found it.", "qas": [{**qa, "question": f"Who {n}?"} for n in range(rows)]}
@@ -400,22 +441,22 @@ def test_nor_does_a_faulty_data_file(
     assert lamella(command, "demo:dev", "-m", run_folder, "-o", tmp_path / "run")[0] == 0
     call = (command, tmp_path / "data.json", "-m", run_folder, "-o", tmp_path / "run", "--keep-logits", "--overwrite")
     code, _, err = lamella(*call)
-    assert (code, said in err, err.count("\n")) == (1, True, 1)
+    assert (code, message in err, err.count("\n")) == (1, True, 1)
     assert read_json(tmp_path / "run" / "run.json")["state"] == "finished"
     assert len(read_json(tmp_path / "run" / "predictions.json")) == 135
 
 
-def test_a_submission_that_cannot_be_written_is_told_at_once(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+def test_a_submission_that_cannot_be_written_is_refused_at_once(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
     data = Path(shutil.copy(data_path("demo:dev"), tmp_path / "dev.json"))
     before = data.read_bytes()
     call = ("predict", data, "-m", run_folder, "-o", tmp_path / "p", "--submission")
-    for place, said in (
+    for place, message in (
         (tmp_path, "got a folder"),
         (tmp_path / "." / "dev.json", "is read by this command"),
         (tmp_path / "p" / "predictions.json", "is a file of the run itself"),
     ):
         code, _, err = lamella(*call, place)
-        assert (code, said in err, err.count("\n")) == (1, True, 1)
+        assert (code, message in err, err.count("\n")) == (1, True, 1)
     assert not (tmp_path / "p").exists()
     assert data.read_bytes() == before
     assert lamella(*call, tmp_path / "p" / "answers.csv")[0] == 0
@@ -451,7 +492,7 @@ def test_korean_is_scored_as_korean_in_training_and_after_conversion(
     changes = settings(f"encoder.name={encoder}", *data, decoding)
     code, out, _ = lamella("train", empty_config, "--out", tmp_path / "run", *changes)
     assert code == 0
-    assert "1 contexts are in the train and in the dev data" in out
+    assert "1 contexts are in both the train and the dev data" in out
     assert lamella("convert", tmp_path / "ko.json", tmp_path / "ko.jsonl")[0] == 0
     scores = [read_json(tmp_path / "run" / "eval_results.json")["f1"]]
     for name in ("ko.json", "ko.jsonl"):
@@ -463,7 +504,7 @@ def test_korean_is_scored_as_korean_in_training_and_after_conversion(
     assert scores[0] == scores[1] == scores[2] != json.loads(english)["f1"]
 
 
-def test_what_nobody_labelled_is_answered_but_neither_learnt_nor_scored(
+def test_unlabelled_questions_are_answered_but_neither_trained_on_nor_scored(
     lamella: Any, run_folder: Path, tmp_path: Path
 ) -> None:
     rows = [{"id": f"u{n}", "question": "Who?", "context": "Huygens found it."} for n in range(3)]
@@ -490,8 +531,8 @@ def test_a_train_set_without_windows_is_an_error(lamella: Any, run_folder: Path,
     assert "no window" in err
 
 
-def test_a_terminal_sees_a_bar_with_the_loss(encoder: Path, empty_config: Path, tmp_path: Path) -> None:
-    """The bar, its note and a bar within it, on a real pseudo-terminal; nothing of it anywhere else."""
+def test_a_terminal_shows_a_progress_bar_with_the_loss(encoder: Path, empty_config: Path, tmp_path: Path) -> None:
+    """The bar, its note and a nested bar appear on a pseudo-terminal, and nowhere else."""
     script = tmp_path / "bars.py"
     script.write_text(
         "import time, lamella.progress as p\n"
@@ -508,12 +549,12 @@ def test_a_terminal_sees_a_bar_with_the_loss(encoder: Path, empty_config: Path, 
     ).stdout
     assert "training" in screen
     assert "answering" in screen
-    assert screen.count("loss 1.1") > 1  # the note stays over the steps that bring none
+    assert screen.count("loss 1.1") > 1  # the note stays during steps without a note
     piped = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
     assert piped.stdout == piped.stderr == ""
 
 
-def test_a_model_kept_on_the_way_is_the_start_of_the_next_run(
+def test_a_model_saved_during_training_can_start_the_next_run(
     lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path
 ) -> None:
     changes = settings(f"encoder.name={encoder}", "training.save_at=[0, 0.5, 1]")
@@ -536,7 +577,7 @@ def test_zero_steps_save_an_untrained_model(lamella: Any, encoder: Path, empty_c
 
 
 def test_no_run_overwrites_what_it_reads(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
-    """Neither the model that it uses, nor the encoder it starts from, nor what that one was tuned from."""
+    """Neither its model, nor the encoder it starts from, nor the base of that encoder."""
     first, second = tmp_path / "first", tmp_path / "second"
     shutil.copytree(run_folder, first)
     config = run_folder / "config.json"
@@ -555,7 +596,7 @@ def test_no_run_overwrites_what_it_reads(run_folder: Path, lamella: Any, tmp_pat
     assert lamella("predict", "demo:dev", "--model", first, "--out", first / "dev")[0] == 0  # a run may hold others
 
 
-def test_a_model_on_a_relative_path_loads_from_elsewhere(
+def test_a_model_on_a_relative_path_loads_from_another_folder(
     run_folder: Path, lamella: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(run_folder, tmp_path / "first")
@@ -566,7 +607,7 @@ def test_a_model_on_a_relative_path_loads_from_elsewhere(
     assert lamella("predict", "demo:dev", "--model", "../second", "--out", "p")[0] == 0
 
 
-def test_check_goes_on_after_a_file_that_cannot_be_read(lamella: Any, tmp_path: Path) -> None:
+def test_check_continues_after_a_file_that_cannot_be_read(lamella: Any, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{broken")
     (tmp_path / "bare.json").write_text('[{"id": "a", "question": "Who?", "context": " ", "answers": []}]')
     code, out, err = lamella("check", "demo:dev", tmp_path / "broken.json", tmp_path / "bare.json")
@@ -577,7 +618,7 @@ def test_check_goes_on_after_a_file_that_cannot_be_read(lamella: Any, tmp_path: 
     assert len(json.loads(out)["unreadable"]) == 1
 
 
-def test_answers_at_wrong_places_are_no_reason_not_to_predict(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+def test_predict_accepts_answers_at_wrong_offsets(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
     row = {
         "id": "a",
         "question": "Who?",
@@ -587,8 +628,8 @@ def test_answers_at_wrong_places_are_no_reason_not_to_predict(run_folder: Path, 
     (tmp_path / "rows.json").write_text(json.dumps([row]))
     assert lamella("predict", tmp_path / "rows.json", "-m", run_folder, "-o", tmp_path / "p")[0] == 0
     (tmp_path / "gold.json").write_text(json.dumps([row, {**row, "id": "b", "question": None}]))
-    (tmp_path / "said.json").write_text('{"a": "gone", "b": "wrong"}')
-    code, _, err = lamella("evaluate", tmp_path / "gold.json", tmp_path / "said.json")
+    (tmp_path / "predictions.json").write_text('{"a": "gone", "b": "wrong"}')
+    code, _, err = lamella("evaluate", tmp_path / "gold.json", tmp_path / "predictions.json")
     assert code == 1
     assert "1 questions cannot be read" in err
 
@@ -655,13 +696,13 @@ MISTAKES: dict[str, tuple[list[Any], int, str]] = {
     "out holds other things": (["train", "good.toml", "--out", ".", *DATA], 1, "choose another --out"),
     "no train data": (["train", "good.toml", "--out", "run"], 2, "data.train"),
     "no network": (
-        ["train", "good.toml", "--out", "run", *DATA, "--set", "encoder.name=some/one"],
+        ["train", "good.toml", "--out", "run", *DATA, "--set", "encoder.name=some/where"],
         1,
         "hub",
     ),
     "unwritable target": (["convert", "demo:dev", "text.txt/out.json"], 1, "text.txt"),
     "unknown format": (["convert", "demo:dev", "out.json", "--to", "sqad"], 2, "squad"),
-    "unknown encoder to count with": (["check", "demo:dev", "--encoder", "some/one"], 1, "some/one"),
+    "unknown encoder to count with": (["check", "demo:dev", "--encoder", "some/where"], 1, "some/where"),
 }
 
 
@@ -693,7 +734,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "Traceback" in failed.stderr
 
 
-def test_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     command = f"{sys.executable} -m lamella parts | head -n 1"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert ended.stderr == ""

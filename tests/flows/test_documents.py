@@ -1,4 +1,4 @@
-"""The README, the docs and the run files that ship say what is true."""
+"""The README, the docs and the packaged run files are correct."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import typer
 from doubles import save_tiny_encoder
 from lamella import registry
 from lamella.cli import app
+from lamella.config import RunConfig
 from lamella.encoder.encoder import Encoder
 from lamella.plan import load_plan
 from lamella.validation import check_config
@@ -52,7 +53,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_in_a_page_can_be_called_so(page: Path) -> None:
+def test_every_command_in_a_page_is_valid(page: Path) -> None:
     group = typer.main.get_command(app)
     for words in commands(page):
         name, *arguments = words[1:]
@@ -66,7 +67,7 @@ def test_there_are_commands_and_run_files_to_try() -> None:
     assert len(CONFIGS) == 3
 
 
-def test_the_run_file_in_the_readme_is_sound() -> None:
+def test_the_run_file_in_the_readme_is_valid() -> None:
     (block,) = blocks(ROOT / "README.md", "toml")
     check_config(tomllib.loads(block), where="README.md")
 
@@ -95,6 +96,21 @@ def test_the_generated_pages_are_current() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+def test_the_reference_has_keys_and_defaults_that_a_run_file_accepts() -> None:
+    text = (ROOT / "docs" / "reference" / "configuration.md").read_text("utf-8")
+    seen = set()
+    for section, content in re.findall(r"^## `\[(\w+)\]`\n(.*?)(?=^## )", text, re.M | re.S):
+        for key, default in re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", content, re.M):
+            seen.add(f"{section}.{key}")
+            if default != "unset":
+                value = tomllib.loads(f"value = {default}")["value"]
+                assert check_config({section: {key: value}}, where="reference") == RunConfig()
+    assert seen == set(RunConfig().flat())
+    parts = (ROOT / "docs" / "reference" / "parts.md").read_text("utf-8")
+    for default in re.findall(r" = `([^`]*)`(?:<br>| \|)", parts):
+        assert default == "unset" or "value" in tomllib.loads(f"value = {default}"), default
+
+
 @pytest.mark.parametrize("family", ["augmentation", "distiller", "loss", "mixer", "task", "tuning"])
 def test_every_part_of_a_reader_is_explained(family: str) -> None:
     explained = "".join(page.read_text(encoding="utf-8") for page in ROOT.glob("docs/concepts/*.md"))
@@ -119,7 +135,7 @@ def test_the_page_about_tuning_counts_right() -> None:
         "lora": 4 * H * r,
         "ia3": 6 * H,
     }
-    for name, said in rows:
+    for name, count in rows:
         with torch.device("meta"):
             encoder = Encoder(transformers.BertModel(transformers.BertConfig(), add_pooling_layer=False))
             registry.build("tuning", name, encoder)
@@ -128,25 +144,25 @@ def test_the_page_about_tuning_counts_right() -> None:
             for layer in (encoder.layer_modules[0], encoder.layer_modules[-1])
         )
         if name in in_words:
-            assert said == in_words[name]
+            assert count == in_words[name]
             assert formulas[name] == ((top, bottom) if name == "top_k" else top)
         else:
-            assert said == f"{top:,}"
+            assert count == f"{top:,}"
         assert name == "top_k" or top == bottom
 
 
-def test_the_bundled_data_set_is_as_large_and_varied_as_promised() -> None:
+def test_the_bundled_data_set_has_the_documented_size_and_variety() -> None:
     from lamella.data.formats import read
 
     train, dev = read("demo:train").examples, read("demo:dev").examples
     everything = [*train, *dev]
-    titles = {one.context.title for one in everything}
+    titles = {example.context.title for example in everything}
     assert len(titles) == 12
-    assert not {one.context.title for one in train} & {one.context.title for one in dev}
-    assert len({id(one.context) for one in everything}) == 60
+    assert not {example.context.title for example in train} & {example.context.title for example in dev}
+    assert len({id(example.context) for example in everything}) == 60
     assert len(everything) == 540
-    impossible = [one for one in everything if not one.answers]
+    impossible = [example for example in everything if not example.answers]
     assert len(impossible) == 180
-    assert all(one.plausible_answers for one in impossible)
-    words = {one.question.split()[0].lower() for one in everything}
+    assert all(example.plausible_answers for example in impossible)
+    words = {example.question.split()[0].lower() for example in everything}
     assert {"who", "what", "when", "where", "why", "how", "which", "whose"} <= words

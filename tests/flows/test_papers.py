@@ -33,7 +33,7 @@ every_row = pytest.mark.parametrize(("path", "name"), ROWS, ids=lambda value: ge
 
 
 def row_table(path: Path, name: str) -> dict[str, Any]:
-    """A table of the papers with a single one of its rows."""
+    """A table of the papers with one of its rows."""
     table = read_table(path)
     return {**table, "run": [run for run in table["run"] if run["name"] == name]}
 
