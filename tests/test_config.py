@@ -106,6 +106,7 @@ def test_every_problem_of_a_file_is_reported_at_once(tmp_path: Path) -> None:
         ({"encoder": {"name": ""}}, "encoder.name: expected a text of at least 1 character(s), got ''."),
         ({"learner": {"mixer": []}}, "learner.mixer: expected a list of at least 1, got []."),
         ({"learner": {"seed": 2**32}}, "learner.seed: expected at most 4294967295, got 4294967296."),
+        ({"encoder": {"form": "first"}}, "encoder.form: no such option. Did you mean 'from'?"),
         ({"learner": {"batch_size": 3}}, "learner.batch_size: no such option here. Did you mean training.batch_size?"),
         ({"learner": {"zzz": 3}}, None),
         (

@@ -213,3 +213,19 @@ def test_the_reader_is_offered_before_it_is_imported() -> None:
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_part_declares_traits_that_differ_from_the_defaults_of_its_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    family = Family("shape", "what is drawn", (), traits={"closed": True, "corners": 0})
+    monkeypatch.setitem(registry.FAMILIES, "shape", family)
+
+    @register("shape", "square", corners=4)
+    def square() -> None: ...
+
+    @register("shape", "line", closed=False)
+    def line() -> None: ...
+
+    assert [registry.trait("shape", "square", key) for key in ("closed", "corners")] == [True, 4]
+    assert [registry.trait("shape", {"name": "line"}, key) for key in ("closed", "corners")] == [False, 0]
+    with pytest.raises(UsageError, match=r"shape 'dot' declares unknown traits: colour\.$"):
+        register("shape", "dot", colour="red")(line)

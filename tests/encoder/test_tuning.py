@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from doubles import DEPTH, FAMILIES, HIDDEN, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
 from lamella import registry
 from lamella.encoder.encoder import Encoder
+from lamella.encoder.lora import Lora
 from lamella.errors import ConfigError
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
@@ -228,6 +229,14 @@ def test_full_and_frozen(family: str) -> None:
     encoder, before = tune(family, "frozen")
     assert trained(encoder) == set()
     assert names(encoder) == before
+
+
+@pytest.mark.parametrize("tuning", registry.names("tuning"))
+def test_traits_match_the_effect_of_a_tuning(tuning: str) -> None:
+    encoder, _ = tune("bert", tuning)
+    assert registry.trait("tuning", tuning, "trains_encoder") is encoder.trainable
+    has_lora = any(isinstance(module, Lora) for module in encoder.modules())
+    assert registry.trait("tuning", {"name": tuning}, "low_rank") is has_lora
 
 
 def test_a_pooler_is_trained_only_when_everything_is() -> None:
