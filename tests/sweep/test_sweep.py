@@ -296,7 +296,9 @@ def test_a_run_made_from_different_files_is_not_skipped(tmp_path: Path) -> None:
         assert [row.skipped for row in sweep_again()] == [True]
         content = file.read_bytes()
         change(file)
-        with pytest.raises(RunError, match=rf"second: this run was made with .*{message} of sha256 .*; the one found"):
+        with pytest.raises(
+            RunError, match=rf"second: expected .*{message} with sha256 .*, which this run was made with, got"
+        ):
             sweep_again()
         file.write_bytes(content)
     assert outcome(out) == before
@@ -330,7 +332,9 @@ def test_a_run_whose_teacher_was_replaced_is_not_skipped(
     assert [teacher["model"] for teacher in facts] == ["first"]
     change(model / runs.MODEL / "model.safetensors")
     predict()
-    with pytest.raises(RunError, match=rf"second: this run was made with the teacher '.*{teacher}' of sha256 "):
+    with pytest.raises(
+        RunError, match=rf"second: expected the teacher '.*{teacher}' with sha256 .*, which this run was made with, got"
+    ):
         sweep_again()
     shutil.rmtree(tmp_path / teacher)  # a missing teacher cannot be checked
     assert [row.skipped for row in sweep_again()] == [True]
