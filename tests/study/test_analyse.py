@@ -67,17 +67,17 @@ Lists = dict[str, list[tuple[str, float]]]
 def questions() -> list[Example]:
     contexts = {text: Context(text) for text in (HOUSE, RIVER)}
     return [
-        Example(id, question, contexts[text], tuple(Answer(one, text.index(one)) for one in answers))
+        Example(id, question, contexts[text], tuple(Answer(answer, text.index(answer)) for answer in answers))
         for id, question, text, answers in QUESTIONS
     ]
 
 
 def predictions(lists: Lists) -> dict[str, Prediction]:
-    found = {}
+    ranked = {}
     for id, _, text, _ in QUESTIONS:
-        spans = [(one, text.index(one), text.index(one) + len(one), score, 0) for one, score in lists[id] if one]
-        found[id] = rank(spans, next(score for one, score in lists[id] if not one))
-    return found
+        spans = [(span, text.index(span), text.index(span) + len(span), score, 0) for span, score in lists[id] if span]
+        ranked[id] = rank(spans, next(score for span, score in lists[id] if not span))
+    return ranked
 
 
 def texts(lists: Lists) -> dict[str, str]:
@@ -90,13 +90,15 @@ def scores(lists: Lists) -> QuestionScores:
 
 def write_run(folder: Path, lists: Lists, **config: Any) -> Path:
     """Write the files of a finished run."""
-    found = predictions(lists)
+    ranked = predictions(lists)
     write_json(folder / runs.RUN, {"state": "finished", "command": "train"})
     if config:
         write_json(folder / runs.CONFIG, config)
     write_json(folder / runs.PREDICTIONS, texts(lists))
-    write_json(folder / runs.NBEST, {id: [one.to_json() for one in p.candidates] for id, p in found.items()})
-    write_json(folder / runs.NULL_ODDS, {id: one.null_odds for id, one in found.items()})
+    write_json(
+        folder / runs.NBEST, {id: [candidate.to_json() for candidate in p.candidates] for id, p in ranked.items()}
+    )
+    write_json(folder / runs.NULL_ODDS, {id: prediction.null_odds for id, prediction in ranked.items()})
     return folder
 
 
@@ -110,7 +112,7 @@ def data(tmp_path: Path) -> Path:
                     "id": id,
                     "question": question,
                     "is_impossible": not answers,
-                    "answers": [{"text": one, "answer_start": text.index(one)} for one in answers],
+                    "answers": [{"text": answer, "answer_start": text.index(answer)} for answer in answers],
                 }
                 for id, question, about, answers in QUESTIONS
                 if about == text
@@ -134,8 +136,8 @@ def test_every_question_has_exactly_one_outcome() -> None:
 
 
 def test_the_second_best_answer_where_the_first_is_wrong() -> None:
-    found = second_best(questions(), scores(FIRST), texts(FIRST), predictions(FIRST))
-    assert found == {
+    counts = second_best(questions(), scores(FIRST), texts(FIRST), predictions(FIRST))
+    assert counts == {
         "wrong": 6,  # b c d e f h
         "second_right": 3,  # b c e
         "second_right_share": 0.5,
@@ -147,20 +149,20 @@ def test_the_second_best_answer_where_the_first_is_wrong() -> None:
 def test_the_second_best_is_the_best_remaining_candidate_at_any_threshold() -> None:
     """A threshold below 0 abstains though the span scores higher: the runner-up is that span."""
     chosen = {**texts(FIRST), "a": ""}
-    found = second_best(questions(), score_questions(questions(), chosen), chosen, predictions(FIRST))
-    assert (found["wrong"], found["second_right"]) == (7, 4)
+    counts = second_best(questions(), score_questions(questions(), chosen), chosen, predictions(FIRST))
+    assert (counts["wrong"], counts["second_right"]) == (7, 4)
 
 
 def test_a_list_of_one_has_no_second_best() -> None:
     lone = Prediction((Candidate("Ada", 8, 11, 1.0, 1.0),), null_odds=-1.0)
-    found = second_best([questions()[4]], score_questions([questions()[4]], {"e": "Ada"}), {"e": "Ada"}, {"e": lone})
-    assert (found["wrong"], found["second_right"], found["second_right_share"]) == (1, 0, 0.0)
+    counts = second_best([questions()[4]], score_questions([questions()[4]], {"e": "Ada"}), {"e": "Ada"}, {"e": lone})
+    assert (counts["wrong"], counts["second_right"], counts["second_right_share"]) == (1, 0, 0.0)
 
 
 def test_questions_that_only_one_run_gets_right() -> None:
     right = {"first": scores(FIRST).exact == 1, "second": scores(SECOND).exact == 1}
-    found = only_right(right, questions())
-    assert found["first"] == {
+    alone = only_right(right, questions())
+    assert alone["first"] == {
         "count": 1,
         "has_answer_share": 0.0,
         "mean_context_words": 7.0,
@@ -168,7 +170,7 @@ def test_questions_that_only_one_run_gets_right() -> None:
         "mean_answer_words": None,
         "ids": ["g"],
     }
-    assert found["second"] == {
+    assert alone["second"] == {
         "count": 2,
         "has_answer_share": 1.0,
         "mean_context_words": 9.5,  # 12 and 7
@@ -220,9 +222,9 @@ def test_an_answer_with_a_wrong_offset_is_searched_in_the_context() -> None:
 
 
 def test_bins_have_edges_that_occur_in_the_data() -> None:
-    found = by_quantiles([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, None])
-    assert found.names == ["1–2", "3–4", "5–6", "7–8", "9–10"]
-    assert found.group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, -1]
+    grouping = by_quantiles([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, None])
+    assert grouping.names == ["1–2", "3–4", "5–6", "7–8", "9–10"]
+    assert grouping.group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, -1]
     assert by_quantiles([1, 1, 1, 1, 2, 3]).names == ["1", "2", "3"]
     assert by_quantiles([7, 7]).names == ["7"]
     assert by_quantiles([None]).names == []
@@ -230,12 +232,12 @@ def test_bins_have_edges_that_occur_in_the_data() -> None:
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=60))
 def test_every_value_is_in_the_bin_that_names_it(values: list[int]) -> None:
-    found = by_quantiles(values)
-    assert len(found.names) <= 5
-    for value, group in zip(values, found.group.tolist(), strict=True):
-        low, _, high = found.names[group].partition("–")
+    grouping = by_quantiles(values)
+    assert len(grouping.names) <= 5
+    for value, group in zip(values, grouping.group.tolist(), strict=True):
+        low, _, high = grouping.names[group].partition("–")
         assert int(low) <= value <= int(high or low)
-    assert set(found.group.tolist()) == set(range(len(found.names)))
+    assert set(grouping.group.tolist()) == set(range(len(grouping.names)))
 
 
 def test_positions_in_fifths_and_names_by_frequency() -> None:
@@ -263,12 +265,12 @@ def test_question_words(question: str, word: str) -> None:
 
 
 def test_scores_by_group() -> None:
-    found = {name: grouped_scores(scores(FIRST), grouping) for name, grouping in groupings(questions()).items()}
+    rows_of = {name: grouped_scores(scores(FIRST), grouping) for name, grouping in groupings(questions()).items()}
     f1 = [1.0, 0.5, 0.0, 6 / 7, 0.0, 0.0, 1.0, 0.0]
     # b: "built red" for "red house"; d: 3 of 3 predicted words ("a" is dropped), of 4 true ones
     assert scores(FIRST).f1.tolist() == pytest.approx(f1)
     mean, third = 100 * sum(f1[:5]) / 5, pytest.approx(1 / 3)
-    assert found["context_length"] == [
+    assert rows_of["context_length"] == [
         {
             "group": "7",
             "count": 3,
@@ -286,7 +288,7 @@ def test_scores_by_group() -> None:
             "f1": pytest.approx(mean),
         },
     ]
-    assert [(one["group"], one["count"], one["exact"]) for one in found["question_word"]] == [
+    assert [(row["group"], row["count"], row["exact"]) for row in rows_of["question_word"]] == [
         ("who", 3, pytest.approx(100 / 3)),  # a e h
         ("what", 2, 0.0),
         ("how many", 1, 0.0),
@@ -294,9 +296,9 @@ def test_scores_by_group() -> None:
         ("other", 1, 100.0),
     ]
     # The first answers: Ada, red house, 1901, on a hill near Kent, 80.
-    assert [(one["group"], one["count"]) for one in found["answer_length"]] == [("1", 3), ("2", 1), ("3–5", 1)]
+    assert [(row["group"], row["count"]) for row in rows_of["answer_length"]] == [("1", 3), ("2", 1), ("3–5", 1)]
     # They begin at 8, 22, 3, 32 of 52 and at 24 of 33: 0.15, 0.42, 0.06, 0.62, 0.73.
-    assert [(one["group"], one["count"]) for one in found["answer_position"]] == [
+    assert [(row["group"], row["count"]) for row in rows_of["answer_position"]] == [
         ("0–20 %", 2),
         ("40–60 %", 1),
         ("60–80 %", 2),
@@ -304,18 +306,18 @@ def test_scores_by_group() -> None:
 
 
 def test_the_most_confident_mistakes_come_first() -> None:
-    found = confident_mistakes(questions(), scores(FIRST), texts(FIRST), predictions(FIRST))
+    mistakes = confident_mistakes(questions(), scores(FIRST), texts(FIRST), predictions(FIRST))
     # The best leads by 1 in c and e, where nothing else is; in b and d by 1 and 4, in h by 1 and 2, in f by 0.5 and 1.
-    assert [one.example.id for one in found] == ["c", "e", "b", "d", "h", "f"]
-    assert found[0].confidence == pytest.approx(1 / (1 + math.exp(-1)))
-    assert found[2].confidence == pytest.approx(1 / (1 + math.exp(-1) + math.exp(-4)))
+    assert [mistake.example.id for mistake in mistakes] == ["c", "e", "b", "d", "h", "f"]
+    assert mistakes[0].confidence == pytest.approx(1 / (1 + math.exp(-1)))
+    assert mistakes[2].confidence == pytest.approx(1 / (1 + math.exp(-1) + math.exp(-4)))
     least = confident_mistakes(questions(), scores(FIRST), texts(FIRST), predictions(FIRST), most=2)
-    assert [one.example.id for one in least] == ["c", "e"]
+    assert [mistake.example.id for mistake in least] == ["c", "e"]
 
 
 def test_mistakes_as_markdown() -> None:
-    found = confident_mistakes(questions(), scores(FIRST), texts(FIRST), predictions(FIRST), most=3)
-    page = mistakes_markdown({"first_run": found, "none": []})
+    mistakes = confident_mistakes(questions(), scores(FIRST), texts(FIRST), predictions(FIRST), most=3)
+    page = mistakes_markdown({"first_run": mistakes, "none": []})
     assert "## first\\_run" in page
     assert (
         "### 1. In what year was it built?\n\n- predicted: no answer (73.1 %)\n- true: 1901\n"
@@ -367,9 +369,9 @@ def test_the_data_is_read_from_the_record_of_the_run(tmp_path: Path, data: Path)
     scored = write_run(tmp_path / "scored", FIRST)
     write_json(scored / runs.RUN, {"state": "finished", "command": "evaluate", "data": {"files": [str(data)]}})
     assert analyse([str(first), str(scored)]).numbers["data"] == [str(data)]
-    other = write_run(tmp_path / "other", SECOND, data={"dev": ["elsewhere.json"]})
+    elsewhere = write_run(tmp_path / "elsewhere", SECOND, data={"dev": ["elsewhere.json"]})
     with pytest.raises(UsageError, match=r"same data.*--data"):
-        analyse([str(first), str(other)])
+        analyse([str(first), str(elsewhere)])
     silent = write_run(tmp_path / "silent", SECOND)
     with pytest.raises(UsageError, match=r"silent: expected a record of the data.*--data"):
         analyse([str(first), str(silent)])
@@ -399,7 +401,7 @@ def test_a_folder_of_several_runs_means_the_finished_ones(tmp_path: Path, data: 
     write_run(tmp_path / "second", SECOND)
     write_json(tmp_path / "third" / runs.RUN, {"state": "failed", "command": "train"})
     numbers = analyse([str(tmp_path), str(tmp_path / "first")], data=str(data)).numbers
-    assert [run["run"] for run in numbers["runs"]] == ["first", "second"]  # one that is named twice counts once
+    assert [run["run"] for run in numbers["runs"]] == ["first", "second"]  # a run that is named twice counts once
     left_out = {str(tmp_path / "third"): "failed", str(tmp_path / "fourth"): "not started"}
     assert numbers["runs_left_out"] == left_out
     for name in ("first", "second"):

@@ -177,7 +177,7 @@ GPU, CPU = "NVIDIA H200", "cpu, 2 threads"
 
 @pytest.fixture
 def two_devices(tmp_path: Path, data: Path) -> list[Path]:
-    """Two readers timed on a GPU and two on a CPU; by time alone, those of the GPU would always win."""
+    """Two readers timed on a GPU and two on a CPU; by time alone, the GPU would always win."""
     return [
         write_run(
             tmp_path / name,

@@ -1,4 +1,4 @@
-"""Which layers a head reads, against numbers computed by hand and against plain loops over the tokens."""
+"""The layers that a head reads, compared with numbers computed by hand and with plain loops over the tokens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXAMPLES = [
 
 
 def saved(folder: Path, mixer: Any, **learner: Any) -> Path:
-    """A run folder with a model in it, whose head is not as it started."""
+    """Write a run folder with a model whose head differs from its initial state."""
     encoder = save_tiny_encoder(folder / "encoder")
     config = tiny_run_config(encoder={"name": str(encoder)}, learner={"mixer": mixer, **learner})
     model = ReaderModel(load_encoder(str(encoder)), config)
@@ -71,17 +71,15 @@ def test_the_weights_of_a_scalar_mix() -> None:
         ([{"name": "scalar_mix"}, {"name": "compress", "size": 4}], "encoder", ["start", "end"]),
     ],
 )
-def test_learned_weights_are_those_that_the_model_uses(
-    mixer: Any, layers: Any, outputs: list[str], tmp_path: Path
-) -> None:
+def test_learned_weights_equal_those_in_the_model(mixer: Any, layers: Any, outputs: list[str], tmp_path: Path) -> None:
     run = saved(tmp_path, mixer, layers=layers)
-    found = learned_weights(run)
-    assert found is not None
+    learned = learned_weights(run)
+    assert learned is not None
     model = ReaderModel.load(run)
-    assert list(found["weights"]) == list(found["share"]) == outputs
-    assert tuple(found["layers"]) == model.head.main_layers
+    assert list(learned["weights"]) == list(learned["share"]) == outputs
+    assert tuple(learned["layers"]) == model.head.main_layers
     used = model.head.stages[0].weigh(lambda v: v, model.head.task.q)[..., 0, 0].detach().numpy()  # type: ignore[operator]
-    assert np.array(list(found["weights"].values())) == pytest.approx(used, rel=1e-5)
+    assert np.array(list(learned["weights"].values())) == pytest.approx(used, rel=1e-5)
     assert mean_attention(run, EXAMPLES) is None
 
 
@@ -92,7 +90,7 @@ def test_a_model_without_such_weights_and_a_run_without_a_model(tmp_path: Path) 
     assert learned_weights(tmp_path) is None
 
 
-def test_a_damaged_model_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_damaged_model_is_reported_as_such(tmp_path: Path) -> None:
     run = saved(tmp_path, "scalar_mix")
     (run / "model" / MODEL_WEIGHTS).write_bytes(b"no")
     with pytest.raises(ModelError, match="damaged"):
@@ -115,24 +113,24 @@ def test_kinds_of_tokens() -> None:
     features = featurise(EXAMPLES, model.tokenizer, model.windows)
     padded = pad(features, np.arange(3))
     kinds = token_kinds(features, padded)
-    for row, one in enumerate(EXAMPLES):
+    for row, asked in enumerate(EXAMPLES):
         by_kind = {
             kind: model.tokenizer.convert_ids_to_tokens(padded.input_ids[row][kinds[row] == number].tolist())
             for number, kind in enumerate(KINDS)
         }
-        answer = one.answers[0].text if one.answers else ""
+        answer = asked.answers[0].text if asked.answers else ""
         assert by_kind["special"] == ["[CLS]", "[SEP]", "[SEP]"]
-        assert by_kind["question"] == model.tokenizer.tokenize(one.question)
+        assert by_kind["question"] == model.tokenizer.tokenize(asked.question)
         assert by_kind["answer"] == model.tokenizer.tokenize(answer)
-        assert by_kind["context"] == model.tokenizer.tokenize(one.context.text.replace(answer or "\n", " "))
+        assert by_kind["context"] == model.tokenizer.tokenize(asked.context.text.replace(answer or "\n", " "))
         assert (kinds[row] == -1).sum() == (~padded.mask[row]).sum()
 
 
 @pytest.mark.parametrize("mixer", ["dot", {"name": "multiplicative", "shared": False}, "encoder_block"])
 def test_mean_attention_is_the_mean_over_the_tokens(mixer: Any, tmp_path: Path) -> None:
     run = saved(tmp_path, mixer, layers="all")
-    found = mean_attention(run, EXAMPLES, batch_size=2)
-    assert found is not None
+    means = mean_attention(run, EXAMPLES, batch_size=2)
+    assert means is not None
     model = ReaderModel.load(run).eval()
     features = featurise(EXAMPLES, model.tokenizer, model.windows)
     padded = pad(features, np.arange(3))
@@ -140,28 +138,28 @@ def test_mean_attention_is_the_mean_over_the_tokens(mixer: Any, tmp_path: Path) 
     with torch.inference_mode():
         weights = model.head.layer_weights(model.encode(Batch.of(padded), model.head.layers))
     assert weights is not None
-    assert found["layers"] == [0, 1, 2, 3]
-    assert found["questions"] == 3
+    assert means["layers"] == [0, 1, 2, 3]
+    assert means["questions"] == 3
     for output, name in enumerate(("start", "end")):
         for number, kind in enumerate(KINDS):
             tokens = [weights[output, :, row, place].numpy() for row, place in np.argwhere(kinds == number).tolist()]
-            assert found["tokens"][kind] == len(tokens)
-            assert found["weights"][name][kind] == pytest.approx(np.mean(tokens, axis=0), abs=0.01)  # bf16 may be used
-            assert sum(found["weights"][name][kind]) == pytest.approx(1)
+            assert means["tokens"][kind] == len(tokens)
+            assert means["weights"][name][kind] == pytest.approx(np.mean(tokens, axis=0), abs=0.01)  # bf16 may be used
+            assert sum(means["weights"][name][kind]) == pytest.approx(1)
 
 
-def test_the_weights_of_a_block_are_the_softmax_of_its_scores() -> None:
+def test_the_weights_of_an_encoder_block_are_the_softmax_of_its_scores() -> None:
     model = tiny_model(learner={"mixer": [{"name": "encoder_block", "heads": 2}]})
     features = featurise(EXAMPLES[:1], model.tokenizer, model.windows)
     with torch.inference_mode():
         hidden = model.encode(Batch.of(pad(features, np.arange(1))), model.head.layers)
-        found = model.head.layer_weights(hidden)
+        weights = model.head.layer_weights(hidden)
         block: Any = model.head.stages[0]
         query, token = block.query(model.head.task.q[1]), 4
         keys = torch.stack([block.key(layer[0, token]) for layer in hidden.layers])  # [L, W]
         heads = [torch.softmax(keys[:, part] @ query[part] / 16**0.5, 0) for part in (slice(0, 16), slice(16, 32))]
-    assert found is not None
-    torch.testing.assert_close(found[1, :, 0, token], (heads[0] + heads[1]) / 2)
+    assert weights is not None
+    torch.testing.assert_close(weights[1, :, 0, token], (heads[0] + heads[1]) / 2)
 
 
 def test_weights_in_a_precision_that_numpy_may_lack(tmp_path: Path) -> None:
@@ -169,8 +167,8 @@ def test_weights_in_a_precision_that_numpy_may_lack(tmp_path: Path) -> None:
     run = saved(tmp_path, "scalar_mix")
     before = learned_weights(run)
     path = run / "model" / MODEL_WEIGHTS
-    save_file({name: one.bfloat16() for name, one in load_file(path).items()}, path)
-    found = learned_weights(run)
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(path).items()}, path)
+    learned = learned_weights(run)
     assert before is not None
-    assert found is not None
-    assert found["weights"]["start"] == pytest.approx(before["weights"]["start"], rel=1e-2)
+    assert learned is not None
+    assert learned["weights"]["start"] == pytest.approx(before["weights"]["start"], rel=1e-2)

@@ -67,11 +67,11 @@ def test_a_run_may_have_answered_only_the_first_questions(tmp_path: Path, data: 
 
 
 def test_different_questions_are_an_error_with_their_ids(tmp_path: Path, data: Path) -> None:
-    first, other = write_run(tmp_path / "first", data, [1] * 10), write_run(tmp_path / "other", data, [1] * 8)
+    first, shorter = write_run(tmp_path / "first", data, [1] * 10), write_run(tmp_path / "shorter", data, [1] * 8)
     with pytest.raises(
-        RunError, match=r"other: expected the questions of .* got 2 questions answered only by first \(q8, q9\)"
+        RunError, match=r"shorter: expected the questions of .* got 2 questions answered only by first \(q8, q9\)"
     ):
-        score_records(read_records([first, other]).records)
+        score_records(read_records([first, shorter]).records)
     more = write_run(tmp_path / "more", data, [1] * 12)
     with pytest.raises(RunError, match=r"got 2 to others, such as q10; pass the file"):
         score_records(read_records([more]).records)
@@ -145,17 +145,17 @@ def test_moved_data_can_be_passed(tmp_path: Path, data: Path) -> None:
 
 
 def test_equal_ids_with_different_texts_are_an_error(tmp_path: Path, data: Path) -> None:
-    other = tmp_path / "other.json"
-    other.write_text(data.read_text().replace("Which?", "Whose?"))
+    edited = tmp_path / "edited.json"
+    edited.write_text(data.read_text().replace("Which?", "Whose?"))
     (tmp_path / "copy.json").write_text(data.read_text())
     first, second, moved, copied = (
         write_run(tmp_path / name, file, [1] * 10)
-        for name, file in {"a": data, "b": other, "c": tmp_path / "gone.json", "d": tmp_path / "copy.json"}.items()
+        for name, file in {"a": data, "b": edited, "c": tmp_path / "gone.json", "d": tmp_path / "copy.json"}.items()
     )
     assert len(score_records(read_records([first, moved, copied]).records)[1]) == 3
     both = read_records([first, second]).records
     with pytest.raises(
-        RunError, match=r"b: expected the same questions as .*a, but q0 differs between .*other.json and .*data.json"
+        RunError, match=r"b: expected the same questions as .*a, but q0 differs between .*edited.json and .*data.json"
     ):
         score_records(both)
     assert len(score_records(both, str(data))[1]) == 2

@@ -116,7 +116,7 @@ def test_a_sweep_on_ray_equals_one_in_this_process(
 def test_a_worker_without_a_shared_disk_requests_models_and_returns_its_runs(
     files: Path, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another folder stands for the same path on another machine."""
+    """Another folder simulates the same path on another machine."""
     monkeypatch.chdir(tmp_path)  # as the worker does, for this test only
     remote = tmp_path / "remote"
     remote.mkdir()

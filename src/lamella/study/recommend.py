@@ -217,7 +217,7 @@ def _exceeded(reader: ComparedReader, budget: Mapping[Limit, float]) -> tuple[st
 
 
 def _savings(reader: ComparedReader, best: ComparedReader) -> tuple[str, ...]:
-    """Describe the costs that are clearly below those of the best reader; empty if any cost is clearly above."""
+    """Describe the costs clearly below the best reader's; empty if any cost is clearly above."""
     savings = []
     for limit in LIMITS:
         cost, best_cost = limit.cost(reader), limit.cost(best)

@@ -235,7 +235,7 @@ def _read_record(path: Path, name: str) -> RunRecord:
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the last name of each path, without suffix, and as many parents as it takes to tell them apart."""
+    """Return the last name of each path, without suffix, and as many parents as make them unique."""
     parts = [Path(os.path.abspath(path.with_suffix("") if path.is_file() else path)).parts for path in paths]
     length = 1
     while len({part[-length:] for part in parts}) < len(parts):

@@ -140,7 +140,7 @@ def _run_jobs(
 
 
 def _read_outcome(out: Path, name: str, *, seconds: float | None = None, error: str | None = None) -> RunOutcome:
-    """Read the outcome of a run from its folder; `error` is that of its pass, which may fail before it has a folder."""
+    """Read the outcome of a run from its folder; its pass may have failed with `error` before it had one."""
     folder, record, scores = out / name, {}, None
     with suppress(LamellaError):
         record = read_json(folder / runs.RUN)

@@ -168,7 +168,7 @@ def reliability(probability: NDArray[np.float64], unanswerable: Bools) -> Report
 
 
 def _groups(data_set: _DataSet, scores: QuestionScores) -> dict[str, list[ReportValues]]:
-    """Return the scores in every group of questions; the groups are those of the whole data set."""
+    """Return the scores in every group of questions; the groups are made on the whole data set."""
     rows = np.array([data_set.row_of[id] for id in scores.ids])
     return {
         name.replace("_", " "): [

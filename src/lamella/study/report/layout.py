@@ -31,7 +31,7 @@ class LayoutSection(Section):
     text: str = ""
     runs: list[str] = Field(default=[])  # names of result files without suffix, or patterns with *
     baseline: str | None = None  # the run that the others are compared with; by default the first
-    columns: list[str] = Field(default=[])  # besides run, encoder and train data; by default those of the report
+    columns: list[str] = Field(default=[])  # besides run, encoder and train data; by default the columns of the report
     file: str | None = None  # instead of runs: another JSON file in the folder, shown as a table
     rows: str | None = None  # the path of the rows in that file, such as `peers.rows`; by default the whole file
 
