@@ -1,4 +1,4 @@
-"""A model in other forms: flattened, in half, as a checkpoint of transformers; and what has no such form."""
+"""Exports: flattened, in half precision, as a transformers checkpoint; and models that cannot be exported so."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def tuned(base: Path, folder: Path, seed: int = 0, **sections: Any) -> ReaderModel:
-    """A saved model all of whose trained parameters have moved."""
+    """A saved model with all trained parameters changed."""
     config = tiny_run_config(**sections)
     torch.manual_seed(seed)
     model = ReaderModel(load_encoder(str(base), pooler=config.learner.reads_pooled), config).eval()
@@ -78,7 +78,7 @@ def tuned(base: Path, folder: Path, seed: int = 0, **sections: Any) -> ReaderMod
 
 
 def chain_of(tunings: Sequence[Any], base: Path, folder: Path) -> Path:
-    """Models each on the one before; gives the last."""
+    """A chain of models, each with the previous one as its base; return the last."""
     for number, tuning in enumerate(tunings):
         tuned(base, folder / str(number), seed=number, encoder={"tuning": tuning})
         base = folder / str(number)
@@ -92,7 +92,7 @@ def logits(model: ReaderModel, family: str = "bert") -> Tensor:
 
 
 def names(tunings: Sequence[Any]) -> str:
-    return "-".join(one if isinstance(one, str) else one["name"] for one in tunings)
+    return "-".join(tuning if isinstance(tuning, str) else tuning["name"] for tuning in tunings)
 
 
 # --- flattened
@@ -100,14 +100,14 @@ def names(tunings: Sequence[Any]) -> str:
 
 FLATTENED = [
     *(pytest.param(tunings, "bert", id=names(tunings)) for tunings in CHAINS),
-    # here an adapter stands on a linear layer, which LoRA may have wrapped before
+    # here an adapter follows a linear layer that LoRA may have wrapped
     *(pytest.param(CHAINS[-4], family, id=f"{names(CHAINS[-4])}-{family}") for family in ("albert", "distilbert")),
     *(pytest.param(CHAINS[-1], family, id=f"{names(CHAINS[-1])}-{family}") for family in ("albert", "distilbert")),
 ]
 
 
 @pytest.mark.parametrize(("tunings", "family"), FLATTENED)
-def test_a_flat_model_has_the_logits_of_its_chain(
+def test_a_flat_model_has_the_same_logits_as_its_chain(
     tunings: list[Any], family: str, bases: dict[str, Path], tmp_path: Path
 ) -> None:
     last = chain_of(tunings, bases[family], tmp_path / "chain")
@@ -123,7 +123,7 @@ def test_a_flat_model_has_the_logits_of_its_chain(
         assert file.read_bytes() == (tmp_path / "again" / "flat" / file.name).read_bytes(), file.name
 
 
-def test_a_flat_model_holds_what_its_chain_changed_and_no_more(bases: dict[str, Path], tmp_path: Path) -> None:
+def test_a_flat_model_holds_exactly_what_its_chain_changed(bases: dict[str, Path], tmp_path: Path) -> None:
     last = chain_of(["bitfit", "lora", "adapter", "frozen"], bases["bert"], tmp_path / "chain")
     flat = flatten(last, tmp_path / "flat")
     held = load_file(tmp_path / "flat" / "model.safetensors")
@@ -138,11 +138,11 @@ def test_a_flat_model_holds_what_its_chain_changed_and_no_more(bases: dict[str, 
     assert any(name.endswith("query.weight") for name in changed)
     assert not any(name.endswith("key.weight") for name in changed)
     config = json.loads((tmp_path / "flat" / "config.json").read_text())
-    assert [one["name"] for one in config["tuned_before"]] == ["bitfit", "lora", "adapter"]
+    assert [tuning["name"] for tuning in config["tuned_before"]] == ["bitfit", "lora", "adapter"]
     assert config["tuning"] == {"name": "frozen"}
 
 
-def test_a_flat_model_is_a_base_like_any_other(bases: dict[str, Path], tmp_path: Path) -> None:
+def test_a_flat_model_can_be_a_base(bases: dict[str, Path], tmp_path: Path) -> None:
     last = chain_of(["lora", "adapter", "lora"], bases["bert"], tmp_path / "chain")
     flatten(last, tmp_path / "flat")
     on_chain = tuned(last, tmp_path / "one", encoder={"tuning": "adapter"})
@@ -190,7 +190,7 @@ def test_a_damaged_list_of_earlier_tunings_is_refused(before: Any, bases: dict[s
     assert "\n" not in str(caught.value)
 
 
-# --- in half
+# --- half precision
 
 
 def test_a_half_model_is_half_as_large_and_loads_in_full(bases: dict[str, Path], tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_half_model_is_half_as_large_and_loads_in_full(bases: dict[str, Path],
     assert {value.dtype for value in loaded.parameters()} == {torch.float32}
     for name, value in loaded.state_dict().items():
         assert torch.equal(value, model.state_dict()[name].half().float()), name
-    halve(tmp_path / "half", tmp_path / "again")  # rounding once is rounding for good
+    halve(tmp_path / "half", tmp_path / "again")  # rounding twice changes nothing
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (
         tmp_path / "half" / "model.safetensors"
     ).read_bytes()
@@ -218,7 +218,7 @@ def test_a_number_beyond_half_precision_is_refused(bases: dict[str, Path], tmp_p
     assert os.listdir(tmp_path) == ["model"]
 
 
-# --- as transformers has it
+# --- transformers checkpoint
 
 
 def windows(family: str) -> Padded:
@@ -248,22 +248,22 @@ def test_transformers_loads_it_with_equal_logits(
         inputs["token_type_ids"] = batch.token_types
     with torch.no_grad():
         output = found.eval()(**inputs)
-    theirs = torch.stack([output.start_logits, output.end_logits])
-    exact = 1e-5 if tuning in ("lora", "ia3") else 2e-6  # merged, or only added up in another order
-    ours = torch.from_numpy(model.logits(padded))
-    torch.testing.assert_close(theirs[:, batch.mask], ours[:, batch.mask], atol=exact, rtol=1e-6)
+    stock = torch.stack([output.start_logits, output.end_logits])
+    exact = 1e-5 if tuning in ("lora", "ia3") else 2e-6  # merged, or only summed in another order
+    own = torch.from_numpy(model.logits(padded))
+    torch.testing.assert_close(stock[:, batch.mask], own[:, batch.mask], atol=exact, rtol=1e-6)
 
     back = load_model(tmp_path / "stock", device="cpu", precision="fp32")
     assert isinstance(back, StockModel)
     again = torch.from_numpy(back.logits(padded))
-    torch.testing.assert_close(again[:, batch.mask], theirs[:, batch.mask], atol=2e-6, rtol=1e-6)  # attention is ours
+    torch.testing.assert_close(again[:, batch.mask], stock[:, batch.mask], atol=2e-6, rtol=1e-6)  # attention is own
     assert back.tokenizer.get_vocab() == model.tokenizer.get_vocab()
     assert back.windows.max_seq_length == model.encoder.longest_window
     for file in (*(tmp_path / "stock").glob("*.json"), *(tmp_path / "model").glob("tokenizer*.json")):
         assert str(tmp_path.parent) not in file.read_text(encoding="utf-8"), file.name
 
 
-def test_a_chain_and_an_encoder_with_labels_of_its_own(tmp_path: Path) -> None:
+def test_a_chain_and_an_encoder_with_its_own_labels(tmp_path: Path) -> None:
     save_tiny_encoder(tmp_path / "base", num_labels=5)
     last = chain_of(["lora", "full", "frozen"], tmp_path / "base", tmp_path / "chain")
     save_as_transformers(last, tmp_path / "stock")
@@ -274,20 +274,26 @@ def test_a_chain_and_an_encoder_with_labels_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "reason"),
     [
-        ({"encoder": {"tuning": "adapter"}}, "its encoder carries adapters"),
-        ({"learner": {"mixer": "average"}}, "its head reads average, and theirs the encoder's last layer alone"),
-        ({"learner": {"mixer": ["last", {"name": "compress", "size": 4}]}}, "its head reads last, compress"),
-        ({"learner": {"layers": [1, 2]}}, "its head reads layer 2, and theirs"),
-        ({"learner": {"skip": True}}, r"something beside the last layer \(learner\.skip"),
-        ({"learner": {"beside": "average"}}, "something beside the last layer"),
-        ({"learner": {"task": "answerability"}}, "its task is answerability, and theirs is to find a span"),
+        ({"encoder": {"tuning": "adapter"}}, "expected an encoder without adapters"),
+        (
+            {"learner": {"mixer": "average"}},
+            "expected a head that reads only the encoder's last layer \\(mixer last\\), got average",
+        ),
+        ({"learner": {"mixer": ["last", {"name": "compress", "size": 4}]}}, "got last, compress"),
+        (
+            {"learner": {"layers": [1, 2]}},
+            "expected a head that reads only the encoder's last layer \\(mixer last\\), got layer 2",
+        ),
+        ({"learner": {"skip": True}}, "expected a head without a second branch"),
+        ({"learner": {"beside": "average"}}, "expected a head without a second branch"),
+        ({"learner": {"task": "answerability"}}, "expected the task span, got answerability"),
     ],
 )
-def test_what_transformers_has_no_form_for_is_refused(
+def test_a_model_that_transformers_cannot_express_is_refused(
     sections: dict[str, Any], reason: str, bases: dict[str, Path], tmp_path: Path
 ) -> None:
     tuned(bases["bert"], tmp_path / "model", **sections)
-    with pytest.raises(ModelError, match=f"cannot be a checkpoint of transformers: .*{reason}") as caught:
+    with pytest.raises(ModelError, match=f"cannot be written as a transformers checkpoint: .*{reason}") as caught:
         save_as_transformers(tmp_path / "model", tmp_path / "stock")
     assert "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == ["model"]
@@ -297,7 +303,7 @@ def test_adapters_below_are_refused_too_and_the_last_layer_may_be_chosen_by_numb
     bases: dict[str, Path], tmp_path: Path
 ) -> None:
     last = chain_of(["adapter", "frozen"], bases["bert"], tmp_path / "chain")
-    with pytest.raises(ModelError, match="carries adapters"):
+    with pytest.raises(ModelError, match="expected an encoder without adapters"):
         save_as_transformers(last, tmp_path / "stock")
     tuned(bases["bert"], tmp_path / "model", learner={"layers": [0, DEPTH]})
     save_as_transformers(tmp_path / "model", tmp_path / "stock")
@@ -326,15 +332,15 @@ def test_the_command_writes_a_folder_that_can_be_asked(
     assert sorted(os.listdir(tmp_path)) == ["model", "new", "text.txt"]
 
 
-def test_exactly_one_form_is_asked_for(model_folder: Path, lamella: Any, tmp_path: Path) -> None:
+def test_exactly_one_output_format_is_required(model_folder: Path, lamella: Any, tmp_path: Path) -> None:
     for arguments, got in [
         ([], "none"),
         (["--half", tmp_path / "a", "--flatten", tmp_path / "b"], "--flatten, --half"),
     ]:
         code, out, err = lamella("export", model_folder, *arguments)
         assert (code, out) == (2, "")
-        assert "export: expected exactly one of --flatten, --half, --as-transformers" in err
-        assert err.endswith(f"Got {got}.\n")
+        assert "export: expected exactly one output format of --flatten, --half, --as-transformers" in err
+        assert err.endswith(f"got {got}.\n")
         assert err.count("\n") == 1
 
 
@@ -356,7 +362,7 @@ def test_an_export_replaces_nothing(mode: str, model_folder: Path, lamella: Any,
     assert not (tmp_path / "new").exists()
 
 
-def test_a_model_of_transformers_is_in_its_form_already(model_folder: Path, tmp_path: Path) -> None:
+def test_a_transformers_checkpoint_is_not_converted(model_folder: Path, tmp_path: Path) -> None:
     save_as_transformers(model_folder, tmp_path / "stock")
     with pytest.raises(UsageError, match=r"expected a model folder of Lamella, found another kind"):
         save_as_transformers(tmp_path / "stock", tmp_path / "again")

@@ -1,4 +1,4 @@
-"""Exported models: the same logits as torch's, the same answers, no torch; and everything that loading refuses."""
+"""Exported models: the same logits and answers as with torch, without torch; and all errors of loading them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ QUESTION = "What is it?"
 
 
 def windows_of(model: Any, rows: slice = slice(None)) -> Padded:
-    """Windows of unlike length: from a few tokens to as many as fit."""
+    """Windows of different lengths, from a few tokens to the maximum."""
     texts = [context[: 30 + 150 * number] for number, context in enumerate(corpus()[:5])]
     features = featurise(examples_about([*texts, ""]), model.tokenizer, model.windows)
     assert features.lengths.max() == model.windows.max_seq_length
@@ -85,11 +85,11 @@ def trained(name: str, folder: Path, *, family: str = "bert", depth: int = 1, **
 
 LAYERS = {"distilbert": "n_layers"}
 NO_TYPES = ("distilbert", "mpnet", "roberta", "xlm-roberta")
-TUNINGS = ("frozen", "adapter", "lora", "ia3")  # the others change no more than the values of weights
+TUNINGS = ("frozen", "adapter", "lora", "ia3")  # the others only change values of weights
 
 
 def cover() -> dict[str, dict[str, Any]]:
-    """Every mixer, and with them every family, every tuning and both tasks; not their product: an export is slow."""
+    """Every mixer, family, tuning and task at least once; not all combinations, because exports are slow."""
     cases: dict[str, dict[str, Any]] = {}
     for number, mixer in enumerate(registry.names("mixer")):
         family, tuning = FAMILIES[number % len(FAMILIES)], TUNINGS[number % len(TUNINGS)]
@@ -107,10 +107,10 @@ CASES = cover()
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_graph_gives_the_logits_of_torch(case: str, tmp_path: Path) -> None:
+def test_the_graph_gives_the_same_logits_as_torch(case: str, tmp_path: Path) -> None:
     model = trained("model", tmp_path, **CASES[case])
-    said = export_onnx(model, tmp_path / "onnx")
-    assert said[0] == f"{tmp_path / 'onnx'}: written, fp32"
+    message = export_onnx(model, tmp_path / "onnx")
+    assert message[0] == f"{tmp_path / 'onnx'}: written, fp32"
     in_torch, exported = load_model(model, device="cpu", precision="fp32"), load_model(tmp_path / "onnx")
     assert isinstance(exported, OnnxModel)
     assert exported.gives_text == in_torch.gives_text
@@ -120,7 +120,7 @@ def test_the_graph_gives_the_logits_of_torch(case: str, tmp_path: Path) -> None:
     assert ("token_type_ids" in asks_for) == (CASES[case].get("family") not in NO_TYPES)
 
 
-def test_the_cover_leaves_nothing_out() -> None:
+def test_the_cases_cover_every_part() -> None:
     assert len(CASES) == len(registry.names("mixer")) + 1
     assert {case.get("family") for case in CASES.values()} >= set(FAMILIES)
     assert {case["encoder"]["tuning"] for case in CASES.values()} == set(TUNINGS)
@@ -146,7 +146,7 @@ def exported(made: dict[str, Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(made["onnx"], tmp_path / "onnx"))
 
 
-def test_the_folder_holds_all_that_answering_needs(made: dict[str, Path]) -> None:
+def test_the_folder_holds_everything_needed_to_answer(made: dict[str, Path]) -> None:
     assert {path.name for path in made["onnx"].iterdir()} == {"config.json", "model.onnx", "tokenizer.json"}
     config, model = read_export(made["onnx"]), load_model(made["model"])
     assert (config.windows, config.decoding) == (model.windows, model.decoding)
@@ -155,16 +155,16 @@ def test_the_folder_holds_all_that_answering_needs(made: dict[str, Path]) -> Non
     assert config.source.sha256 == verified_hash(Source("model", made["model"], "model"))
     assert 0 <= config.parity < 1e-5
     text = (made["onnx"] / "model.onnx").read_bytes()
-    assert b".py" not in text  # the exporter's notes
+    assert b".py" not in text  # the exporter's metadata
 
 
-def test_attention_is_one_node_a_layer(made: dict[str, Path]) -> None:
+def test_attention_is_one_node_per_layer(made: dict[str, Path]) -> None:
     nodes = [node.op_type for node in onnx.load(made["onnx"] / "model.onnx").graph.node]
     assert nodes.count("MultiHeadAttention") == 2
     assert "Softmax" not in nodes
 
 
-def test_a_reader_of_either_kind_gives_the_same_answers(made: dict[str, Path]) -> None:
+def test_torch_and_onnx_readers_give_the_same_answers(made: dict[str, Path]) -> None:
     contexts = corpus()[:4]
     in_torch = Reader.load(made["model"], device="cpu", precision="fp32")
     for backend in ("auto", "onnx"):
@@ -172,7 +172,7 @@ def test_a_reader_of_either_kind_gives_the_same_answers(made: dict[str, Path]) -
         for expected, found in zip(
             in_torch.ask([QUESTION] * 4, contexts, top_k=3), reader.ask([QUESTION] * 4, contexts, top_k=3), strict=True
         ):
-            assert [one["answer"] for one in found] == [one["answer"] for one in expected]
+            assert [answer["answer"] for answer in found] == [answer["answer"] for answer in expected]
             assert found.null_score == pytest.approx(expected.null_score, abs=1e-4)
 
 
@@ -210,7 +210,7 @@ print(sorted({{"torch", "transformers", "accelerate", "onnx"}} & set(sys.modules
     assert "characters" in ended.stdout or "not in the text" in ended.stdout
 
 
-def test_what_answers_needs_no_torch_to_be_imported() -> None:
+def test_inference_modules_import_no_torch() -> None:
     script = (
         "import sys; import lamella.inference.reader, lamella.inference.predict, lamella.inference.decode, "
         "lamella.models.loading, lamella.models.onnx_model, lamella.scoring.metrics, "
@@ -224,7 +224,7 @@ def test_what_answers_needs_no_torch_to_be_imported() -> None:
 # --- int8
 
 
-def test_int8_is_smaller_and_its_cost_is_told(made: dict[str, Path]) -> None:
+def test_int8_is_smaller_and_its_loss_is_reported(made: dict[str, Path]) -> None:
     config = read_export(made["int8"])
     assert config.precision == "int8"
     assert config.int8 is not None
@@ -243,7 +243,7 @@ def test_int8_is_smaller_and_its_cost_is_told(made: dict[str, Path]) -> None:
 
 
 def test_no_answer_depends_on_its_neighbours(made: dict[str, Path]) -> None:
-    """int8 has one scale for all that a run computes: a window must not share its run."""
+    """In int8 a run has one scale for everything it computes, so a window must not share its run."""
     model = load_model(made["int8"])
     together, rows = model.logits(windows_of(model)), windows_of(model).mask
     for row, real in enumerate(rows):
@@ -251,7 +251,7 @@ def test_no_answer_depends_on_its_neighbours(made: dict[str, Path]) -> None:
         np.testing.assert_array_equal(together[:, row, real], alone[:, 0, : real.sum()])
 
 
-def test_int8_leaves_the_head_as_it_was(tmp_path: Path) -> None:
+def test_int8_does_not_round_the_head(tmp_path: Path) -> None:
     head = {"mixer": [{"name": "compress", "size": 8}, {"name": "inception"}], "skip": True}
     export_onnx(trained("model", tmp_path, learner=head), tmp_path / "int8", int8=True)
     kinds = [node.op_type for node in onnx.load(tmp_path / "int8" / "model.onnx").graph.node]
@@ -287,8 +287,8 @@ def test_a_checkpoint_of_transformers_can_be_exported(tmp_path: Path) -> None:
     assert_same_logits(stock, load_model(tmp_path / "onnx"), within=0.05)
 
 
-def test_a_checkpoint_whose_tokenizer_says_nothing_of_token_types(tmp_path: Path) -> None:
-    """ALBERT reads them all the same, and the graph does as the model does."""
+def test_a_checkpoint_whose_tokenizer_does_not_list_token_types(tmp_path: Path) -> None:
+    """ALBERT reads them anyway, and so does the graph."""
     torch.manual_seed(0)
     transformers.AlbertForQuestionAnswering(tiny_config("albert")).save_pretrained(tmp_path / "stock")
     tokenizer = tiny_tokenizer("albert")
@@ -301,11 +301,11 @@ def test_a_checkpoint_whose_tokenizer_says_nothing_of_token_types(tmp_path: Path
     assert_same_logits(load_model(tmp_path / "stock", device="cpu", precision="fp32"), exported)
 
 
-def test_what_int8_costs_a_model_without_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its answers are whether there is one: here all turn to their opposite. A file of one kind has no F1 of it."""
+def test_the_loss_of_int8_for_a_model_without_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer is whether there is an answer, and here all are inverted. Data of one kind has no F1."""
     model = trained("model", tmp_path, learner={"task": "answerability"})
     write([example for example in read_questions("demo:dev") if example.answers][:20], tmp_path / "answerable.json")
-    sign = itertools.cycle([1, -1])  # before rounding, and after
+    sign = itertools.cycle([1, -1])  # before and after rounding
 
     def turned(model: OnnxModel, examples: Any) -> dict[str, Prediction]:
         now = next(sign)
@@ -315,18 +315,18 @@ def test_what_int8_costs_a_model_without_texts(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr("lamella.export.onnx_int8.predict", turned)
     for data, metric in (("demo:dev", "answerability_f1"), (tmp_path / "answerable.json", "answerability_accuracy")):
-        said = export_onnx(model, tmp_path / metric, int8=True, data=str(data))
-        assert said[-1].startswith("int8: 0.0% of ")
+        message = export_onnx(model, tmp_path / metric, int8=True, data=str(data))
+        assert message[-1].startswith("int8: 0.0% of ")
         measured = read_export(tmp_path / metric).int8
         assert measured is not None
         assert (measured.equal, measured.metric) == (0.0, metric)
 
 
-# --- what is refused
+# --- errors
 
 
 def refusal(kind: type[LamellaError], call: Callable[[], Any]) -> str:
-    """The one line with which a call is refused."""
+    """The message of a refused call, on one line."""
     with pytest.raises(kind) as caught:
         call()
     assert type(caught.value) is kind
@@ -338,21 +338,21 @@ def refusal(kind: type[LamellaError], call: Callable[[], Any]) -> str:
 def test_a_damaged_graph(exported: Path, keep: int) -> None:
     graph = exported / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:keep])
-    said = refusal(ModelError, lambda: load_model(exported))
-    assert said.startswith(f"{graph}: expected an ONNX graph, found a damaged file (")
+    message = refusal(ModelError, lambda: load_model(exported))
+    assert message.startswith(f"{graph}: expected an ONNX graph, found a damaged file (")
 
 
-def test_a_graph_or_a_tokenizer_that_is_gone(exported: Path) -> None:
+def test_a_missing_graph_or_tokenizer(exported: Path) -> None:
     for name in ("model.onnx", "tokenizer.json"):
         (exported / name).unlink()
-        said = refusal(ModelError, lambda: load_model(exported))
-        assert said == f"{exported / name}: no such file; the exported folder is incomplete."
+        message = refusal(ModelError, lambda: load_model(exported))
+        assert message == f"{exported / name}: no such file; the exported folder is incomplete."
 
 
 def test_a_damaged_tokenizer(exported: Path) -> None:
     (exported / "tokenizer.json").write_text("{")
-    said = refusal(ModelError, lambda: load_model(exported))
-    assert said.startswith(f"{exported / 'tokenizer.json'}: expected a tokenizer, found a damaged file (")
+    message = refusal(ModelError, lambda: load_model(exported))
+    assert message.startswith(f"{exported / 'tokenizer.json'}: expected a tokenizer, found a damaged file (")
 
 
 @pytest.mark.parametrize(
@@ -369,12 +369,12 @@ def test_a_configuration_that_is_damaged_or_of_another_version(
 ) -> None:
     path = exported / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    said = refusal(ModelError, lambda: load_model(exported))
-    assert said.startswith(f"{path}: ")
-    assert said.endswith(expected)
+    message = refusal(ModelError, lambda: load_model(exported))
+    assert message.startswith(f"{path}: ")
+    assert message.endswith(expected)
 
 
-def test_a_graph_that_asks_for_something_else(exported: Path) -> None:
+def test_a_graph_with_an_unknown_input(exported: Path) -> None:
     graph = onnx.load(exported / "model.onnx")
     graph.graph.input.append(onnx.helper.make_tensor_value_info("pixels", onnx.TensorProto.FLOAT, [1]))
     onnx.save(graph, exported / "model.onnx")
@@ -402,16 +402,16 @@ def test_without_onnxruntime_the_extra_is_named(
     made: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    said = refusal(MissingExtraError, lambda: load_model(made["onnx"]))
-    assert said.endswith("needs the extra 'onnx', which is not installed: pip install 'lamella[onnx]'")
+    message = refusal(MissingExtraError, lambda: load_model(made["onnx"]))
+    assert message.endswith("needs the extra 'onnx', which is not installed: pip install 'lamella[onnx]'")
     assert "lamella[onnx]" in refusal(MissingExtraError, lambda: export_onnx(made["model"], tmp_path / "onnx"))
 
 
-def test_nothing_is_ever_replaced(made: dict[str, Path], tmp_path: Path) -> None:
+def test_an_export_never_replaces_files(made: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     for folder in (tmp_path, made["model"], made["onnx"]):
-        said = refusal(OutputError, lambda folder=folder: export_onnx(made["model"], folder))
-        assert said == f"{folder}: exists already and is not an empty folder; choose another folder."
+        message = refusal(OutputError, lambda folder=folder: export_onnx(made["model"], folder))
+        assert message == f"{folder}: exists already and is not an empty folder; choose another folder."
     assert "expected --int8 with --data" in refusal(
         UsageError, lambda: export_onnx(made["model"], tmp_path / "x", data="demo:dev")
     )
@@ -426,14 +426,12 @@ def test_a_graph_that_differs_from_the_model_is_not_written(
     monkeypatch.setattr(onnx_export, "_write_graph", lambda model, path: shutil.copy(exported / path.name, path))
     monkeypatch.setattr(OnnxModel, "logits_in_one_run", OnnxModel.logits)
     monkeypatch.setattr(OnnxModel, "logits", lambda self, padded: honest(self, padded) + wrong)
-    said = refusal(ModelError, lambda: export_onnx(made["model"], exported.parent / "other"))
-    assert "the ONNX graph does not match the model" in said
+    message = refusal(ModelError, lambda: export_onnx(made["model"], exported.parent / "other"))
+    assert "the ONNX graph does not match the model" in message
     assert os.listdir(exported.parent) == ["onnx"]
 
 
-def test_windows_longer_than_the_encoder_has_positions_are_refused_as_torch_refuses_them(
-    made: dict[str, Path], exported: Path
-) -> None:
+def test_windows_that_are_too_long_are_refused_as_by_torch(made: dict[str, Path], exported: Path) -> None:
     path, in_torch = exported / "config.json", load_model(made["model"], device="cpu")
     config = json.loads(path.read_text())
     assert config["positions"] == in_torch.positions  # type: ignore[union-attr]
@@ -441,20 +439,20 @@ def test_windows_longer_than_the_encoder_has_positions_are_refused_as_torch_refu
     path.write_text(json.dumps(config))
     model, examples = load_model(exported), examples_about([" ".join(corpus())])
     padded = pad(featurise(examples, model.tokenizer, model.windows), np.arange(1))
-    said = refusal(UsageError, lambda: predict(model, examples))
-    assert said == refusal(UsageError, lambda: in_torch.logits(padded))
+    message = refusal(UsageError, lambda: predict(model, examples))
+    assert message == refusal(UsageError, lambda: in_torch.logits(padded))
     limit = config["positions"]
-    assert said.startswith(
+    assert message.startswith(
         f"windows of 2000 tokens: expected at most {limit}, the number of positions of the encoder; "
     )
 
-    del config["positions"]  # as in a folder that was written before: the graph itself fails
+    del config["positions"]  # as in older folders: the graph itself fails
     path.write_text(json.dumps(config))
-    said = refusal(ModelError, lambda: predict(load_model(exported), examples))
-    assert said.startswith("the exported graph cannot be run on 2000 tokens: ")
+    message = refusal(ModelError, lambda: predict(load_model(exported), examples))
+    assert message.startswith("the exported graph cannot be run on 2000 tokens: ")
 
 
-def test_too_large_a_batch_is_told_apart_from_a_broken_graph(
+def test_out_of_memory_is_distinguished_from_a_broken_graph(
     made: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full:
@@ -463,5 +461,5 @@ def test_too_large_a_batch_is_told_apart_from_a_broken_graph(
 
     model = load_model(made["onnx"])
     monkeypatch.setattr(model, "_session", Full())
-    said = refusal(RunError, lambda: predict(model, examples_about(corpus()[:1])))
-    assert "lower the batch size" in said
+    message = refusal(RunError, lambda: predict(model, examples_about(corpus()[:1])))
+    assert "lower the batch size" in message

@@ -1,4 +1,4 @@
-"""Readers that answer together: the arithmetic by hand, the same from kept logits, one pass for one encoder."""
+"""Ensembles: the arithmetic by hand, the same answers from stored logits, a single pass of a shared encoder."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HOWS = ("max", "mean", "product")
 
 @pytest.fixture(scope="module", autouse=True)
 def all_on_the_cpu() -> Iterator[None]:
-    """Answers are compared to the last digit here; a GPU adds up in no fixed order."""
+    """Answers are compared to the last digit, and a GPU sums in no fixed order."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lamella.encoder.device.choose_device", lambda: torch.device("cpu"))
         yield
@@ -69,14 +69,14 @@ def roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def questions() -> list[Example]:
-    """The last has four windows, and its context is on its second slice's edge in the tests of slices."""
+    """The last question has four windows; in the tests of slices its context spans two slices."""
     examples = list(read("demo:dev").examples[:9])
     long = " ".join(dict.fromkeys(example.context.text for example in read("demo:dev").examples))[:1500]
     return [*examples, example(long, "Saturn", question="Which planet has rings?", id="long")]
 
 
 def save_reader(folder: Path, base: Path, *, seed: int, scale: float = 20.0, **sections: Any) -> Path:
-    """A random head, with logits large enough to be sure of something."""
+    """A random head, with logits large enough for clear decisions."""
     torch.manual_seed(seed)
     config = tiny_run_config(**{"encoder": {"tuning": "frozen"}, **sections})
     model = ReaderModel(load_encoder(str(base)), config).eval()
@@ -97,7 +97,7 @@ def readers(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def predict_run(folder: Path, model: Path, questions: Sequence[Example], *, keep: bool = False) -> Path:
-    """What `lamella predict` writes."""
+    """A run folder as `lamella predict` writes it."""
     reader = ReaderModel.load(model)
     writer = LogitsWriter(reader) if keep else None
     with runs.new_run(folder, "predict"):
@@ -109,12 +109,12 @@ def predict_run(folder: Path, model: Path, questions: Sequence[Example], *, keep
 
 @pytest.fixture(scope="module")
 def kept(readers: list[Path], questions: list[Example], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Their runs, with logits."""
+    """Runs of the readers, with logits."""
     folder = tmp_path_factory.mktemp("kept")
     return [predict_run(folder / f"p{at}", reader, questions, keep=True) for at, reader in enumerate(readers)]
 
 
-def together(names: Sequence[Path], examples: Sequence[Example] | None = None, **options: Any) -> EnsembleAnswers:
+def combine(names: Sequence[Path], examples: Sequence[Example] | None = None, **options: Any) -> EnsembleAnswers:
     members = open_members([str(name) for name in names], run=examples is not None, precision="fp32")
     return Ensemble(members, examples, **options).answer(batch_size=4)
 
@@ -124,7 +124,7 @@ def texts(answered: EnsembleAnswers) -> dict[str, str]:
 
 
 def close(ours: Prediction, theirs: Prediction, tolerance: float = 1e-5) -> bool:
-    """The same candidates in the same order, with like numbers."""
+    """Whether two predictions have the same candidates in the same order, with close numbers."""
     places = [
         [(candidate.text, candidate.begin_char, candidate.end_char) for candidate in both.candidates]
         for both in (ours, theirs)
@@ -152,8 +152,8 @@ def random_logits(padded: Padded, count: int, seed: int = 0, scale: float = 4.0)
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_tokens_are_combined_as_the_formula_says(padded: Padded, how: Any) -> None:
-    """BERTVision's for max: a softmax each, the larger of the two at every token, no sum taken again."""
+def test_tokens_are_combined_by_the_formula(padded: Padded, how: Any) -> None:
+    """For max it is BERTVision's: a softmax per member, the maximum at every token, no renormalisation."""
     members = random_logits(padded, 3)
     found = np.exp(combine_logits(members, padded, how, scaled=False))
     for output in range(2):
@@ -183,7 +183,7 @@ def test_a_model_combined_with_itself_decodes_as_itself(padded: Padded, how: Any
 
 
 def test_independent_decoding_of_a_maximum_is_bertvision_s(padded: Padded) -> None:
-    """Its window score is max_t s_t times max_t e_t of vectors that no longer add up to 1."""
+    """Its window score is max_t s_t times max_t e_t of vectors that no longer sum to 1."""
     members = random_logits(padded, 2)
     combined = combine_logits(members, padded, "max", scaled=False)
     found = decode(combined, padded, DecodingOptions(method="independent"), normalised=False)
@@ -196,9 +196,7 @@ def test_independent_decoding_of_a_maximum_is_bertvision_s(padded: Padded) -> No
 
 @given(seed=st.integers(0, 10_000), count=st.integers(2, 4), how=st.sampled_from(HOWS))
 @settings(max_examples=30)
-def test_the_order_of_members_does_not_matter_and_shifts_neither(
-    padded: Padded, seed: int, count: int, how: Any
-) -> None:
+def test_neither_member_order_nor_logit_shifts_matter(padded: Padded, seed: int, count: int, how: Any) -> None:
     members = random_logits(padded, count, seed)
     shifted = [member + np.float32(number) for number, member in enumerate(members)]
     plain = combine_logits(members, padded, how, scaled=False)
@@ -211,16 +209,16 @@ def test_the_order_of_members_does_not_matter_and_shifts_neither(
 
 
 def test_a_token_that_a_member_rules_out(padded: Padded) -> None:
-    one, two = random_logits(padded, 2)
+    first, second = random_logits(padded, 2)
     row, token = 0, int(np.flatnonzero(padded.is_context[0])[3])
-    one[:, row, token] = -np.inf
+    first[:, row, token] = -np.inf
     for how in HOWS:
-        combined = combine_logits([one, two], padded, how)  # type: ignore[arg-type]
+        combined = combine_logits([first, second], padded, how)  # type: ignore[arg-type]
         assert np.isfinite(combined[:, row, token]).all() == (how != "product")
         decode(combined, padded, DecodingOptions(), normalised=False)
-    one[0, row, padded.cls] = np.nan
+    first[0, row, padded.cls] = np.nan
     with pytest.raises(ModelError, match="expected finite numbers"):
-        combine_logits([one, two], padded, "mean")
+        combine_logits([first, second], padded, "mean")
 
 
 # --- combining spans
@@ -229,7 +227,7 @@ def test_a_token_that_a_member_rules_out(padded: Padded) -> None:
 def listed(null: float, **answers: tuple[int, float]) -> Prediction:
     """An n-best list by probability: `Rome=(3, 0.6)` begins at 3."""
     spans = [(text, begin, begin + len(text), math.log(p), 0) for text, (begin, p) in answers.items()]
-    return rank(sorted(spans, key=lambda one: -one[3]), math.log(null))
+    return rank(sorted(spans, key=lambda span: -span[3]), math.log(null))
 
 
 ONE = listed(0.3, Rome=(3, 0.6), inRome=(0, 0.1))
@@ -245,7 +243,7 @@ TWO = listed(0.8, Rome=(3, 0.2))
     ],
 )
 def test_spans_are_combined_as_by_hand(how: Any, null: float, rome: float, in_rome: float) -> None:
-    """Member two does not have inRome: it counts as its lowest, 0.2."""
+    """The second member lacks inRome, which gets its lowest probability, 0.2."""
     found = combine_spans([ONE, TWO], how)
     assert [candidate.text for candidate in found.candidates] == ["", "Rome", "inRome"]
     assert [math.exp(candidate.score) for candidate in found.candidates] == pytest.approx([null, rome, in_rome])
@@ -281,13 +279,13 @@ def test_a_vote_counts_texts_and_breaks_ties_by_the_mean(members: list[Predictio
     assert len({candidate.text for candidate in found.candidates}) == len(found.candidates)
 
 
-def test_a_vote_hears_members_at_their_own_thresholds() -> None:
+def test_a_vote_uses_the_members_own_thresholds() -> None:
     lists = [listed(0.6, A=(0, 0.4)), listed(0.6, A=(0, 0.4)), listed(0.9, A=(0, 0.1))]
     assert combine_spans(lists, "vote", texts=["", "", ""]).text(0.0) == ""
     assert combine_spans(lists, "vote", texts=["A", "A", ""]).text(0.0) == "A"
 
 
-def test_a_member_without_any_span_does_not_raise_those_of_others() -> None:
+def test_a_member_without_spans_does_not_favour_those_of_others() -> None:
     silent = rank([], 3.0)
     sure = listed(0.05, A=(0, 0.9), B=(2, 0.05))
     for how in (*HOWS, "vote"):
@@ -298,7 +296,7 @@ def test_a_member_without_any_span_does_not_raise_those_of_others() -> None:
     assert combine_spans([silent, silent], "mean").text(0.0) == ""
 
 
-def test_a_probability_that_became_nothing_still_counts() -> None:
+def test_a_probability_that_underflowed_still_counts() -> None:
     far = rank([("A", 0, 1, 900.0, 0), ("B", 2, 3, 10.0, 0)], 0.0)
     assert far.candidates[-1].probability == 0.0
     assert all(math.isfinite(candidate.score) for candidate in combine_spans([far, far], "product").candidates)
@@ -314,10 +312,10 @@ def test_the_list_stays_as_long_as_asked() -> None:
     assert [candidate.text for candidate in combine_spans(lists, "max", n_best=2).candidates] == ["C", "A", ""]
 
 
-# --- kept logits
+# --- stored logits
 
 
-def test_kept_logits_come_back_with_their_windows(
+def test_stored_logits_come_back_with_their_windows(
     readers: list[Path], kept: list[Path], questions: list[Example]
 ) -> None:
     stored = StoredLogits(kept[0])
@@ -335,10 +333,10 @@ def test_kept_logits_come_back_with_their_windows(
         assert not found[:, ~padded.mask].any()
     tokens = len(features.input_ids)
     size = (kept[0] / runs.LOGITS).stat().st_size
-    assert 4 * tokens < size < 12 * tokens + 50_000  # real tokens alone
+    assert 4 * tokens < size < 12 * tokens + 50_000  # real tokens only
 
 
-def test_slices_are_kept_as_if_they_were_cut_at_once(questions: list[Example], tmp_path: Path) -> None:
+def test_slices_are_stored_like_windows_made_in_one_go(questions: list[Example], tmp_path: Path) -> None:
     tokenizer, windows = tiny_tokenizer("bert"), tiny_run_config().windows
 
     class Model:
@@ -352,7 +350,7 @@ def test_slices_are_kept_as_if_they_were_cut_at_once(questions: list[Example], t
             logits = padded.input_ids + np.array([0, 0.5])[:, None, None]
             writer.add(features, padded, logits)
         written.append(features)
-    assert sum(len(features.examples) for features in written) > len(questions)  # one lies in two slices
+    assert sum(len(features.examples) for features in written) > len(questions)  # one question spans two slices
     writer.write(tmp_path)
     kept, whole = StoredLogits(tmp_path), featurise(questions, tokenizer, windows)
     assert same_windows(kept.features, whole)
@@ -361,7 +359,7 @@ def test_slices_are_kept_as_if_they_were_cut_at_once(questions: list[Example], t
     np.testing.assert_array_equal(kept.logits(padded)[1][padded.mask], padded.input_ids[padded.mask] + 0.5)
 
 
-def test_what_fp16_cannot_hold_is_clipped(padded: Padded, questions: list[Example], tmp_path: Path) -> None:
+def test_logits_beyond_fp16_are_clipped(padded: Padded, questions: list[Example], tmp_path: Path) -> None:
     class Model:
         gives_text, decoding = True, DecodingOptions()
 
@@ -406,8 +404,8 @@ def test_windows_differ_by_tokens_questions_and_options(questions: list[Example]
         lambda folder: rewrite_arrays(folder, max_context=lambda array: array[:-1]),
     ],
 )
-def test_damaged_logits_are_said_to_be(kept: list[Path], tmp_path: Path, harm: Callable[[Path], Any]) -> None:
-    """Also those of another model for the same questions, whose windows are the same."""
+def test_damaged_logits_are_reported(kept: list[Path], tmp_path: Path, harm: Callable[[Path], Any]) -> None:
+    """This includes logits of another model on the same windows."""
     shutil.copytree(kept[1], tmp_path / "other")
     harm(Path(shutil.copytree(kept[0], tmp_path / "p")))
     with pytest.raises(UnreadableError) as caught:
@@ -425,20 +423,20 @@ def rewrite_index(folder: Path, without: str = "", **entries: Any) -> None:
 
 
 def rewrite_arrays(folder: Path, **changes: Callable[[Any], Any]) -> None:
-    """As if it had been written before files were hashed."""
+    """Rewrite arrays in a run folder from before files were hashed."""
     arrays = load_file(folder / runs.LOGITS)
     changed = {name: change(arrays[name]) for name, change in changes.items()}
     save_file({**arrays, **changed}, folder / runs.LOGITS)
     rewrite_index(folder, without="sha256")
 
 
-def test_logits_that_were_kept_before_files_were_hashed_still_open(kept: list[Path], tmp_path: Path) -> None:
+def test_logits_without_a_hash_still_open(kept: list[Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(kept[0], tmp_path / "p"))
     rewrite_index(folder, without="sha256")
     assert same_windows(StoredLogits(folder).features, StoredLogits(kept[0]).features)
 
 
-def test_logits_of_another_version_or_gone(kept: list[Path], tmp_path: Path) -> None:
+def test_logits_of_another_version_or_missing(kept: list[Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(kept[0], tmp_path / "p"))
     (folder / runs.LOGITS).unlink()
     with pytest.raises(UnreadableError, match=r"logits\.safetensors: no such file"):
@@ -454,11 +452,11 @@ def test_logits_of_another_version_or_gone(kept: list[Path], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_kept_logits_answer_as_the_models_do(
+def test_stored_logits_give_the_same_answers_as_the_models(
     readers: list[Path], kept: list[Path], questions: list[Example], how: Any
 ) -> None:
     live, stored, mixed = (
-        together(names, data, how=how, level="token")
+        combine(names, data, how=how, level="token")
         for names, data in ((readers, questions), (kept, None), ([readers[0], *kept[1:]], questions))
     )
     assert live.level == stored.level == mixed.level == "token"
@@ -476,7 +474,7 @@ def test_kept_logits_answer_as_the_models_do(
 @pytest.mark.parametrize("level", ["token", "span"])
 def test_a_reader_with_itself_is_itself(readers: list[Path], questions: list[Example], how: Any, level: Any) -> None:
     alone = predict(ReaderModel.load(readers[1]), questions, batch_size=4)
-    found = together([readers[1], readers[1]], questions, how=how, level=level)
+    found = combine([readers[1], readers[1]], questions, how=how, level=level)
     assert list(found.members) == ["r1", "r1 (2)"]
     assert found.level == level
     for id, prediction in alone.items():
@@ -485,8 +483,8 @@ def test_a_reader_with_itself_is_itself(readers: list[Path], questions: list[Exa
 
 
 def test_readers_together_differ_from_each(readers: list[Path], questions: list[Example]) -> None:
-    """Else nothing above would tell anything."""
-    found = together(readers, questions, how="mean")
+    """Otherwise the tests above would show nothing."""
+    found = combine(readers, questions, how="mean")
     answers = [texts(found), *(member.texts for member in found.members.values())]
     assert len({json.dumps(answer) for answer in answers}) == 4
     assert len({prediction.text(0.0) for prediction in found.predictions.values()}) >= 3
@@ -496,13 +494,13 @@ def test_readers_together_differ_from_each(readers: list[Path], questions: list[
 def test_heads_on_one_encoder_share_its_pass(
     readers: list[Path], questions: list[Example], monkeypatch: pytest.MonkeyPatch, level: Any
 ) -> None:
-    """Bit for bit what each gives alone, for the price of one pass."""
+    """The answers equal those of each head alone, bit for bit, for the cost of one pass."""
     calls: list[int] = []
     forward = Encoder.forward
     monkeypatch.setattr(
         Encoder, "forward", lambda self, batch, layers: calls.append(id(self)) or forward(self, batch, layers)
     )
-    found = together(readers, questions, level=level)
+    found = combine(readers, questions, level=level)
     model = ReaderModel.load(readers[0])
     batches = math.ceil(len(featurise(questions, model.tokenizer, model.windows)) / 4)
     assert len(calls) == batches > 2
@@ -530,11 +528,11 @@ def test_tuned_encoders_are_not_shared(
         assert answered.predictions == predict(ReaderModel.load(folder), questions, batch_size=4)
 
 
-def test_bertvision_s_ensemble_recomputed(bert: Path, questions: list[Example], tmp_path: Path) -> None:
-    """A softmax each, the larger of the two, the best start and the best end; the surest window of a question wins."""
+def test_bertvision_ensembles_are_reproduced(bert: Path, questions: list[Example], tmp_path: Path) -> None:
+    """A softmax per member, the maximum, the best start and the best end; the surest window of a question wins."""
     alone = {"decoding": {"method": "independent"}}
     folders = [save_reader(tmp_path / f"i{seed}", bert, seed=seed, scale=6.0, **alone) for seed in (0, 1)]
-    found = together(folders, questions, how="max", level="token")
+    found = combine(folders, questions, how="max", level="token")
     models = [ReaderModel.load(folder) for folder in folders]
     features = featurise(questions, models[0].tokenizer, models[0].windows)
     best: dict[str, tuple[float, str]] = {}
@@ -542,7 +540,7 @@ def test_bertvision_s_ensemble_recomputed(bert: Path, questions: list[Example], 
         padded = pad(features, np.array([window]))
         allowed = np.flatnonzero(padded.is_context[0] | (np.arange(padded.mask.shape[1]) == padded.cls))
         weights = [np.exp(model.logits(padded)[:, 0, allowed].astype(float)) for model in models]
-        largest = np.max([one / one.sum(1, keepdims=True) for one in weights], axis=0)  # [2, allowed]
+        largest = np.max([weight / weight.sum(1, keepdims=True) for weight in weights], axis=0)  # [2, allowed]
         start, end = allowed[largest.argmax(1)]
         text = ""
         if padded.cls not in (start, end) and start <= end:
@@ -557,7 +555,7 @@ def test_bertvision_s_ensemble_recomputed(bert: Path, questions: list[Example], 
         assert (chosen.text, math.exp(chosen.score)) == (text, pytest.approx(share, rel=1e-5))
 
 
-def test_other_tokenizers_meet_at_the_span_level(
+def test_different_tokenizers_combine_at_the_span_level(
     readers: list[Path], roberta: Path, questions: list[Example], tmp_path: Path
 ) -> None:
     other = save_reader(tmp_path / "other", roberta, seed=4)
@@ -580,7 +578,7 @@ def test_other_tokenizers_meet_at_the_span_level(
         Ensemble(members, questions, level="token")
 
 
-def test_equal_tokens_are_enough_however_the_tokenizers_are_written(
+def test_equal_tokens_suffice_for_differently_written_tokenizers(
     readers: list[Path], questions: list[Example], tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(readers[1], tmp_path / "copy"))
@@ -588,38 +586,38 @@ def test_equal_tokens_are_enough_however_the_tokenizers_are_written(
     tokenizer["truncation"] = {"direction": "Right", "max_length": 20, "strategy": "LongestFirst", "stride": 0}
     tokenizer["model"]["max_input_chars_per_word"] = 99
     (copy / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    assert together([readers[0], copy], questions).level == "token"
+    assert combine([readers[0], copy], questions).level == "token"
 
 
 def test_the_threshold_is_the_ensemble_s_own(bert: Path, questions: list[Example], tmp_path: Path) -> None:
     eager = {"decoding": {"null_score_diff_threshold": 1e6}}
     folders = [save_reader(tmp_path / f"e{seed}", bert, seed=seed, **eager) for seed in (0, 1)]
-    found = together(folders, questions)
+    found = combine(folders, questions)
     assert found.decoding.null_score_diff_threshold == 0.0
-    assert all(all(member.texts.values()) for member in found.members.values())  # a member keeps its own
-    assert found.predictions == together(folders, questions, threshold=2.0).predictions
+    assert all(all(member.texts.values()) for member in found.members.values())  # a member keeps its own threshold
+    assert found.predictions == combine(folders, questions, threshold=2.0).predictions
 
 
-def test_a_calibration_was_fitted_to_the_odds_of_its_member(
+def test_a_member_s_calibration_does_not_apply_to_the_ensemble(
     bert: Path, questions: list[Example], tmp_path: Path
 ) -> None:
-    """Nor is the ensemble's threshold one that was tuned on anything."""
+    """Nor was the ensemble's threshold tuned on any data."""
     tuned_on = {"data": "dev.json", "questions": len(questions), "sha256": fingerprint(questions)}
     calibrated = {"calibration": {"method": "temperature", "temperature": 100.0, "bias": 3.0}, "tuned_on": tuned_on}
     folders = [save_reader(tmp_path / f"c{seed}", bert, seed=seed, decoding=calibrated) for seed in (0, 1)]
-    results = write_ensemble(tmp_path / "run", together(folders, questions), questions)
+    results = write_ensemble(tmp_path / "run", combine(folders, questions), questions)
     assert "threshold_tuned_on_these" not in results
     odds, na_prob = (read_json(tmp_path / "run" / name) for name in (runs.NULL_ODDS, runs.NA_PROB))
     assert na_prob == pytest.approx({id: 1 / (1 + math.exp(-value)) for id, value in odds.items()})
 
 
 @pytest.mark.parametrize("threshold", [math.nan, math.inf])
-def test_a_threshold_that_is_no_number(readers: list[Path], questions: list[Example], threshold: float) -> None:
-    said = refused(lambda: together(readers, questions, threshold=threshold), UsageError)
-    assert said == f"--threshold: expected a finite number, got {threshold}."
+def test_a_threshold_must_be_finite(readers: list[Path], questions: list[Example], threshold: float) -> None:
+    message = refused(lambda: combine(readers, questions, threshold=threshold), UsageError)
+    assert message == f"--threshold: expected a finite number, got {threshold}."
 
 
-# --- what is refused
+# --- errors
 
 
 def refused(call: Callable[[], Any], kind: type[LamellaError]) -> str:
@@ -633,33 +631,33 @@ def refused(call: Callable[[], Any], kind: type[LamellaError]) -> str:
 def test_members_that_cannot_be_combined(
     bert: Path, readers: list[Path], kept: list[Path], questions: list[Example], tmp_path: Path
 ) -> None:
-    one = predict_run(tmp_path / "one", readers[0], questions)
+    single = predict_run(tmp_path / "one", readers[0], questions)
     fewer = predict_run(tmp_path / "fewer", readers[1], questions[1:])
     opened = lambda *names, run=False: open_members([str(name) for name in names], run=run)  # noqa: E731
-    assert refused(lambda: opened(one), UsageError).endswith("expected at least two runs or models, got 1.")
-    assert "pass the questions with --data" in refused(lambda: opened(one, readers[0]), UsageError)
+    assert refused(lambda: opened(single), UsageError).endswith("expected at least two runs or models, got 1.")
+    assert "pass the questions with --data" in refused(lambda: opened(single, readers[0]), UsageError)
     assert "neither a model folder nor a run folder" in refused(
-        lambda: opened(one, tmp_path / "absent", run=True), UsageError
+        lambda: opened(single, tmp_path / "absent", run=True), UsageError
     )
-    said = refused(lambda: together([one, fewer]), DataError)
-    assert said.startswith(
+    message = refused(lambda: combine([single, fewer]), DataError)
+    assert message.startswith(
         f"fewer: expected answers to the same 10 questions as the other members, 1 missing (first {questions[0].id})"
     )
-    assert "as the other members, got 10" in refused(lambda: together([fewer, one]), DataError)
-    assert refused(lambda: together([one, one], level="token"), UsageError) == (
+    assert "as the other members, got 10" in refused(lambda: combine([fewer, single]), DataError)
+    assert refused(lambda: combine([single, single], level="token"), UsageError) == (
         "--level token: one has no logits; predict again with --keep-logits, or name its model and --data."
     )
     full = kept[1]
-    assert together([full, full], questions[:3]).level == "span"
+    assert combine([full, full], questions[:3]).level == "span"
     assert "stored the logits of more questions" in refused(
-        lambda: together([full, full], questions[:3], level="token"), UsageError
+        lambda: combine([full, full], questions[:3], level="token"), UsageError
     )
-    assert "a vote counts texts" in refused(lambda: together([full, full], how="vote", level="token"), UsageError)
+    assert "a vote counts texts" in refused(lambda: combine([full, full], how="vote", level="token"), UsageError)
     answerable = save_reader(tmp_path / "a", bert, seed=0, learner={"task": "answerability"})
-    assert "only decides whether" in refused(lambda: opened(one, answerable, run=True), UsageError)
+    assert "only decides whether" in refused(lambda: opened(single, answerable, run=True), UsageError)
     assert "only decides whether" in refused(lambda: LogitsWriter(ReaderModel.load(answerable)), UsageError)
-    write_json(one / runs.RUN, {"state": "failed"})
-    assert "expected a finished run, got one that is failed" in refused(lambda: opened(one, one), RunError)
+    write_json(single / runs.RUN, {"state": "failed"})
+    assert "expected a finished run, got one that is failed" in refused(lambda: opened(single, single), RunError)
     (fewer / runs.NBEST).write_text('{"q": [{"text": "a"}]}')
     assert "expected text, probability, score, start and end" in refused(lambda: opened(fewer, full), UnreadableError)
 
@@ -670,7 +668,7 @@ def test_members_that_cannot_be_combined(
 def test_gains_are_differences_of_official_scores(
     readers: list[Path], questions: list[Example], tmp_path: Path
 ) -> None:
-    found = together(readers, questions, how="product")
+    found = combine(readers, questions, how="product")
     with runs.new_run(tmp_path / "out", "ensemble") as folder:
         results = write_ensemble(folder, found, questions)
     assert results == json.loads((tmp_path / "out" / runs.RESULTS).read_text())
@@ -686,7 +684,7 @@ def test_gains_are_differences_of_official_scores(
 
 @pytest.fixture(scope="module")
 def data(questions: list[Example], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The questions as a file."""
+    """The questions in a file."""
     path = tmp_path_factory.mktemp("data") / "dev.jsonl"
     rows = [
         {
@@ -729,9 +727,9 @@ def test_the_command_from_models_from_runs_and_from_its_own_runs(
     assert json.loads(out)["f1"] == pytest.approx(live["f1"])
 
 
-def test_a_mistake_touches_no_folder(readers: list[Path], lamella: Any, tmp_path: Path) -> None:
+def test_a_usage_error_changes_no_folder(readers: list[Path], lamella: Any, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    for arguments, code, said in (
+    for arguments, code, message in (
         ((readers[0], readers[1]), 2, "pass the questions with --data"),
         ((readers[0],), 2, "at least two runs or models"),
         ((readers[0], readers[1], "--data", "demo:dev", "--how", "vote", "--level", "token"), 2, "a vote counts texts"),
@@ -739,11 +737,11 @@ def test_a_mistake_touches_no_folder(readers: list[Path], lamella: Any, tmp_path
     ):
         found = lamella("ensemble", *arguments, "--out", out)
         assert (found[0], found[1], found[2].count("\n")) == (code, "", 1)
-        assert said in found[2]
+        assert message in found[2]
         assert not out.exists()
     assert lamella("ensemble", *readers, "--data", "demo:dev", "--out", readers[0])[0] == 1
     code, _, err = lamella("evaluate", "demo:dev", tmp_path / "p.json", "--keep-logits")
-    assert (code, "--keep-logits is for --model" in err) == (2, True)
+    assert (code, "--keep-logits: needs --model" in err) == (2, True)
 
 
 def test_questions_without_labels_are_answered_and_not_scored(
@@ -780,17 +778,17 @@ def test_runs_are_combined_without_torch(kept: list[Path], tmp_path: Path) -> No
     assert ended.stdout.splitlines()[-1] == "[]", ended.stdout
 
 
-def test_a_folder_of_several_runs_means_all_of_them(kept: list[Path], tmp_path: Path) -> None:
+def test_a_folder_of_several_runs_stands_for_all_of_them(kept: list[Path], tmp_path: Path) -> None:
     with runs.new_run(tmp_path / "many", "train", within=["p0", "p1"]) as folder:
-        for one in kept[:2]:
-            shutil.copytree(one, folder / one.name)
-    found = together([folder, kept[2]])
+        for run in kept[:2]:
+            shutil.copytree(run, folder / run.name)
+    found = combine([folder, kept[2]])
     assert list(found.members) == ["p0", "p1", "p2"]
-    assert found.predictions == together(kept).predictions
+    assert found.predictions == combine(kept).predictions
 
 
 def test_a_member_is_what_its_folder_holds(readers: list[Path], questions: list[Example], tmp_path: Path) -> None:
-    """A training run has a model and predictions: with questions to ask it is run, else its predictions are taken."""
+    """A training run has a model and predictions: with questions its model runs, otherwise its predictions are used."""
     folder = predict_run(tmp_path / "run", readers[0], questions)
     ReaderModel.load(readers[0]).save(folder / runs.MODEL)
     names = [str(folder), str(readers[1])]

@@ -1,9 +1,10 @@
-"""The Reader: many questions, many contexts, long ones, threads, models of transformers, the old pipeline's face."""
+"""The Reader: many questions, many and long contexts, threads, transformers checkpoints, the old pipeline's calls."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -92,15 +93,15 @@ class TestAsk:
         assert "threshold=0" in repr(reader)
 
     @pytest.mark.parametrize(("threshold", "silent"), [(-1e9, True), (1e9, False)])
-    def test_the_threshold_decides_what_leads(self, threshold: float, silent: bool) -> None:
+    def test_the_threshold_decides_what_comes_first(self, threshold: float, silent: bool) -> None:
         model = tiny_model(seed=1, decoding={"null_score_diff_threshold": threshold})
         answers = Reader(model).ask(QUESTIONS[0], corpus()[0], top_k=3)
         assert answers.no_answer is silent
         assert (answers[0]["answer"] == "") is silent
 
     @pytest.mark.parametrize("calibration", [None, {"method": "temperature", "temperature": 3.0, "bias": -2.0}])
-    def test_probabilities_are_of_one_scale(self, calibration: dict[str, Any] | None) -> None:
-        """That of no answer is `na_prob`, calibrated where the model is; the answers share the rest as their scores."""
+    def test_probabilities_share_one_scale(self, calibration: dict[str, Any] | None) -> None:
+        """The probability of no answer is `na_prob`; the answers share the rest in proportion to their scores."""
         model = tiny_model(seed=1, decoding={"calibration": calibration})
         answers = Reader(model).ask(QUESTIONS[0], corpus()[0], top_k=99)
         odds = answers.null_score if calibration is None else answers.null_score / 3 - 2
@@ -108,17 +109,17 @@ class TestAsk:
             [answer for answer in answers if not answer["answer"]],
             [answer for answer in answers if answer["answer"]],
         )
-        assert [one["probability"] for one in none] == [answers.na_prob]
+        assert [answer["probability"] for answer in none] == [answers.na_prob]
         assert answers.na_prob == pytest.approx(1 / (1 + math.exp(-odds)))
         assert sum(answer["probability"] for answer in answers) == pytest.approx(1)
-        ratios = [one["probability"] / one["score"] for one in spans]
+        ratios = [span["probability"] / span["score"] for span in spans]
         assert ratios == pytest.approx([ratios[0]] * len(spans))
 
-    def test_a_text_without_a_token_leaves_all_to_no_answer(self, reader: Reader) -> None:
+    def test_a_text_without_tokens_has_no_answer(self, reader: Reader) -> None:
         answers = reader.ask(QUESTIONS[0], "\u200b", top_k=9)
         assert sum(answer["probability"] for answer in answers) == pytest.approx(1)
 
-    def test_a_list_of_questions_is_each_by_itself(self, reader: Reader) -> None:
+    def test_questions_in_a_list_are_answered_independently(self, reader: Reader) -> None:
         contexts = corpus()[:3]
         together = reader.ask(QUESTIONS, contexts, top_k=4)
         for answers, question, context in zip(together, QUESTIONS, contexts, strict=True):
@@ -128,7 +129,9 @@ class TestAsk:
                 [prediction["score"] for prediction in alone], abs=1e-5
             )
         of_one = reader.ask(QUESTIONS, contexts[0])
-        assert [one[0]["answer"] for one in of_one] == [reader.ask(q, contexts[0])[0]["answer"] for q in QUESTIONS]
+        assert [result[0]["answer"] for result in of_one] == [
+            reader.ask(q, contexts[0])[0]["answer"] for q in QUESTIONS
+        ]
         assert reader.ask([], "text") == []
 
     def test_several_contexts_are_ranked_together(self, reader: Reader) -> None:
@@ -154,7 +157,7 @@ class TestAsk:
         null = min(alone[str(at)].null.score for at in range(4))
         assert answers.null_score == pytest.approx(null - spans[0][0], abs=1e-4)
         nested = reader.ask([QUESTIONS[0], QUESTIONS[1]], [contexts, contexts[0]], top_k=20)
-        assert [one["answer"] for one in nested[0]] == [answer["answer"] for answer in answers]
+        assert [answer["answer"] for answer in nested[0]] == [answer["answer"] for answer in answers]
         assert "context" not in nested[1][0]
 
     @pytest.mark.parametrize(
@@ -179,18 +182,20 @@ class TestAsk:
             (("q", {"a": "text"}, 1), "context: .* got a mapping with a"),
         ],
     )
-    def test_what_cannot_be_asked(self, reader: Reader, arguments: tuple[Any, Any, int], message: str) -> None:
+    def test_invalid_questions_and_contexts_are_refused(
+        self, reader: Reader, arguments: tuple[Any, Any, int], message: str
+    ) -> None:
         with pytest.raises(UsageError, match=message):
             reader.ask(arguments[0], arguments[1], top_k=arguments[2])
 
-    def test_a_blank_context_among_others_does_no_harm(self, reader: Reader) -> None:
+    def test_a_blank_context_among_others_is_ignored(self, reader: Reader) -> None:
         text = corpus()[0]
-        alone = [one["answer"] for one in reader.ask(QUESTIONS[0], [text], top_k=5) if one["answer"]]
-        found = [one for one in reader.ask(QUESTIONS[0], ["", text, " "], top_k=5) if one["answer"]]
-        assert {one["context"] for one in found} == {1}
-        assert [one["answer"] for one in found] == alone
+        alone = [answer["answer"] for answer in reader.ask(QUESTIONS[0], [text], top_k=5) if answer["answer"]]
+        found = [answer for answer in reader.ask(QUESTIONS[0], ["", text, " "], top_k=5) if answer["answer"]]
+        assert {answer["context"] for answer in found} == {1}
+        assert [answer["answer"] for answer in found] == alone
 
-    def test_lists_may_come_in_any_form(self, reader: Reader) -> None:
+    def test_any_iterable_may_be_a_list(self, reader: Reader) -> None:
         contexts = corpus()[:3]
         expected = reader.ask(QUESTIONS, contexts)
         assert reader.ask(iter(QUESTIONS), tuple(contexts)) == expected
@@ -198,7 +203,7 @@ class TestAsk:
         assert reader.ask(QUESTIONS[:1], [iter(contexts)]) == reader.ask(QUESTIONS[:1], [contexts])
 
     @pytest.mark.parametrize("size", [0, -3, 2.5])
-    def test_a_batch_holds_a_window_at_least(self, reader: Reader, size: Any) -> None:
+    def test_a_batch_holds_at_least_one_window(self, reader: Reader, size: Any) -> None:
         with pytest.raises(UsageError, match="batch_size: expected a whole number of at least 1"):
             Reader(reader.model, batch_size=size)
 
@@ -214,7 +219,7 @@ class TestAsk:
 
 
 class Letters:
-    """A model for which the end of the answer is the letter z, wherever it stands, and its start is there too."""
+    """A model whose answer is always the letter z, wherever it is."""
 
     gives_text, folders = True, ()
 
@@ -231,7 +236,7 @@ class Letters:
 
 class TestLongContexts:
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_slices_are_the_windows_of_the_whole(self, family: str) -> None:
+    def test_slices_make_the_same_windows_as_the_whole(self, family: str) -> None:
         texts = [" ".join(corpus()[:6]), "short", "", AWKWARD * 9]
         examples, windows = examples_about(texts), WindowOptions(max_seq_length=64, doc_stride=16)
         whole = featurise(examples, tiny_tokenizer(family), windows)
@@ -239,12 +244,12 @@ class TestLongContexts:
         assert len(slices) > 4
         assert max(map(len, slices)) <= 5
         for name in ("input_ids", "context_begin", "context_end", "first_token", "max_context"):
-            assert np.concatenate([getattr(one, name) for one in slices]).tolist() == getattr(whole, name).tolist()
-        ids = [one.examples[number].id for one in slices for number in one.example]
+            assert np.concatenate([getattr(part, name) for part in slices]).tolist() == getattr(whole, name).tolist()
+        ids = [part.examples[number].id for part in slices for number in part.example]
         assert ids == [whole.examples[number].id for number in whole.example]
 
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_a_text_is_tokenised_in_pieces_as_it_is_whole(self, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_text_is_tokenised_alike_in_pieces_and_whole(self, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
         text = " ".join([*corpus()[:5], "a  b   c \n\n d\te  \u3000 f", AWKWARD, "x" * 30, AWKWARD])
         whole = featurise([example(text)], tiny_tokenizer(family), WindowOptions())
         for size in (40, 97, 150, 1000):
@@ -253,14 +258,14 @@ class TestLongContexts:
             assert pieces.input_ids.tolist() == whole.input_ids.tolist(), size
             assert pieces.offsets[0].tolist() == whole.offsets[0].tolist()
 
-    def test_a_text_without_blanks_is_cut_all_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_text_without_spaces_is_split_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tokens_module, "PIECE", 50)
         text = "東京は日本" * 100
         found = featurise([example(text)], tiny_tokenizer("bert"), WindowOptions())
         assert found.offsets[0][:, 1].max() == len(text)
         assert (np.diff(found.offsets[0][:, 0]) >= 0).all()
 
-    def test_the_answer_of_a_book_is_found_where_it_stands(self) -> None:
+    def test_the_answer_in_a_book_is_found_at_its_place(self) -> None:
         words = ("lorem ipsum dolor sit amet " * 4000).split()
         words[17_000] = "z"
         text, model = " ".join(words), Letters()
@@ -270,7 +275,7 @@ class TestLongContexts:
         assert model.largest <= 32 * 64
 
     def test_memory_does_not_grow_with_the_context(self) -> None:
-        """A real encoder, in a process of its own: 2 MB of text need hardly more than 0.2 MB."""
+        """With a real encoder in its own process, 2 MB of text need hardly more memory than 0.2 MB."""
         code = """
 import resource, sys
 sys.path.insert(0, {tests!r})
@@ -310,14 +315,14 @@ class TestLoad:
             ({"device": "xpu"}, "device: 'xpu' cannot be used here"),
         ],
     )
-    def test_an_option_that_cannot_be(self, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    def test_an_invalid_option_is_refused(self, options: dict[str, Any], message: str, tmp_path: Path) -> None:
         tiny_model().save(tmp_path / "model")
         with pytest.raises(UsageError) as caught:
             Reader.load(tmp_path / "model", **options)
         assert str(caught.value).startswith(message)
         assert "\n" not in str(caught.value)
 
-    def test_precision_may_be_called_as_transformers_does(self, tmp_path: Path) -> None:
+    def test_precision_may_be_given_in_transformers_words(self, tmp_path: Path) -> None:
         stock_folder(tmp_path, "bert")
 
         def weights(**options: Any) -> torch.dtype:
@@ -330,7 +335,7 @@ class TestLoad:
         assert weights(torch_dtype="float16") == weights(dtype="fp16") == torch.float16
         assert weights(dtype="auto") == weights()
 
-    def test_of_several_runs_one_is_to_be_named(self, tmp_path: Path) -> None:
+    def test_a_folder_of_several_runs_asks_for_one(self, tmp_path: Path) -> None:
         with runs.new_run(tmp_path / "both", "train", within=["first", "second"]):
             pass
         with pytest.raises(UsageError, match=r"found several runs; choose one of first, second\.$"):
@@ -339,12 +344,12 @@ class TestLoad:
 
 class TestStock:
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_logits_are_those_of_transformers(self, family: str, tmp_path: Path) -> None:
+    def test_logits_equal_transformers(self, family: str, tmp_path: Path) -> None:
         folder = stock_folder(tmp_path, family)
         reader = Reader.load(folder, precision="fp32", device="cpu")
         model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
         tokenizer, text = reader.model.tokenizer, corpus()[0][:150]
-        # Left alone, transformers 5's tokenizer of ALBERT makes no token types, with which its models were trained.
+        # By default transformers 5's ALBERT tokenizer makes no token types, but its models were trained with them.
         inputs = tokenizer(QUESTIONS[0], text, return_tensors="pt", return_token_type_ids=family == "albert" or None)
         with torch.inference_mode():
             output = model(**inputs)
@@ -356,8 +361,8 @@ class TestStock:
         expected = torch.stack([output.start_logits[0], output.end_logits[0]]).numpy()
         assert found == pytest.approx(expected, abs=1e-4)
 
-    def test_cudnn_has_no_part_in_its_attention(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A GPU is asked for in its place; the kernels are then those that the model's attention meets."""
+    def test_its_attention_does_not_use_cudnn(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The CPU stands in for a GPU; the recorded kernels are those that the model's attention would use."""
         reader = Reader.load(stock_folder(tmp_path, "bert"), precision="fp32", device="cpu")
         met: list[tuple[bool, ...]] = []
 
@@ -386,7 +391,7 @@ class TestStock:
         with pytest.raises(ModelError, match="lack qa_outputs"):
             Reader.load(folder)
 
-    def test_a_damaged_checkpoint_is_one_line(self, tmp_path: Path) -> None:
+    def test_a_damaged_checkpoint_gives_a_one_line_error(self, tmp_path: Path) -> None:
         folder = stock_folder(tmp_path, "bert")
         weights = folder / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:5000])
@@ -395,7 +400,7 @@ class TestStock:
 
 
 class TestPipelineFace:
-    """By its rules, recomputed here from the logits; benchmarks/inference.py compares with the pipeline itself."""
+    """The pipeline's rules, recomputed from the logits; benchmarks/inference.py compares with the pipeline itself."""
 
     def test_scores_are_probabilities_of_start_and_end(self, tmp_path: Path) -> None:
         reader = Reader.load(stock_folder(tmp_path, "bert"), precision="fp32", device="cpu")
@@ -413,24 +418,24 @@ class TestPipelineFace:
         start[0] = end[0] = 0
         outer = np.triu(np.tril(start[:, None] * end[None], 14))
         assert found[0]["score"] == pytest.approx(outer.max(), rel=1e-4)
-        assert [one["score"] for one in found] == sorted((one["score"] for one in found), reverse=True)
-        assert all(text[one["start"] : one["end"]] == one["answer"] for one in found)
+        assert [answer["score"] for answer in found] == sorted((answer["score"] for answer in found), reverse=True)
+        assert all(text[answer["start"] : answer["end"]] == answer["answer"] for answer in found)
 
     def test_answers_are_whole_words(self, tmp_path: Path) -> None:
         reader = Reader.load(stock_folder(tmp_path, "bert"), precision="fp32", device="cpu")
         text = "Xylophones (1895) were Zoë's; unpronounceableword-like things."
-        for one in reader(question="What?", context=text, top_k=12):
-            before, after = text[: one["start"]][-1:], text[one["end"] :][:1]
-            assert not (before.isalnum() and one["answer"][0].isalnum()), one
-            assert not (after.isalnum() and one["answer"][-1].isalnum()), one
+        for answer in reader(question="What?", context=text, top_k=12):
+            before, after = text[: answer["start"]][-1:], text[answer["end"] :][:1]
+            assert not (before.isalnum() and answer["answer"][0].isalnum()), answer
+            assert not (after.isalnum() and answer["answer"][-1].isalnum()), answer
 
-    def test_the_ways_it_is_called(self, reader: Reader) -> None:
+    def test_all_ways_to_call_it(self, reader: Reader) -> None:
         text = corpus()[0]
-        one = reader(question=QUESTIONS[0], context=text)
-        assert set(one) == {"score", "start", "end", "answer"}
-        assert reader({"question": QUESTIONS[0], "context": text}) == one
+        single = reader(question=QUESTIONS[0], context=text)
+        assert set(single) == {"score", "start", "end", "answer"}
+        assert reader({"question": QUESTIONS[0], "context": text}) == single
         several = reader(question=QUESTIONS, context=text)
-        assert several[0]["answer"] == one["answer"]
+        assert several[0]["answer"] == single["answer"]
         assert [each["answer"] for each in reader([{"question": q, "context": text} for q in QUESTIONS])] == [
             each["answer"] for each in several
         ]
@@ -480,22 +485,34 @@ class TestPipelineFace:
             ),
         ],
     )
-    def test_what_it_cannot_be_called_with(self, reader: Reader, call: dict[str, Any], message: str) -> None:
+    def test_invalid_calls_are_refused(self, reader: Reader, call: dict[str, Any], message: str) -> None:
         with pytest.raises(UsageError, match=message):
             reader(**call)
 
-    def test_no_answer_only_where_it_may_be(self) -> None:
+    def test_no_answer_needs_the_option(self) -> None:
         model = tiny_model(seed=1)
         with torch.no_grad():
-            model.head.task.q.zero_()  # all places alike: "no answer" is as likely as any one of them
+            model.head.task.q.zero_()  # all places score the same, and so does "no answer"
         reader = Reader(model)
         assert reader(question="q", context="a b c")["answer"] != ""
-        texts = [one["answer"] for one in reader(question="q", context="a b c", top_k=9, handle_impossible_answer=True)]
+        texts = [
+            answer["answer"] for answer in reader(question="q", context="a b c", top_k=9, handle_impossible_answer=True)
+        ]
         assert "" in texts
         null = next(
-            one["score"]
-            for one in reader(question="q", context="a b c", top_k=9, handle_impossible_answer=True)
-            if not one["answer"]
+            answer["score"]
+            for answer in reader(question="q", context="a b c", top_k=9, handle_impossible_answer=True)
+            if not answer["answer"]
         )
         assert null == pytest.approx((1 / 4) ** 2, rel=1e-5)
         assert math.isfinite(null)
+
+
+def test_the_code_of_the_page_about_readers_runs() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/how-to/reader.md").read_text(encoding="utf-8")
+    code = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    assert len(code) == 3
+    names: dict[str, Any] = {}
+    exec("\n".join(code), names)
+    assert names["answers"][0]["answer"] == "Christiaan Huygens"
+    assert names["answers"].no_answer is False

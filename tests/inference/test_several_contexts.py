@@ -1,4 +1,4 @@
-"""Questions with several contexts: one answer each, the one that a Reader gives, scored once a question."""
+"""Questions with several contexts get one answer each, the same as from a Reader, and one score."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def entry(id: str, question: str, answer: str, *contents: str) -> dict[str, Any]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three questions, of three contexts, two and one; the last has its answer in none."""
+    """Three questions, with three, two and one contexts; the last has no answer in its context."""
     word = TEXTS[1].split()[3]
     entries = [
         entry("a", "Who is it?", word, *TEXTS[:3]),
@@ -50,7 +50,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(1)
-    # The questions' odds lie on both sides of this threshold.
+    # The null odds of the questions lie on both sides of this threshold.
     found = ReaderModel(
         load_encoder(str(save_tiny_encoder(folder / "encoder"))),
         tiny_run_config(decoding={"null_score_diff_threshold": -0.62}),
@@ -59,13 +59,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "reader"
 
 
-def test_a_question_gets_the_answer_of_a_reader_that_is_given_all_its_contexts(
+def test_a_question_gets_the_answer_that_a_reader_gives_for_all_its_contexts(
     data: Path, model: Path, lamella: Any, tmp_path: Path
 ) -> None:
     to = ("--model", model, "--precision", "fp32", "--out", tmp_path / "run")
-    code, said, err = lamella("predict", data, *to, "--submission", tmp_path / "answers.csv")
+    code, out, err = lamella("predict", data, *to, "--submission", tmp_path / "answers.csv")
     assert (code, err) == (0, "")
-    assert said.endswith("3 questions answered from 6 contexts\n")
+    assert out.endswith("3 questions answered from 6 contexts\n")
     texts = read_json(tmp_path / "run" / "question_predictions.json")
     odds = read_json(tmp_path / "run" / "question_null_odds.json")
     assert list(texts) == list(odds) == ["a", "b", "c"]
@@ -90,15 +90,15 @@ def test_a_question_is_scored_once(data: Path, model: Path, lamella: Any, tmp_pa
     results = read_json(tmp_path / "run" / runs.RESULTS)
     assert (results["total"], results["question_total"]) == (6, 3)
     assert (results["HasAns_total"], results["question_HasAns_total"], results["question_NoAns_total"]) == (2, 2, 1)
-    code, said, err = lamella("evaluate", data, tmp_path / "run" / "question_predictions.json", "--json")
+    code, out, err = lamella("evaluate", data, tmp_path / "run" / "question_predictions.json", "--json")
     assert (code, err) == (0, "")
-    scored = json.loads(said)
+    scored = json.loads(out)
     assert {f"question_{key}": value for key, value in scored.items()} == {
         key: value for key, value in results.items() if key.startswith("question_")
     }
 
 
-def test_so_does_every_command_that_answers(data: Path, model: Path, lamella: Any, tmp_path: Path) -> None:
+def test_every_command_that_answers_merges_contexts(data: Path, model: Path, lamella: Any, tmp_path: Path) -> None:
     for name in ("one", "two"):
         to = ("--model", model, "--precision", "fp32", "--out", tmp_path / name)
         assert lamella("predict", data, *to)[0] == 0
@@ -114,14 +114,14 @@ def test_so_does_every_command_that_answers(data: Path, model: Path, lamella: An
     for run in ("both", "trained"):
         assert set(read_json(tmp_path / run / "question_predictions.json")) == {"a", "b", "c"}
         assert read_json(tmp_path / run / runs.RESULTS)["question_total"] == 3
-    # What lays runs side by side goes on doing so context by context.
-    code, said, err = lamella("compare", *members, "--json")
+    # Comparing runs still works context by context.
+    code, out, err = lamella("compare", *members, "--json")
     assert (code, err) == (0, "")
-    assert json.loads(said)["questions"] == 6
+    assert json.loads(out)["questions"] == 6
 
 
 def answers(*rows: tuple[str, float]) -> Prediction:
-    """Best first, "no answer" among them."""
+    """A prediction from texts and scores, best first, "no answer" included."""
     candidates = tuple(Candidate(text, at, at + len(text), score) for at, (text, score) in enumerate(rows))
     bare = Prediction(candidates, 0.0)
     return Prediction(candidates, bare.null.score - bare.best_span.score)
@@ -135,13 +135,13 @@ EXAMPLES = [
 
 
 class Deciding:
-    """A model as far as scoring looks at it."""
+    """The part of a model that scoring uses."""
 
     def __init__(self, gives_text: bool) -> None:
         self.gives_text, self.decoding = gives_text, tiny_run_config().decoding
 
 
-def test_the_best_answer_of_all_contexts_meets_the_least_sure_no_answer() -> None:
+def test_the_best_answer_competes_with_the_smallest_no_answer_score() -> None:
     predictions = {
         "a#0": answers(("", 9.0), ("one", 1.0)),
         "b": answers(("", 5.0), ("three", 4.0)),
@@ -160,23 +160,26 @@ def test_the_best_answer_of_all_contexts_meets_the_least_sure_no_answer() -> Non
     assert (results["question_exact"], results["question_total"], results["exact"]) == (50.0, 2, pytest.approx(200 / 3))
 
 
-def test_of_a_model_without_texts_the_surest_that_there_is_one_decides() -> None:
+def test_without_texts_the_smallest_null_odds_decide() -> None:
     odds = {"a#0": 4.0, "b": 2.0, "a#1": -3.0}
-    predictions = {id: Prediction((Candidate("", 0, 0, one),), one) for id, one in odds.items()}
+    predictions = {id: Prediction((Candidate("", 0, 0, value),), value) for id, value in odds.items()}
     found = predictions_by_question(EXAMPLES, predictions, n_best=20, gives_text=False)
-    assert {id: one.null_odds for id, one in found.items()} == {"a": -3.0, "b": 2.0}
+    assert {id: prediction.null_odds for id, prediction in found.items()} == {"a": -3.0, "b": 2.0}
     results = score_predictions(Deciding(gives_text=False), EXAMPLES, predictions)
     assert (results["question_answerability_accuracy"], results["question_total"]) == (50.0, 2)
     assert "question_exact" not in results
 
 
-def test_true_answers_are_those_of_all_contexts() -> None:
+def test_true_answers_of_all_contexts_are_merged() -> None:
     asked = one_example_per_question(EXAMPLES)
-    assert [(one.id, [answer.text for answer in one.answers]) for one in asked] == [("a", ["four"]), ("b", ["three"])]
+    assert [(example.id, [answer.text for answer in example.answers]) for example in asked] == [
+        ("a", ["four"]),
+        ("b", ["three"]),
+    ]
     assert score(asked, {"a": "four", "b": ""})["exact"] == 50.0
 
 
-def test_where_no_question_has_several_contexts_nothing_is_added(model: Path, lamella: Any, tmp_path: Path) -> None:
+def test_without_several_contexts_no_files_are_added(model: Path, lamella: Any, tmp_path: Path) -> None:
     (tmp_path / "flat.jsonl").write_text(
         json.dumps({"id": "x", "question": "Who?", "context": TEXTS[0], "answers": [TEXTS[0].split()[2]]})
     )

@@ -1,4 +1,4 @@
-"""What a run costs: counts that can be checked by hand, and the file that training and scoring write."""
+"""The cost of a run: counts checked by hand, and the file that training and scoring write."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_no_efficiency_without_parameters_or_f1() -> None:
     assert efficiency(80.0, 0) is efficiency(80.0, 1) is efficiency(None, 100) is efficiency(80.0, None) is None
 
 
-def test_operations_are_those_of_the_formula() -> None:
-    """A layer: four projections, two feed-forward products, scores and their sums; the head: one product."""
+def test_operations_match_the_formula() -> None:
+    """A layer has four projections, two feed-forward products, scores and weighted sums; the head has one product."""
     models = [tiny_model(encoder={"tuning": tuning}) for tuning in ("frozen", "full")]
     frozen, full = (model_cost(model, sample_window(model, windows())) for model in models)
     tokens = frozen["flops_tokens"]
@@ -77,7 +77,7 @@ def test_parameters_are_counted() -> None:
     assert adapted["encoder_parameters"] == cost["encoder_parameters"], "adapters are no part of what they adapt"
 
 
-def test_counting_leaves_the_model_and_the_randomness_alone() -> None:
+def test_counting_changes_neither_the_model_nor_the_random_state() -> None:
     model = tiny_model(encoder={"tuning": "full"}).train()
     state = torch.get_rng_state()
     model_cost(model, sample_window(model, windows()))
@@ -100,11 +100,13 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def test_training_and_scoring_write_what_they_cost(tmp_path: Path, lamella: Any) -> None:
+def test_training_and_scoring_write_their_cost(tmp_path: Path, lamella: Any) -> None:
     encoder = save_tiny_encoder(tmp_path / "tiny")
     config = tmp_path / "run.toml"
     config.write_text('[grid.learner]\nmixer = ["last", "scalar_mix"]\n')
-    changes = [word for one in (*SMALL, f"encoder.name={encoder}", "encoder.tuning=frozen") for word in ("--set", one)]
+    changes = [
+        word for change in (*SMALL, f"encoder.name={encoder}", "encoder.tuning=frozen") for word in ("--set", change)
+    ]
     assert lamella("train", config, "--out", tmp_path / "runs", *changes)[0] == 0
     for name in ("last", "scalar_mix"):
         cost = read(tmp_path / "runs" / name / "cost.json")
@@ -130,9 +132,10 @@ def test_training_and_scoring_write_what_they_cost(tmp_path: Path, lamella: Any)
 
     code, out, _ = lamella("compare", tmp_path / "runs", "--json")
     assert code == 0
-    # Starts and ends have a weight for each layer and a scale of their own.
-    assert {one["trainable_parameters"] for one in json.loads(out)["runs"]} == {66, 66 + 2 * (DEPTH + 1)}
-    assert len(json.loads(out)["pareto"]["train_seconds"]) >= 1
+    # Starts and ends each have a weight per layer and a scale.
+    assert {run["trainable_parameters"] for run in json.loads(out)["runs"]} == {66, 66 + 2 * (DEPTH + 1)}
+    fronts = {front["cost"]: front["readers"] for front in json.loads(out)["pareto"]}
+    assert len(fronts["train_seconds"]) >= 1
     code, out, err = lamella("compare", tmp_path / "runs", tmp_path / "scored")
     assert (code, out) == (1, "")
     assert "only scored answers 123 of them" in err

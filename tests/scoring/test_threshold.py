@@ -1,4 +1,4 @@
-"""Thresholds and calibration: equal to searches through everything, unbiased on planted data, and finite on any."""
+"""Thresholds and calibration equal exhaustive searches, are unbiased on planted data, and finite on any data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lamella.scoring.threshold import (
     tune,
 )
 
-# Ties and neighbouring floats on purpose: thresholds must not cut the former and must cut between the latter.
+# Ties and adjacent floats on purpose: thresholds must not separate the former and must separate the latter.
 ODDS = st.sampled_from([-2.0, -1.0, np.nextafter(-1.0, 0), -0.5, 0.0, 5e-324, 1 + 2**-52, 1 + 2**-51, 1e4, 1e300])
 QUESTION = st.tuples(ODDS, st.booleans(), st.sampled_from([0.0, 0.25, 0.5, 2 / 3, 1.0]))
 
@@ -45,7 +45,7 @@ def unpack(questions: list[tuple[float, bool, float]]) -> tuple[QuestionScores, 
 
 
 def planted(rng: np.random.Generator, count: int, temperature: float = 1.0, bias: float = 0.0) -> tuple:
-    """Questions whose chance of having no answer is sigmoid(odds / temperature + bias)."""
+    """Questions whose probability of no answer is sigmoid(odds / temperature + bias)."""
     odds = rng.normal(0, 3, count)
     unanswerable = rng.random(count) < 1 / (1 + np.exp(-(odds / temperature + bias)))
     return odds, unanswerable
@@ -61,9 +61,9 @@ def test_no_threshold_is_better_than_the_tuned_one(questions: list[tuple[float, 
     threshold = tune(scores, odds)
     assert np.isfinite(threshold)
     all_of_them = [-1e9, *odds, *np.nextafter(odds, -np.inf)]
-    best = max(f1_at(scores, odds, one) for one in all_of_them)
+    best = max(f1_at(scores, odds, threshold) for threshold in all_of_them)
     assert f1_at(scores, odds, threshold) == pytest.approx(best, abs=1e-9)
-    # What the official search finds besides is only by cutting equal odds apart.
+    # The official search finds more only by separating equal odds.
     official = best_thresholds(scores, dict(zip(scores.ids, odds.tolist(), strict=True)))["best_f1"]
     assert 100 * best <= official + 1e-9
     if len(set(odds)) == len(odds):
@@ -76,10 +76,10 @@ def test_the_order_of_the_questions_does_not_matter(questions: list[tuple[float,
     assert tune(*unpack(questions)) == tune(*unpack(shuffled))
 
 
-def test_a_threshold_lies_midway_and_among_equals_next_to_0() -> None:
+def test_a_threshold_lies_midway_and_nearest_to_0_on_a_tie() -> None:
     scores, odds = unpack([(-3.0, True, 1.0), (1.0, True, 1.0), (5.0, False, 0.0)])
     assert tune(scores, odds) == 3.0
-    scores, odds = unpack([(-3.0, True, 0.0), (1.0, True, 0.0), (5.0, True, 0.0)])  # nothing is right: stay near 0
+    scores, odds = unpack([(-3.0, True, 0.0), (1.0, True, 0.0), (5.0, True, 0.0)])  # no answer is right: stay near 0
     assert tune(scores, odds) == -1.0
     scores, odds = unpack([(-3.0, False, 0.0), (-2.0, False, 0.0)])
     assert tune(scores, odds) == -4.0
@@ -90,23 +90,24 @@ def test_a_threshold_lies_midway_and_among_equals_next_to_0() -> None:
 
 
 @given(st.lists(QUESTION, min_size=4, max_size=16), st.integers(2, 4))
-def test_a_question_has_no_part_in_its_own_threshold(questions: list[tuple[float, bool, float]], folds: int) -> None:
+def test_a_question_does_not_affect_its_own_threshold(questions: list[tuple[float, bool, float]], folds: int) -> None:
     scores, odds = unpack(questions)
     fold_of = np.arange(len(odds)) % folds
     found = cross_fit(scores, odds, fold_of)
     for fold in range(folds):
         others = tune(scores.only(fold_of != fold), odds[fold_of != fold])
         assert np.array_equal(found.f1[fold_of == fold], scores.withheld(odds > others).f1[fold_of == fold])
-        # Were its answers the opposite, the threshold it is scored at would be the same.
+        # With the opposite answers, the threshold that a fold is scored at stays the same.
         opposite = np.where(fold_of == fold, ~scores.answerable, scores.answerable)
         before, after = (
-            cross_fit(scored(one, np.ones(len(odds))), odds, fold_of) for one in (scores.answerable, opposite)
+            cross_fit(scored(answerable, np.ones(len(odds))), odds, fold_of)
+            for answerable in (scores.answerable, opposite)
         )
         assert np.array_equal(before.answered[fold_of == fold], after.answered[fold_of == fold])
 
 
-def test_cross_fitting_tells_what_fresh_questions_would_score() -> None:
-    """Over many draws: below the best F1 on the same questions, and at that on 2000 fresh ones."""
+def test_cross_fitting_predicts_the_score_on_new_questions() -> None:
+    """Over many draws it is below the best F1 on the same questions, and equal to the F1 on 2000 new ones."""
     rng = np.random.default_rng(0)
     best, crossed, fresh = [], [], []
     for _ in range(150):
@@ -132,8 +133,10 @@ def test_a_planted_temperature_and_bias_are_found(temperature: float, bias: floa
 
 
 @given(st.lists(st.tuples(ODDS, st.booleans()), min_size=1, max_size=12), st.sampled_from([1e-6, 1.0, 100.0]))
-def test_a_temperature_is_the_likeliest_and_never_certain(pairs: list[tuple[float, bool]], scale: float) -> None:
-    """No small change of either number fits better; questions told apart without a fault leave a doubt."""
+def test_a_temperature_maximises_the_likelihood_without_certainty(
+    pairs: list[tuple[float, bool]], scale: float
+) -> None:
+    """No small change of either number fits better; perfectly separated questions leave some doubt."""
     odds = np.clip(np.array([odds for odds, _ in pairs]), -5, 5) * scale
     unanswerable = np.array([flag for _, flag in pairs])
     found = fit_temperature(odds, unanswerable)
@@ -142,7 +145,7 @@ def test_a_temperature_is_the_likeliest_and_never_certain(pairs: list[tuple[floa
     many, few = unanswerable.sum(), (~unanswerable).sum()
     targets = np.where(unanswerable, (many + 1) / (many + 2), 1 / (few + 2))
     spread = odds.std()
-    if spread <= 1e-9 * np.abs(odds).max():  # equal but for rounding: all have the same probability
+    if spread <= 1e-9 * np.abs(odds).max():  # equal except for rounding: all have the same probability
         assert p == pytest.approx(targets.mean(), abs=1e-6)
         return
     z = (odds - odds.mean()) / spread
@@ -158,7 +161,7 @@ def test_a_temperature_is_the_likeliest_and_never_certain(pairs: list[tuple[floa
         assert loss(slope * 0.95, level) >= least
 
 
-def test_a_context_without_tokens_does_not_bend_the_curve() -> None:
+def test_a_context_without_tokens_does_not_distort_the_fit() -> None:
     odds, unanswerable = planted(np.random.default_rng(6), 300)
     plain = fit_temperature(odds, unanswerable)
     for flag in (True, False):
@@ -167,7 +170,7 @@ def test_a_context_without_tokens_does_not_bend_the_curve() -> None:
     assert na_probability(np.array([-NO_SPAN]), alone)[0] == pytest.approx((3 * 4 / 5 + 1 / 3) / 4)  # Platt's targets
 
 
-def test_odds_that_mislead_give_everyone_the_same_probability() -> None:
+def test_misleading_odds_give_all_questions_the_same_probability() -> None:
     odds = np.linspace(-3, 3, 300)
     unanswerable = odds < -1
     found = na_probability(odds, fit_temperature(odds, unanswerable))
@@ -176,8 +179,8 @@ def test_odds_that_mislead_give_everyone_the_same_probability() -> None:
 
 
 @given(st.lists(st.tuples(ODDS, st.booleans()), min_size=1, max_size=10))
-def test_isotonic_steps_are_those_of_the_formula(pairs: list[tuple[float, bool]]) -> None:
-    """At each of the odds: the largest, over where a range begins, of the smallest mean over where it ends."""
+def test_isotonic_steps_match_the_formula(pairs: list[tuple[float, bool]]) -> None:
+    """The min-max formula: at each of the odds, the maximum over range begins of the minimum mean over range ends."""
     odds, unanswerable = np.array([odds for odds, _ in pairs]), np.array([flag for _, flag in pairs])
     distinct = np.unique(odds)
     expected = [
@@ -200,7 +203,7 @@ def test_isotonic_steps_are_few() -> None:
     assert len(fit_isotonic(odds, unanswerable).odds) < 200
 
 
-def test_the_calibration_error_is_small_where_probabilities_are_right_and_large_where_they_are_not() -> None:
+def test_the_calibration_error_is_small_only_for_right_probabilities() -> None:
     rng = np.random.default_rng(3)
     odds, unanswerable = planted(rng, 20_000)
     right = na_probability(odds, None)
@@ -212,13 +215,13 @@ def test_the_calibration_error_is_small_where_probabilities_are_right_and_large_
     assert expected_calibration_error(p, outcome, bins=2) == pytest.approx(0.25)
 
 
-def test_equal_probabilities_stand_for_each_other_in_any_order() -> None:
+def test_the_order_of_equal_probabilities_does_not_matter() -> None:
     p, outcome = np.full(100, 0.5), np.arange(100) < 50
     assert expected_calibration_error(p, outcome) == pytest.approx(0)
 
 
 @pytest.mark.parametrize("method", ["temperature", "isotonic"])
-def test_calibration_mends_what_is_miscalibrated_on_other_articles(method) -> None:
+def test_calibration_improves_probabilities_on_other_articles(method) -> None:
     odds, unanswerable = planted(np.random.default_rng(4), 3000, temperature=3.0, bias=1.0)
     before = expected_calibration_error(na_probability(odds, None), unanswerable)
     after = expected_calibration_error(cross_calibrate(odds, unanswerable, np.arange(3000) % 5, method), unanswerable)
@@ -246,7 +249,7 @@ def test_an_article_is_in_one_fold_and_folds_are_about_equal(titles: list[int], 
     assert sizes.max() - sizes.min() <= max(titles.count(title) for title in titles)
 
 
-def test_without_titles_contexts_are_told_apart_and_a_question_of_several_contexts_stays_whole() -> None:
+def test_without_titles_folds_split_by_context_and_keep_a_question_together() -> None:
     bare = assign_folds([asked("", text, f"q{row}") for row, text in enumerate("aabbcc")], 2)
     assert bare is not None
     assert bare[0] == bare[1]
@@ -262,7 +265,7 @@ def predicted(odds: float, text: str = "x") -> Prediction:
 
 
 def a_set_of(count: int = 40) -> tuple[list[Example], dict[str, Prediction]]:
-    """Questions of eight articles, unanswerable every other; their odds are 5 too high."""
+    """Questions on eight articles, every other unanswerable; their odds are 5 too high."""
     rng = np.random.default_rng(5)
     examples = [
         asked(f"article {number % 8}", f"x{number}", f"q{number}", answer=number % 2 == 0) for number in range(count)
@@ -272,7 +275,7 @@ def a_set_of(count: int = 40) -> tuple[list[Example], dict[str, Prediction]]:
 
 
 @pytest.mark.parametrize("method", ["temperature", "isotonic"])
-def test_tuned_options_say_what_they_were_tuned_on(method) -> None:
+def test_tuned_options_record_what_they_were_tuned_on(method) -> None:
     examples, predictions = a_set_of()
     tuned = tune_decoding(DecodingOptions(), examples, predictions, data=["folder/dev.json"], method=method)
     decoding = DecodingOptions.model_validate(tuned.decoding.model_dump())
@@ -288,7 +291,7 @@ def test_tuned_options_say_what_they_were_tuned_on(method) -> None:
     assert len(tuned.lines()) == 5
 
 
-def test_scores_tell_the_tuned_threshold_and_that_it_was_tuned_on_these() -> None:
+def test_scores_report_the_threshold_and_whether_it_was_tuned_on_these_questions() -> None:
     examples, predictions = a_set_of()
     odds = np.array([prediction.null_odds for prediction in predictions.values()])
     scores = scored(np.array([example.answerable for example in examples]), np.ones(len(examples)))
@@ -305,7 +308,7 @@ def test_scores_tell_the_tuned_threshold_and_that_it_was_tuned_on_these() -> Non
     assert (plain["exact_at_0"], plain["f1_at_0"]) == (known["exact"], known["f1"])
 
 
-def test_of_a_model_without_texts_the_accuracy_is_tuned() -> None:
+def test_without_texts_the_accuracy_is_tuned() -> None:
     examples, predictions = a_set_of()
     without = {
         id: Prediction((Candidate("", 0, 0, prediction.null_odds),), prediction.null_odds)
@@ -313,12 +316,12 @@ def test_of_a_model_without_texts_the_accuracy_is_tuned() -> None:
     }
     with_texts = tune_decoding(DecodingOptions(), examples, predictions, data=["dev"])
     tuned = tune_decoding(DecodingOptions(), examples, without, data=["dev"], gives_text=False)
-    assert tuned.decoding == with_texts.decoding  # there every answer was right
+    assert tuned.decoding == with_texts.decoding  # here every answer is right
     assert tuned.report["crossfit_answerability_accuracy"] == with_texts.report["crossfit_f1"]
     assert len(tuned.lines()) == 5
 
 
-def test_data_of_one_kind_is_refused_and_its_scores_are_reported_without_what_it_cannot_tell() -> None:
+def test_data_with_one_kind_of_question_cannot_be_tuned_on_and_lacks_some_scores() -> None:
     examples, predictions = a_set_of()
     answerable = [example for example in examples if example.answerable]
     with pytest.raises(DataError, match="only answerable ones"):
