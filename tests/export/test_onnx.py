@@ -37,13 +37,14 @@ from lamella.encoder.sources import Source, verified_hash
 from lamella.errors import EncoderError, LamellaError, MissingExtraError, ModelError, OutputError, RunError, UsageError
 from lamella.export import onnx_export
 from lamella.export.onnx_export import export_onnx
+from lamella.export.onnx_int8 import describe
 from lamella.inference.predict import predict
 from lamella.inference.prediction import Prediction
 from lamella.inference.questions import read_questions
 from lamella.models.base_encoder import load_encoder
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
-from lamella.models.onnx_model import OnnxModel, read_export
+from lamella.models.onnx_model import Measured, OnnxModel, read_export
 from lamella.models.transformers_model import StockModel
 from lamella.scoring.evaluate import score_predictions
 
@@ -463,3 +464,9 @@ def test_out_of_memory_is_distinguished_from_a_broken_graph(
     monkeypatch.setattr(model, "_session", Full())
     message = refusal(RunError, lambda: predict(model, examples_about(corpus()[:1])))
     assert "lower the batch size" in message
+
+
+def test_the_line_about_int8_shows_a_signed_change() -> None:
+    measured = Measured(data="dev.json", questions=1, equal=1.0, metric="f1", before=42.96, after=50.06)
+    assert describe(measured) == "int8: 100.0% of 1 answer unchanged; f1 42.96 -> 50.06 (+7.10)"
+    assert describe(measured.model_copy(update={"after": 40.0})).endswith("f1 42.96 -> 40.00 (-2.96)")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lamella.data.examples import Example
+from lamella.errors import counted
 from lamella.export.silence import silence
 from lamella.inference.predict import predict
 from lamella.models.onnx_model import ONNX_GRAPH, Measured, OnnxModel
@@ -46,8 +47,8 @@ def describe(measured: Measured | None) -> str:
     if measured is None:
         return "int8: the loss was not measured; pass a file with true answers as --data"
     return (
-        f"int8: {measured.equal:.1%} of {measured.questions} answers unchanged; {measured.metric} "
-        f"{measured.before:.2f} -> {measured.after:.2f}, {measured.lost:.2f} lost"
+        f"int8: {measured.equal:.1%} of {counted(measured.questions, 'answer')} unchanged; {measured.metric} "
+        f"{measured.before:.2f} -> {measured.after:.2f} ({measured.change:+.2f})"
     )
 
 

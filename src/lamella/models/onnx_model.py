@@ -59,8 +59,9 @@ class Measured(Section):
     after: float
 
     @property
-    def lost(self) -> float:
-        return self.before - self.after
+    def change(self) -> float:
+        """The change of the metric, negative for a loss."""
+        return self.after - self.before
 
 
 class ExportConfig(Section):

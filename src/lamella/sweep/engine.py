@@ -6,7 +6,6 @@ import hashlib
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,9 +14,9 @@ from lamella import runs
 from lamella.errors import one_line
 from lamella.plan import Pass, Plan
 from lamella.plugins import import_plugins
+from lamella.progress import Log
 
 PASSES = ".passes"  # in the folder of a sweep: the checkpoints of passes that several runs share
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)

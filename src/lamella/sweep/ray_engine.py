@@ -20,6 +20,7 @@ from typing import Any
 from lamella import runs
 from lamella.errors import LamellaError, counted, one_line
 from lamella.files import read_json
+from lamella.progress import silent
 from lamella.sweep.engine import PASSES, Job, Outcome, train_job
 
 
@@ -99,7 +100,7 @@ def train_on_worker(job: Job, out: Path, marker: Path, working_folder: Path, mod
     if models is not None:
         unpack(models, out)
     try:
-        train_job(job, out, lambda line: None)
+        train_job(job, out, silent)
     except Exception as failure:
         error = one_line(failure) or type(failure).__name__
     folders = None if shared_disk else pack(out, [*job.configs, f"{PASSES}/{job.key}"])

@@ -16,7 +16,8 @@ from typing import Any
 from lamella import runs
 from lamella.errors import LamellaError, RunError, UsageError
 from lamella.files import read_json, write_json
-from lamella.sweep.engine import Engine, Job, LocalEngine, Log
+from lamella.progress import Log
+from lamella.sweep.engine import Engine, Job, LocalEngine
 from lamella.sweep.sweep_plan import Sweep, absolute_path
 from lamella.training.provenance import check_unchanged
 from lamella.training.resume import check_same_options
