@@ -178,8 +178,8 @@ def sweep(
 ) -> None:
     """Train the runs of many run files; call again to continue."""
     from lamella.errors import RunError, UsageError
-    from lamella.sweep.sweep import run_on_ray, run_sweep, table_lines
-    from lamella.sweep.sweep_plan import plan_lines, read_sweep
+    from lamella.sweep.sweep import list_lines, read_sweep, run_on_ray, run_sweep, table_lines
+    from lamella.training.interrupts import InterruptedTrainingError
 
     if engine == "local" and address is not None:
         raise UsageError("sweep --address: needs --engine ray.")
@@ -193,11 +193,15 @@ def sweep(
     def log(line: str) -> None:
         typer.echo(line, err=as_json)
 
-    if engine == "ray":
-        outcomes = run_on_ray(planned, out, address=address, cpus=cpus, gpus=gpus, retries=retries, log=log)
-    else:
-        outcomes = run_sweep(planned, out, log=log)
-    typer.echo(json.dumps({"runs": [asdict(outcome) for outcome in outcomes]}, indent=2) if as_json else "")
+    try:
+        if engine == "ray":
+            rows = run_on_ray(planned, out, address=address, cpus=cpus, gpus=gpus, retries=retries, log=log)
+        else:
+            rows = run_sweep(planned, out, log=log)
+    except InterruptedTrainingError as interruption:
+        typer.echo(f"lamella: {interruption}; call the sweep again to continue", err=True)
+        raise typer.Exit(interruption.exit_code) from None
+    typer.echo(json.dumps({"runs": [asdict(row) for row in rows]}, indent=2) if as_json else "")
     if not as_json:
         typer.echo("\n".join(table_lines(outcomes)))
     failed = [outcome.run for outcome in outcomes if outcome.state != "finished"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -51,18 +54,24 @@ def train(
     plan = load_plan(config, overrides, only=run or ())
     _check_starts(plan, config)
 
+    from lamella.training.interrupts import InterruptedTrainingError
     from lamella.training.run import train_plan
 
-    train_plan(
-        plan,
-        out,
-        overwrite=overwrite,
-        resume=resume,
-        auto_batch=auto_batch,
-        overfit=overfit,
-        cache=cache,
-        log=typer.echo,
-    )
+    try:
+        train_plan(
+            plan,
+            out,
+            overwrite=overwrite,
+            resume=resume,
+            auto_batch=auto_batch,
+            overfit=overfit,
+            cache=cache,
+            log=typer.echo,
+        )
+    except InterruptedTrainingError as interruption:
+        if int(os.environ.get("RANK", "0")) == 0:  # of several processes, one reports
+            typer.echo(f"lamella: {interruption}; resume with: {_resume_command()}", err=True)
+        raise typer.Exit(interruption.exit_code) from None
 
 
 @app.command()
@@ -91,6 +100,12 @@ def extract(
     from lamella.training.extract import extract as extract_states
 
     extract_states(plan, out, storage=storage, all_layers=all_layers, overwrite=overwrite, log=typer.echo)
+
+
+def _resume_command() -> str:
+    """Return the command line of this process as it continues the run."""
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--resume", "--overwrite")]
+    return shlex.join(["lamella", *arguments, "--resume"])
 
 
 def _check_starts(plan: Plan, file: Path) -> None:

@@ -252,12 +252,17 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
             flat[key] = short_model_name(flat[key])
     distil = flat.get("learner.distil")
     if isinstance(distil, Mapping):
-        named = [key for key in ("models", "runs") if key in distil]
+        # Whatever folders a distiller reads, under whatever option: a text that is no path stays as it is.
         flat["learner.distil"] = {
-            **distil,
-            **{key: [short_model_name(str(one)) for one in distil[key]] for key in named},
+            key: value if key == "name" else _without_folders(value) for key, value in distil.items()
         }
     return flat
+
+
+def _without_folders(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_folders(item) for item in value]
+    return short_model_name(value) if isinstance(value, str) else value
 
 
 def _recorded_hashes(run: RunRecord) -> dict[str, str]:

@@ -15,6 +15,7 @@ from lamella.progress import progress
 from lamella.stopwatch import Stopwatch
 from lamella.training import cuda_graphs
 from lamella.training.batch_splitting import Splitter
+from lamella.training.interrupts import StopSignals
 from lamella.training.learner import Learner, Record, layers_read_by
 from lamella.training.processes import Processes
 from lamella.training.steps import BEGINNING, Position, Step, Steps, interval_in_steps, is_due
@@ -46,16 +47,18 @@ def fit(
     encode: Encode | None = None,
     start: Position = BEGINNING,
     split: Splitter | None = None,
+    stop: StopSignals | None = None,
 ) -> None:
     """Train all learners in one pass.
 
     `encode` gives the hidden layers of a batch once for all learners: a frozen encoder, or a cache. Without it there is
-    one learner, whose model runs and trains its own encoder.
+    one learner, whose model runs and trains its own encoder. When `stop` has received a signal, the loop finishes its
+    step, writes a checkpoint and raises.
     """
     layers = layers_read_by(learners)
     evaluate_every = interval_in_steps(options.evaluate_every, steps.per_epoch)
     checkpoint_every = interval_in_steps(options.checkpoint_every, steps.per_epoch)
-    split = split or Splitter()
+    split, stop = split or Splitter(), stop or StopSignals()
     # CUDA graphs are captured per shape, so few widths are wanted.
     graphed = any(learner.graphed for learner in learners)
     multiple_of = cuda_graphs.PAD_TO_MULTIPLE_OF if graphed else PAD_TO_MULTIPLE_OF
@@ -101,10 +104,13 @@ def fit(
                 learner.step(step.epoch)
             windows += sum(map(len, step.batches))
 
-            # Losses are read only now and then.
+            # What is due after this step. All processes stop together; the last step leaves nothing to resume.
             last = step.number == steps.total
+            stopping = processes.any(stop.received is not None) and not last
             evaluation_due = is_due(step.number, evaluate_every) or last
-            checkpoint_due = is_due(step.number, checkpoint_every) and not last
+            checkpoint_due = (is_due(step.number, checkpoint_every) and not last) or stopping
+
+            # Losses are read only now and then.
             note = None
             if evaluation_due or checkpoint_due or step.number % LOG_STEPS == 0:
                 note = _log_losses(learners, processes, callbacks)
@@ -123,6 +129,10 @@ def fit(
             # Last, so that a resumed run need not repeat the evaluation.
             if checkpoint_due:
                 callbacks.save_checkpoint(step.position)
+            if stopping:
+                raise stop.interruption(
+                    f"training was interrupted after step {step.number} of {steps.total}; a checkpoint was written"
+                )
     if steps.total == 0:
         callbacks.evaluate(learners, 0, 0.0)
 

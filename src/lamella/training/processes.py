@@ -79,6 +79,12 @@ class Processes:
         for parameter, total in zip(parameters, torch.split(sums, sizes), strict=True):
             parameter.grad = total.view_as(parameter)
 
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set in any process; all of them get the same answer."""
+        if self.count == 1:
+            return flag
+        return self.sum(torch.tensor(float(flag), device=self.device)).item() > 0
+
     def average(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors that follow each process's own batches by their mean over all processes."""
         if self.count > 1:

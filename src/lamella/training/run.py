@@ -16,6 +16,7 @@ from lamella.progress import Log, silent
 from lamella.training.checkpoint import load_checkpoint
 from lamella.training.early_checks import check_before_loading, folders_read
 from lamella.training.folders import RunFolders
+from lamella.training.interrupts import StopSignals
 from lamella.training.learner import Record
 from lamella.training.overfit import check_memorised, overfit_plan
 from lamella.training.prepare import PreparedPass, prepare_pass, resolve_references
@@ -56,12 +57,15 @@ def train_plan(
         cache: A folder of hidden states that `lamella extract` wrote.
         runs_folder: Where the folders of several runs lie, if not in `out`.
         log: Receives each line that is reported; silent by default.
+
+    Raises:
+        InterruptedTrainingError: After SIGINT (Ctrl-C) or SIGTERM, once the current step is done and a checkpoint is
+            written. It is a `KeyboardInterrupt`; `resume=True` continues to the same result.
     """
     plan = _resolve(plan, runs_folder or out.parent, datasets, overfit)
     folders = RunFolders.of(plan, out, runs_folder)
-    from_files = [split for split in SPLITS if split not in (datasets or {})] if overfit is None else ["train"]
-    # Before the processes meet: none of them can have written anything yet, so that all find the same.
-    check_before_loading(plan, folders, from_files, overwrite=overwrite or resume, cached=cache is not None)
+    read = SPLITS if overfit is None else ("train",)
+    from_files = [split for split in read if split not in (datasets or {})]
     trackers = next(iter(plan.runs.values())).training.trackers
     processes = Processes(make_accelerator(trackers, out))
     log = log if processes.is_main else silent
@@ -69,7 +73,13 @@ def train_plan(
         raise RunError(
             "--auto-batch: expected one process, got several; they would have to run out of memory together."
         )
-    resume_state = processes.broadcast(read_resume_state(plan, folders) if resume else ResumeState())
+    # The main process alone looks at folders and files and reports mistakes, before anything is loaded or written.
+    resume_state = ResumeState()
+    if processes.is_main and resume:
+        resume_state = read_resume_state(plan, folders)
+    if processes.is_main and not resume_state.finished:
+        check_before_loading(plan, folders, from_files, overwrite=overwrite or resume, cached=cache is not None)
+    resume_state = processes.broadcast(resume_state)
     if resume_state.finished:
         log(f"{out}: already finished")
         return {}
@@ -83,6 +93,7 @@ def train_plan(
             prepare_pass, processes=processes, datasets=datasets, overfit=overfit, cache=cache, log=log
         ),
         auto_batch=auto_batch,
+        stop=StopSignals(single_process=processes.count == 1),
         log=log,
     )
     trainer.train(overwrite=overwrite or resume, summary=runs_folder is None)
@@ -102,6 +113,7 @@ class PlanTrainer:
     resume_state: ResumeState
     prepare: Callable[[Pass], PreparedPass]
     auto_batch: bool
+    stop: StopSignals
     log: Log
     best: dict[str, Record] = field(default_factory=dict)  # the best scores of each run
     targets: dict[str, float] = field(default_factory=dict)  # of the overfit check
@@ -121,6 +133,10 @@ class PlanTrainer:
                     self.log(f"pass {number} of {len(self.plan.passes)}: {', '.join(configs)}")
                 self._train_pass(prepared, is_last=number == len(self.plan.passes))
                 prepared = None  # the next pass may need its memory
+                if number < len(self.plan.passes) and self.processes.any(self.stop.received is not None):
+                    raise self.stop.interruption(
+                        f"training was interrupted after pass {number} of {len(self.plan.passes)}"
+                    )
             if self.processes.is_main:
                 self.folders.checkpoint.unlink(missing_ok=True)  # left by a kill just after its pass had ended
                 if self.folders.several and summary:
@@ -180,6 +196,7 @@ class PlanTrainer:
                 self.processes,
                 checkpoint=checkpoint,
                 auto_batch=self.auto_batch,
+                stop=self.stop,
                 log=self.log,
             )
 

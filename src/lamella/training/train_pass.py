@@ -15,6 +15,7 @@ from lamella.stopwatch import Stopwatch
 from lamella.training.batch_splitting import Splitter
 from lamella.training.bookkeeping import Bookkeeper, describe_scores
 from lamella.training.checkpoint import Checkpoint
+from lamella.training.interrupts import StopSignals
 from lamella.training.loop import fit
 from lamella.training.prepare import PreparedPass
 from lamella.training.processes import Processes
@@ -29,6 +30,7 @@ def train_pass(
     *,
     checkpoint: Checkpoint | None = None,
     auto_batch: bool = False,
+    stop: StopSignals,
     log: Log,
 ) -> None:
     """Train the learners of a pass into their open run folders, from the beginning or from a checkpoint."""
@@ -49,7 +51,7 @@ def train_pass(
     )
     _log_plan(prepared, processes, log)
 
-    with Stopwatch() as clock:
+    with Stopwatch() as clock, stop.held_back():
         fit(
             learners,
             steps,
@@ -59,6 +61,7 @@ def train_pass(
             encode=prepared.hidden_states.encode,
             start=begins.position,
             split=splitter,
+            stop=stop,
         )
     pass_seconds = books.pass_seconds
     log(f"trained in {clock.seconds:.0f} s")
