@@ -38,7 +38,7 @@ def table(encoder: Path, **sections: Any) -> dict[str, Any]:
         "encoder": {"name": str(encoder), "tuning": "full"},
         "learner": {"learning_rate": 1e-3},
         "training": {
-            "epochs": 8,
+            "epochs": 4,
             "batch_size": 4,
             "precision": "fp32",
             "evaluate_every": "30 steps",
