@@ -178,7 +178,8 @@ def sweep(
 ) -> None:
     """Train the runs of many run files; call again to continue."""
     from lamella.errors import RunError, UsageError
-    from lamella.sweep.sweep import list_lines, read_sweep, run_on_ray, run_sweep, table_lines
+    from lamella.sweep.sweep import run_on_ray, run_sweep, table_lines
+    from lamella.sweep.sweep_plan import plan_lines, read_sweep
     from lamella.training.interrupts import InterruptedTrainingError
 
     if engine == "local" and address is not None:
@@ -195,13 +196,13 @@ def sweep(
 
     try:
         if engine == "ray":
-            rows = run_on_ray(planned, out, address=address, cpus=cpus, gpus=gpus, retries=retries, log=log)
+            outcomes = run_on_ray(planned, out, address=address, cpus=cpus, gpus=gpus, retries=retries, log=log)
         else:
-            rows = run_sweep(planned, out, log=log)
+            outcomes = run_sweep(planned, out, log=log)
     except InterruptedTrainingError as interruption:
-        typer.echo(f"lamella: {interruption}; call the sweep again to continue", err=True)
+        typer.echo(f"lamella: {interruption}; repeat the command to continue", err=True)
         raise typer.Exit(interruption.exit_code) from None
-    typer.echo(json.dumps({"runs": [asdict(row) for row in rows]}, indent=2) if as_json else "")
+    typer.echo(json.dumps({"runs": [asdict(outcome) for outcome in outcomes]}, indent=2) if as_json else "")
     if not as_json:
         typer.echo("\n".join(table_lines(outcomes)))
     failed = [outcome.run for outcome in outcomes if outcome.state != "finished"]
