@@ -35,7 +35,7 @@ class StopSignals:
     @contextmanager
     def held_back(self) -> Iterator[None]:
         """Only note signals inside the block."""
-        replaced: dict[int, Any] = {}
+        replaced: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number, handler in DEFAULT_HANDLERS.items():
                 if signal.getsignal(number) is handler:
