@@ -51,7 +51,7 @@ ORDER = (
     {"scoring": ("scoring",)},
     {"training": ("training",), "export": ("export",), "study": ("study",), "testing": ("testing",)},
     {"sweep": ("sweep",), "serve": ("serve",)},
-    {"cli": ("cli",)},
+    {"cli": ("cli",), "api": ("api",)},
     {"package": ("__init__", "__main__")},
 )
 GROUP = {name: group for rank in ORDER for group, names in rank.items() for name in names}

@@ -2,26 +2,53 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lamella.errors import LamellaError
 from lamella.version import __version__
 
 if TYPE_CHECKING:
+    from lamella.api import Run, compare, evaluate, train
+    from lamella.config import RunConfig
+    from lamella.data.dataset import load_examples
     from lamella.inference.reader import Reader
+    from lamella.models.model import ReaderModel
 
-__all__ = ["LamellaError", "Reader", "__version__"]
+__all__ = [
+    "LamellaError",
+    "Reader",
+    "ReaderModel",
+    "Run",
+    "RunConfig",
+    "__version__",
+    "compare",
+    "evaluate",
+    "load_examples",
+    "train",
+]
+
+# Imported on first use: torch and transformers take seconds, and not every program needs them.
+_MODULES = {
+    "Reader": "lamella.inference.reader",
+    "ReaderModel": "lamella.models.model",
+    "Run": "lamella.api",
+    "RunConfig": "lamella.config",
+    "compare": "lamella.api",
+    "evaluate": "lamella.api",
+    "load_examples": "lamella.data.dataset",
+    "train": "lamella.api",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`Reader` brings torch along, so it is imported when it is first asked for."""
-    if name == "Reader":
-        from lamella.inference.reader import Reader
-
-        return Reader
-    raise AttributeError(f"module 'lamella' has no attribute {name!r}")
+    """Import a public name on first use."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'lamella' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:
-    """`Reader` is offered where names are completed, before anything of it is imported."""
+    """List the public names for completion, also those not imported yet."""
     return sorted({*globals(), *__all__})

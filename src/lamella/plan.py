@@ -36,7 +36,7 @@ from lamella.errors import ConfigError, UnknownNameError
 from lamella.option_errors import shorten
 from lamella.registry import trait
 from lamella.run_file import apply_overrides, merge_tables, read_table
-from lamella.runs import FILES, MODEL, MODELS
+from lamella.runs import DATA, FILES, MODEL, MODELS
 from lamella.validation import check_config
 
 RUN = "run"  # the key of the `[[run]]` tables
@@ -105,7 +105,11 @@ def share_passes(configs: Mapping[str, RunConfig]) -> tuple[Pass, ...]:
 
 def is_folder_name(name: Any) -> bool:
     """Whether a run inside another run's folder may have this name: it must differ from the files of a run."""
-    return isinstance(name, str) and bool(re.fullmatch(r"[\w+-][\w.+-]*", name)) and name not in (*FILES, MODEL, MODELS)
+    return (
+        isinstance(name, str)
+        and bool(re.fullmatch(r"[\w+-][\w.+-]*", name))
+        and name not in (*FILES, MODEL, MODELS, DATA)
+    )
 
 
 def _run_tables(table: Mapping[str, Any], problems: list[str]) -> dict[str | None, dict[str, Any]]:

@@ -40,6 +40,7 @@ CHECKPOINT = "checkpoint.pt"  # only during training
 SUMMARY = "runs.json"  # of several runs made by one command, each in its own folder
 ANALYSIS = "analysis.json"  # written by `analyse`
 MISTAKES = "mistakes.md"
+DATA = "data"  # the folder of data that was passed in memory
 FILES = (
     RUN,
     CONFIG,
@@ -125,7 +126,7 @@ def check_run_folder(folder: Path, *, overwrite: bool = False, needs: Iterable[P
         if needed in run_folder.parents and not (needed / RUN).is_file():  # a run may contain others, a model may not
             raise RunError(f"{folder}: lies inside {path}, which this run reads; choose another --out.")
     try:
-        occupied = any(not path.name.endswith(TEMPORARY) for path in folder.iterdir())
+        occupied = any(not (path.name.endswith(TEMPORARY) or _is_stored_data(path)) for path in folder.iterdir())
     except FileNotFoundError:
         return
     except OSError as error:
@@ -140,6 +141,11 @@ def check_run_folder(folder: Path, *, overwrite: bool = False, needs: Iterable[P
             f"{folder}: already holds a run ({state}); choose another --out, or pass --overwrite"
             f"{'.' if state == 'finished' else ', or --resume to continue a training run.'}"
         )
+
+
+def stored_data(folder: Path, split: str) -> Path:
+    """Return the file of a run folder for data that was passed in memory: `train` or `dev`."""
+    return folder / DATA / f"{split}.jsonl"
 
 
 def data_record(files: Iterable[str], ids: Iterable[str]) -> dict[str, Any]:
@@ -180,6 +186,12 @@ def _record(folder: Path) -> dict[str, Any] | None:
     if not isinstance(record, dict) or not isinstance(record.get("state"), str):
         raise UnreadableError(f"{path}: expected the record of a run with its state; the file is damaged.")
     return record
+
+
+def _is_stored_data(path: Path) -> bool:
+    """Check for the files of `stored_data`: they are written before the run, and left if it is refused."""
+    names = {stored_data(path.parent, split).name for split in ("train", "dev")}
+    return path.name == DATA and path.is_dir() and {file.name for file in path.iterdir()} <= names
 
 
 def _remove_earlier(folder: Path, within: Iterable[str]) -> None:

@@ -92,8 +92,9 @@ class ReaderModel(nn.Module):
         return cls.load(folder)
 
     @classmethod
-    def load(cls, path: Path) -> ReaderModel:
+    def load(cls, path: str | os.PathLike[str]) -> ReaderModel:
         """Load a model folder, or the model of a run folder."""
+        path = Path(os.path.expanduser(path))
         folder = model_folder(path)
         if not is_saved_model(folder):
             state = run_state(path) if path.is_dir() else None

@@ -27,10 +27,12 @@ from lamella.scoring.cost import cost_of_answers, write_cost
 from lamella.scoring.metrics import language_of, score, summarise
 from lamella.stopwatch import Stopwatch
 
+Questions = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Sequence[Example]
+
 
 def evaluate(
     model: str | os.PathLike[str] | Reader | QAModel,
-    data: str | os.PathLike[str] | Sequence[Example],
+    data: Questions,
     *,
     out: str | os.PathLike[str] | None = None,
     batch_size: int = 32,
@@ -41,15 +43,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """Answer the questions of `data` with `model` and return its scores, in percent.
 
-    `model` is a name or a folder, as for `Reader.load`, or a loaded reader. `data` is a file or a list of examples.
+    `model` is a name or a folder, as for `Reader.load`, or a loaded reader. `data` is a file, files or examples.
     With `out`, predictions, scores and cost are also written to a run folder; `keep_logits` adds the logits to it.
     The language of the metric is detected from the contexts unless you name it.
     """
-    if isinstance(data, str | os.PathLike):
-        files, examples = [os.fspath(data)], read_questions(os.fspath(data), labelled=True)
-    else:
-        files, examples = [], data
-        check_unique_ids(examples)
+    files, examples = _read_questions(data)
     if isinstance(model, str | os.PathLike):
         name = os.fspath(model)
         answering: QAModel = load_model(model, precision=precision)
@@ -91,17 +89,17 @@ def evaluate_model(
 
 
 def evaluate_file(
-    data: str,
-    predictions: Path,
+    data: Questions,
+    predictions: Path | Mapping[str, str],
     *,
-    null_odds: Path | None = None,
-    na_prob: Path | None = None,
+    null_odds: Path | Mapping[str, float] | None = None,
+    na_prob: Path | Mapping[str, float] | None = None,
     threshold: float | None = None,
     missing: Literal["error", "empty"] = "error",
     language: str | None = None,
 ) -> dict[str, Any]:
-    """Score a predictions file in the official format."""
-    examples, answers = read_questions(data, labelled=True), _read_scores(predictions)
+    """Score predictions: a file in the official format, or its content."""
+    (_, examples), answers = _read_questions(data), _read_scores(predictions)
     # Where questions have several contexts, the file may hold one answer per question instead of one per context.
     if answers.keys().isdisjoint(example.id for example in examples):
         examples = one_example_per_question(examples)
@@ -153,7 +151,19 @@ def _score_by_question(
     return {f"question_{key}": value for key, value in results.items()}
 
 
-def _read_scores(path: Path) -> dict[str, Any]:
+def _read_questions(data: Questions) -> tuple[list[str], Sequence[Example]]:
+    """Return the names of the files, none for examples, and all their questions."""
+    given = [data] if isinstance(data, str | os.PathLike) else list(data)
+    files = [os.fspath(item) for item in given if isinstance(item, str | os.PathLike)]
+    examples = [example for file in files for example in read_questions(file, labelled=True)]
+    examples += [item for item in given if isinstance(item, Example)]
+    check_unique_ids(examples)
+    return files, examples
+
+
+def _read_scores(path: Path | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(path, Mapping):
+        return path
     scores = read_json(path)
     if not isinstance(scores, dict):
         raise UnreadableError(f"{path}: expected a JSON object {{question id: value}}, got {type(scores).__name__}.")

@@ -1,0 +1,300 @@
+"""The public Python functions: train, evaluate and compare, and the run folder as an object."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lamella import runs
+from lamella.config import RunConfig
+from lamella.data.dataset import load_examples
+from lamella.data.records import split_paths
+from lamella.data.writers import write_flat
+from lamella.errors import RunError, UsageError
+from lamella.files import read_json, read_text
+from lamella.plan import make_plan
+from lamella.run_file import merge_tables, read_table
+from lamella.validation import check_config
+
+if TYPE_CHECKING:
+    from lamella.inference.reader import Reader
+    from lamella.models.loading import Precision
+    from lamella.study.compare import Comparison
+
+PathLike = str | os.PathLike[str]
+Log = Callable[[str], None]
+OnBadAnswer = Literal["refuse", "fix", "skip", "ignore"]
+
+logger = logging.getLogger("lamella")
+
+
+class Run:
+    """A run folder: the trained reader with its scores, its history and its options.
+
+    `lamella.train` returns one; `Run.load` opens the folder of an earlier run, also one from the command line. A run
+    file with several learners or a grid produces several runs in one folder: they are in `runs`, by name.
+
+    >>> run = Run.load("runs/demo")
+    >>> run.metrics["f1"]
+    >>> run.reader().ask("Who discovered Titan?", text)
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def load(cls, path: PathLike) -> Run:
+        """Open a run folder, which may be unfinished; see `state`."""
+        folder = Path(os.path.expanduser(path))
+        if runs.run_state(folder) is None:
+            raise RunError(f"{folder}: expected a run folder, with {runs.RUN}, and found none; check the path.")
+        return cls(folder)
+
+    @property
+    def state(self) -> str:
+        """`finished`, `unfinished`, `failed` or `interrupted`, as recorded on disk now."""
+        return str(runs.run_state(self.path))
+
+    @cached_property
+    def runs(self) -> dict[str, Run]:
+        """The runs inside this one, by name; empty if it is a single run."""
+        _, names = runs.kind_of_run(self.path) or ("", [])
+        return {name: Run(self.path / name) for name in names}
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """All options of the run, defaults included."""
+        path = self._single() / runs.CONFIG
+        return check_config(read_json(path), where=str(path))
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """The scores of the best checkpoint on the dev data, by the names of the SQuAD 2.0 script.
+
+        Empty if there was no dev data.
+        """
+        path = self._single() / runs.RESULTS
+        return dict(read_json(path)) if path.is_file() else {}
+
+    @cached_property
+    def cost(self) -> dict[str, Any]:
+        """Trainable parameters, seconds, memory and file size."""
+        path = self._single() / runs.COST
+        return dict(read_json(path)) if path.is_file() else {}
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """One flat record per logged step and per evaluation; `pandas.DataFrame(run.history)` is a table of them.
+
+        `event` tells the kinds of record apart: "step" has the loss, "evaluation" has the scores.
+        """
+        path = self._single() / runs.HISTORY
+        return [json.loads(line) for line in read_text(path).splitlines()] if path.is_file() else []
+
+    def reader(self, **options: Any) -> Reader:
+        """Load the trained reader, with the options of `Reader.load`: `device`, `precision`, …"""
+        from lamella.inference.reader import Reader
+
+        return Reader.load(self._single(), **options)
+
+    def _single(self) -> Path:
+        if self.runs:
+            names = list(self.runs)
+            raise UsageError(
+                f"{self.path}: expected a single run, found {len(names)}; choose one: run.runs[{names[0]!r}]."
+            )
+        return self.path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+
+def train(
+    config: RunConfig | Mapping[str, Any] | PathLike | None = None,
+    *,
+    train: Any = None,
+    dev: Any = None,
+    out: PathLike,
+    overwrite: bool = False,
+    resume: bool = False,
+    auto_batch: bool = False,
+    cache: PathLike | None = None,
+    log: Log | None = None,
+    **overrides: Any,
+) -> Run:
+    """Train a reader, or several in one pass of the encoder, and return the run.
+
+    >>> run = train("run.toml", out="runs/first", training={"epochs": 3})
+    >>> run = train(train=rows, dev="dev.json", out="runs/second", encoder={"tuning": "adapter"})
+
+    Args:
+        config: A run file, a `RunConfig`, or a dictionary with the sections of a run file. By default, all options have
+            their defaults.
+        train: Data to train on, instead of `data.train`: a path or a list of paths, or data in memory (a list of
+            dictionaries, a pandas DataFrame, a `datasets.Dataset`). Data in memory is stored in the run folder, under
+            `data/`, so that the run can be repeated and compared.
+        dev: Data to score on, instead of `data.dev`, in the same forms.
+        out: The run folder to write. It must be new or empty, unless you overwrite or resume.
+        overwrite: Replace the run in `out`.
+        resume: Continue the run in `out` from its last checkpoint.
+        auto_batch: On out-of-memory, split the batch and retry.
+        cache: A folder of hidden states that `lamella extract` wrote.
+        log: Receives each progress line, for example `print`. By default they go to the logger `lamella`, level INFO.
+        **overrides: Options by section, on top of `config`: `training={"epochs": 3}, learner={"mixer": "dot"}`.
+    """
+    from lamella.training.run import train_plan
+
+    if resume and overwrite:
+        raise UsageError("train: expected at most one of resume and overwrite, got both.")
+    table, where = _read_config(config)
+    table = _override(table, overrides)
+    folder = Path(os.path.expanduser(out))
+    splits = {split: _Data(data, folder, split) for split, data in (("train", train), ("dev", dev)) if data is not None}
+    table = _override(table, {"data": {split: data.files for split, data in splits.items()}})
+    plan = make_plan(table, where=where)
+    runs.check_run_folder(folder, overwrite=overwrite or resume)
+    on_bad_answer = next(iter(plan.runs.values())).data.on_bad_answer
+    for data in splits.values():
+        data.store(on_bad_answer)
+    train_plan(
+        plan,
+        folder,
+        overwrite=overwrite,
+        resume=resume,
+        auto_batch=auto_batch,
+        cache=None if cache is None else Path(os.path.expanduser(cache)),
+        log=log or logger.info,
+    )
+    return Run.load(folder)
+
+
+def evaluate(
+    model: Run | Reader | Mapping[str, str] | PathLike,
+    data: Any,
+    *,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+    batch_size: int = 32,
+    precision: Precision = "auto",
+    null_odds: Mapping[str, float] | None = None,
+    language: str | None = None,
+) -> dict[str, Any]:
+    """Score a reader, or predictions made elsewhere, by the metric of the official SQuAD 2.0 script.
+
+    >>> evaluate("runs/first", "dev.json")["f1"]
+    >>> evaluate({"id1": "Huygens", "id2": ""}, "dev.json")["exact"]
+
+    Args:
+        model: A run, a `Reader`, or a name or folder that `Reader.load` takes; or predictions: a dictionary from
+            question id to answer ("" for no answer), or the path of such a file.
+        data: The questions with their answers, in the same forms as for `train`.
+        out: For a model: a run folder for predictions, scores and cost. By default, nothing is written.
+        overwrite: Replace the run in `out`.
+        batch_size: Windows per batch.
+        precision: Number format, as for `Reader.load`.
+        null_odds: For predictions: the score of no answer minus that of the best answer, by question id.
+        language: The language of the metric; by default the contexts decide.
+    """
+    from lamella.scoring.evaluate import evaluate as evaluate_model
+    from lamella.scoring.evaluate import evaluate_file
+
+    predictions = _predictions(model)
+    if predictions is not None and out is not None:
+        raise UsageError("evaluate: expected no out for predictions, which are only scored; remove it.")
+    if predictions is None and null_odds is not None:
+        raise UsageError("evaluate: expected null_odds for predictions only, as a model has its own; remove it.")
+    questions: Any = data
+    if not isinstance(data, str | os.PathLike):
+        if out is None:
+            questions = load_examples(data, on_bad_answer="ignore", labelled=True).examples
+        else:
+            folder = Path(os.path.expanduser(out))
+            runs.check_run_folder(folder, overwrite=overwrite)
+            stored = _Data(data, folder, "dev")
+            stored.store("ignore")
+            questions = stored.files
+    if predictions is not None:
+        return evaluate_file(questions, predictions, null_odds=null_odds, language=language)
+    assert not isinstance(model, Mapping)
+    return evaluate_model(
+        model, questions, out=out, overwrite=overwrite, batch_size=batch_size, precision=precision, language=language
+    )
+
+
+def compare(*runs: Run | PathLike, data: PathLike | None = None, baseline: Run | PathLike | None = None) -> Comparison:
+    """Compare runs: quality, cost, and which differences are larger than chance.
+
+    >>> print(compare("runs/first", "runs/second", baseline="first"))
+
+    Args:
+        *runs: Runs or their folders. A run that holds several stands for all of them, and runs that differ only in
+            their seeds count as one reader.
+        data: The file that the runs were scored on, if they do not record it or it has moved.
+        baseline: The run to compare the others with, by name, folder or object; by default the first.
+    """
+    from lamella.study.compare import compare as compare_runs
+
+    return compare_runs(
+        [os.fspath(run) for run in runs],
+        data=None if data is None else os.fspath(data),
+        baseline=None if baseline is None else os.fspath(baseline),
+    )
+
+
+def _read_config(config: RunConfig | Mapping[str, Any] | PathLike | None) -> tuple[dict[str, Any], str]:
+    """Return the sections of a run file, however they are given, and their name in error messages."""
+    if config is None:
+        return {}, "train"
+    if isinstance(config, RunConfig):
+        return config.model_dump(mode="json", exclude_unset=True), "config"
+    if isinstance(config, Mapping):
+        return copy.deepcopy(dict(config)), "config"
+    path = Path(os.path.expanduser(config))
+    return read_table(path), str(path)
+
+
+def _override(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with options on top; if it has several learners or runs, each of them gets the options."""
+    merged = dict(table)
+    for section, options in overrides.items():
+        learners = merged.get(section)
+        if isinstance(learners, list) and isinstance(options, Mapping):
+            merged[section] = [merge_tables(learner, options) for learner in learners]
+        else:
+            merged = merge_tables(merged, {section: options})
+    if isinstance(merged.get("run"), list):
+        merged["run"] = [merge_tables(entry, overrides) for entry in merged["run"]]
+    return merged
+
+
+def _predictions(model: Any) -> Path | Mapping[str, str] | None:
+    """Return predictions that were passed instead of a model: a dictionary, or a file; models are folders or names."""
+    if isinstance(model, Mapping):
+        return model
+    path = Path(os.path.expanduser(model)) if isinstance(model, str | os.PathLike) else None
+    return path if path is not None and path.is_file() else None
+
+
+class _Data:
+    """Data that was passed for a split: files, or records in memory, which are stored in the run folder."""
+
+    def __init__(self, data: Any, folder: Path, split: str) -> None:
+        paths, self.records = split_paths(data)
+        self.split, self.path = split, runs.stored_data(folder, split)
+        self.files = [os.fspath(path) for path in paths] or [str(self.path)]
+
+    def store(self, on_bad_answer: OnBadAnswer) -> None:
+        """Check records in memory and write them into the run folder."""
+        if self.records is not None:
+            name = f"<{self.split}>"
+            dataset = load_examples(self.records, on_bad_answer=on_bad_answer, labelled=True, name=name)
+            write_flat(dataset.examples, self.path)
