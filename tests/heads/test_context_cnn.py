@@ -168,7 +168,7 @@ def test_pads_change_nothing_in_training_either(form: str) -> None:
 
 class TestFilters:
     def filters(self, form: str, x: Tensor, hidden: HiddenStates, source: Tensor | None = None) -> Tensor:
-        return make(form)._make_filters(x[0, 0], hidden.mask if source is None else source)
+        return make(form)._compute_filters(x[0, 0], hidden.mask if source is None else source)
 
     def test_every_window_has_its_own(self) -> None:
         x, hidden = make_input((12, 12), pads=0)
@@ -210,7 +210,7 @@ class TestFilters:
         torch.testing.assert_close(run(stage, 2 * x, hidden), 2 * run(stage, x, hidden))
 
     def test_a_question_for_filters_that_have_no_source_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="makes no filters from the question"):
+        with pytest.raises(ConfigError, match=r"context_cnn\.filters_from: 'question' needs a context other than"):
             make("none", filters_from="question")
 
 

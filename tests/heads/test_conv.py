@@ -326,9 +326,9 @@ def test_dropout_is_on_in_training_alone() -> None:
 @pytest.mark.parametrize(
     ("options", "width", "message"),
     [
-        ({"widths": [1, 2, 3]}, W, r"xception\.widths: expected 4 numbers for 'abbreviated'\. Got 3\."),
-        ({"variant": "full", "widths": [1]}, W, r"xception\.widths: expected 8 numbers for 'full'\. Got 1\."),
-        ({}, 8, r"xception: expected what it reads to be at least 9 wide\. Got 8\."),
+        ({"widths": [1, 2, 3]}, W, r"xception\.widths: expected 4 numbers for 'abbreviated', got 3\."),
+        ({"variant": "full", "widths": [1]}, W, r"xception\.widths: expected 8 numbers for 'full', got 1\."),
+        ({}, 8, r"xception: expected an input at least 9 wide, got 8\."),
         ({"widths": []}, W, "widths"),
     ],
 )

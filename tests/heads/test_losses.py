@@ -252,4 +252,4 @@ def test_the_labels_of_a_span() -> None:
 def test_weights_that_leave_nothing_are_refused(options: dict[str, float], names: str) -> None:
     with pytest.raises(ConfigError) as caught:
         CrossEntropy(**options)
-    assert caught.value.problems == (f"{names}: expected one of the weights above 0. Got 0 for both.",)
+    assert caught.value.problems == (f"{names}: expected a weight above 0 for at least one of them, got 0 for both.",)

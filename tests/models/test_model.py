@@ -461,7 +461,7 @@ def test_a_damaged_configuration(saved: Path, change: Callable[[dict[str, Any]],
     ("change", "expected"),
     [
         (lambda config: config.update(tuning={"name": "top_k", "k": 9}), "expected at most 3, the number of layers;"),
-        (lambda config: config["head"].update(layers=[7]), "expected different layers from 0 to 3. Got [7]."),
+        (lambda config: config["head"].update(layers=[7]), "expected different layers from 0 to 3, got [7]."),
         (lambda config: config["windows"].update(max_seq_length=500), "windows.max_seq_length: expected at most 130"),
     ],
 )

@@ -1,1 +1,1 @@
-"""What is put on the hidden layers: mixers, tasks, losses."""
+"""Heads on the hidden layers of an encoder: mixers, tasks and losses."""

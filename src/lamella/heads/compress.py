@@ -1,4 +1,4 @@
-"""A mixer that narrows every layer before the layers are read side by side (BERTVision's adapter pooler)."""
+"""A mixer that projects every layer to a small width (BERTVision's adapter pooler)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lamella.registry import register
 
 @register("mixer", "compress")
 class Compress(Stage):
-    """x_i = gelu(A h_i + b), from W down to `size`, for every layer; they stay apart until the head flattens them.
+    """Project every layer from width W to `size`: x_i = gelu(A h_i + b). The layers stay separate channels.
 
-    `shared` uses one A for all layers (Ha + a parameters), else each has its own (L times as many). Weights start as
-    N(0, 0.001) cut at two deviations, biases as 0; gelu is the tanh form. There is no way up, residual or norm. The
-    head's `skip` adds BERTVision's concatenated last layer.
+    `shared` uses one A for all layers (Ha + a parameters); otherwise each layer has its own (L times as many). Weights
+    start from N(0, 0.001) truncated at two standard deviations, biases at 0; gelu is the tanh approximation. There is
+    no up-projection, residual or norm. The head's `skip` adds BERTVision's concatenated last layer.
     """
 
     def __init__(self, shape: StageShape, *, size: Annotated[int, Field(ge=1)] = 64, shared: bool = True) -> None:

@@ -1,11 +1,11 @@
-"""Mixers that convolve: along the hidden axis, over the tokens, or both (BERTVision's CNNs).
+"""Convolutional mixers: along the hidden axis, over the tokens, or both (BERTVision's CNNs).
 
-The chosen layers are the channels of an image whose rows are the tokens and whose columns are the hidden units. No
-convolution changes the number of tokens. What lies beyond the ends of a window counts as zero, and so do its pads: they
-are put to zero before every layer that mixes tokens, so that nothing depends on how far a batch is padded.
+The selected layers are the channels of an image whose rows are the tokens and whose columns are the hidden units. No
+convolution changes the number of tokens. Pads count as zero, like everything beyond the ends of a window: they are set
+to zero before every layer that mixes tokens, so that the result does not depend on the padding of a batch.
 
-The widths of the papers' span networks are lost, all but the percentage of the encoder's parameters that they add up
-to. Ours are chosen to reach these.
+The papers do not give the widths of their span networks, only their size as a share of the encoder's parameters. Our
+widths are chosen to match it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Grid(Stage):
-    """Two convolutions, the second as wide as what the first leaves: x_t = relu(V · dropout(relu(K * h)_t) + b)."""
+    """Two convolutions, the second as wide as the output of the first: x_t = relu(V · dropout(relu(K * h)_t) + b)."""
 
     def __init__(
         self,
@@ -53,22 +53,22 @@ class _Grid(Stage):
     def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:
         S, C, B, T, W = x.shape
         image = x.masked_fill(~hidden.mask[..., None], 0).transpose(1, 2).reshape(S * B, C, T, W)
-        found = relu(self.conv(pad(image, self.edges)))  # [S·B, filters, T, W / stride]
-        maps = relu(self.read(self.dropout(found).transpose(1, 2).flatten(2)))  # [S·B, T, maps]
+        features = relu(self.conv(pad(image, self.edges)))  # [S·B, filters, T, W / stride]
+        maps = relu(self.read(self.dropout(features).transpose(1, 2).flatten(2)))  # [S·B, T, maps]
         return maps.reshape(S, B, T, -1, 1).permute(0, 3, 1, 2, 4)  # [S, maps, B, T, 1]
 
 
 @register("mixer", "conv_1xn")
 class Conv1xN(_Grid):
-    """A convolution along the hidden axis of every token, the layers as its channels (BERTVision's 1xN CNN).
+    """Convolution along the hidden axis of every token, with the layers as channels (BERTVision's 1xN CNN).
 
-    `filters` kernels of `kernel` hidden units at every `stride`-th place, relu; then `maps` kernels as wide as all that
-    is left, relu: one number each for every token. Tokens are not mixed.
+    `filters` kernels of `kernel` hidden units at every `stride`-th position, relu; then `maps` kernels as wide as the
+    result, relu: one number each for every token. Tokens are not mixed.
 
-    The paper's widths are lost, these are ours. At BERT-large's size with 25 layers they give the share of parameters
-    that the paper prints (0.099 %; 0.093 % behind a pooling); `dilation = 2, maps = 47` that of its dilated network
-    (0.121 %). `dropout = 0` is its network without dropout. The stride is what makes it affordable: a single
-    convolution with as many parameters would leave 155,000 numbers for every token.
+    The paper does not give its widths; these are ours. On BERT-large with 25 layers they give the share of parameters
+    that the paper prints (0.099 %; 0.093 % after pooling), and `dilation = 2, maps = 47` the share of its dilated
+    network (0.121 %). `dropout = 0` is its network without dropout. The stride makes it affordable: a single
+    convolution with as many parameters would produce 155,000 numbers for every token.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class Conv1xN(_Grid):
 
 @register("mixer", "conv_nxn")
 class ConvNxN(_Grid):
-    """A convolution over N tokens and N hidden units at once, the layers as its channels (BERTVision's NxN CNN).
+    """Convolution over N tokens and N hidden units, with the layers as channels (BERTVision's NxN CNN).
 
-    As `conv_1xn`, with a square kernel; `stride` is along the hidden axis alone, so that all tokens are kept. The paper
-    used it behind pooling and `compress`, N from 1 to 7; its widths are lost, these are ours. Behind a `compress` of
-    386, `maps = 227` with `skip` gives the paper's share of parameters (0.332 %).
+    Like `conv_1xn`, with a square kernel; `stride` is along the hidden axis only, so that all tokens are kept. The
+    paper uses it after pooling and `compress`, with N from 1 to 7, and does not give its widths; these are ours. After
+    a `compress` of 386, `maps = 227` with `skip` gives the paper's share of parameters (0.332 %).
     """
 
     def __init__(
@@ -119,14 +119,14 @@ class ConvNxN(_Grid):
 
 @register("mixer", "inception")
 class Inception(Stage):
-    """Convolutions over 1, 3 and 5 tokens and over the largest of 3, side by side (BERTVision's modified Inception).
+    """Parallel convolutions over 1, 3 and 5 tokens and over a maximum of 3 (BERTVision's modified Inception).
 
-    A module reads all channels of a token at once (C·W numbers) and gives 4 · `filters`: a convolution of 1 token; of 3
-    and of 5 behind one that narrows to `reduce`; and of 1 over the maximum of 3 tokens. Each ends in a relu. `modules`
-    stand behind one another.
+    A module reads all channels of a token (C·W numbers) and returns 4 · `filters`: a convolution over 1 token; over 3
+    and over 5 after a projection to `reduce`; and over 1 after the maximum of 3 tokens. Each ends in a relu. `modules`
+    is the number of modules in sequence.
 
-    The paper's widths are lost, these are ours. Behind pooling and `compress` of 386 with `skip`, two modules with
-    `filters = 532, reduce = 266` give the paper's share of parameters (1.994 %).
+    The paper does not give its widths; these are ours. After pooling and `compress` of 386 with `skip`, two modules
+    with `filters = 532, reduce = 266` give the paper's share of parameters (1.994 %).
     """
 
     def __init__(self, shape: StageShape, *, filters: Size = 32, reduce: Size = 16, modules: Size = 1) -> None:
@@ -145,6 +145,8 @@ class Inception(Stage):
 
 
 class _InceptionModule(nn.Module):
+    """Four parallel branches over the tokens."""
+
     def __init__(self, width: int, filters: int, reduce: int) -> None:
         super().__init__()
         self.one = nn.Conv1d(width, filters, 1)
@@ -153,39 +155,39 @@ class _InceptionModule(nn.Module):
         self.pooled = nn.Conv1d(width, filters, 1)
 
     def forward(self, text: Tensor, pads: Tensor) -> Tensor:
-        """`text[N, width, T]` is zero at the pads, and so is what comes back."""
-        # A zero lies beyond each end, as where pads follow. In two dimensions: in one, torch exports no free length.
+        """Return the four branches, [N, 4 · filters, T]; `text[N, width, T]` and the result are zero at the pads."""
+        # A zero beyond each end, as if pads followed. max_pool1d cannot be exported with a dynamic length.
         largest = max_pool2d(pad(text, (1, 1))[:, :, None], (1, 3), stride=1)[:, :, 0]
-        found = [
+        branches = [
             self.one(text),
             self.three(relu(self.to_three(text)).masked_fill(pads, 0)),
             self.five(relu(self.to_five(text)).masked_fill(pads, 0)),
             self.pooled(largest),
         ]
-        return relu(torch.cat(found, 1)).masked_fill(pads, 0)
+        return relu(torch.cat(branches, 1)).masked_fill(pads, 0)
 
 
 _XCEPTION_WIDTHS = {"abbreviated": (64, 128, 256, 512), "full": (32, 64, 128, 256, 728, 1024, 1536, 2048)}
-_XCEPTION_NARROWEST = 9  # hidden units that the two first convolutions need
+_XCEPTION_MIN_WIDTH = 9  # hidden units that the first two convolutions need
 
 
 @register("mixer", "xception")
 class Xception(Stage):
-    """Xception along the hidden axis of every token, the layers as its channels (BERTVision's classification CNNs).
+    """Xception along the hidden axis of every token, with the layers as channels (BERTVision's classification CNNs).
 
-    Two convolutions (the first takes every third place), blocks of separable convolutions with a shortcut that halve
-    the width, and the mean over what is left of it: one number for each channel. No biases; a normalisation behind
-    every convolution. Tokens are not mixed.
+    Two convolutions (the first with stride 3), blocks of separable convolutions with a shortcut that halve the width,
+    and the mean over the remaining width: one number for each channel. No biases; a batch normalisation after every
+    convolution. Tokens are not mixed.
 
-    `abbreviated` has one block; the head's `skip` makes it the paper's abbreviated + CLS. `full` is the whole network
+    `abbreviated` has one block; with the head's `skip` it is the paper's abbreviated + CLS. `full` is the whole network
     with its `middle` blocks. `widths` are the channels in order: for `abbreviated` two convolutions and the two of the
-    block; for `full` two convolutions, three entry blocks, the exit block's second convolution and the two behind it.
+    block; for `full` two convolutions, three entry blocks, the exit block's second convolution and the two after it.
     The defaults are the paper's.
 
-    The paper's span form is lost. Ours is the same network for every token; behind pooling and `compress` of 386 with
-    `skip`, `variant = "full", middle = 4, widths = [32, 64, 128, 256, 512, 728, 728, 1024]` gives the paper's share of
-    parameters (1.970 %). Over all tokens of a window it costs more than the encoder; for [CLS] alone next to nothing.
-    The normalisation's statistics are those of real tokens, and move by a tenth at each step: that is ours too.
+    The paper does not give its span network. Ours is the same network for every token; after pooling and `compress` of
+    386 with `skip`, `variant = "full", middle = 4, widths = [32, 64, 128, 256, 512, 728, 728, 1024]` gives the paper's
+    share of parameters (1.970 %). Over all tokens of a window it costs more than the encoder; for [CLS] alone almost
+    nothing. The statistics of the normalisation come from real tokens, with momentum 0.1: this is ours, too.
     """
 
     def __init__(
@@ -197,14 +199,14 @@ class Xception(Stage):
         widths: Annotated[Sequence[Size], Field(min_length=1)] | None = None,
     ) -> None:
         super().__init__()
-        if shape.width < _XCEPTION_NARROWEST:
-            found = f"expected what it reads to be at least {_XCEPTION_NARROWEST} wide. Got {shape.width}."
-            raise ConfigError("learner.mixer", [f"xception: {found}"])
-        usual = _XCEPTION_WIDTHS[variant]
-        widths = widths or usual
-        if len(widths) != len(usual):
-            found = f"expected {len(usual)} numbers for {variant!r}. Got {len(widths)}."
-            raise ConfigError("learner.mixer", [f"xception.widths: {found}"])
+        if shape.width < _XCEPTION_MIN_WIDTH:
+            problem = f"xception: expected an input at least {_XCEPTION_MIN_WIDTH} wide, got {shape.width}."
+            raise ConfigError("learner.mixer", [problem])
+        defaults = _XCEPTION_WIDTHS[variant]
+        widths = widths or defaults
+        if len(widths) != len(defaults):
+            problem = f"xception.widths: expected {len(defaults)} numbers for {variant!r}, got {len(widths)}."
+            raise ConfigError("learner.mixer", [problem])
         first, second, *rest = widths
         self.first = _Normed(nn.Conv1d(shape.channels, first, 3, stride=3, bias=False))
         self.second = _Normed(nn.Conv1d(first, second, 3, bias=False))
@@ -223,19 +225,19 @@ class Xception(Stage):
     def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:
         S, C, B, T, W = x.shape
         real = hidden.mask.repeat(S, 1).flatten()  # [S·B·T]
-        found = x.permute(0, 2, 3, 1, 4).reshape(S * B * T, C, W)
-        found = relu(self.second(relu(self.first(found, real)), real))
+        tokens = x.permute(0, 2, 3, 1, 4).reshape(S * B * T, C, W)
+        tokens = relu(self.second(relu(self.first(tokens, real)), real))
         for block in self.blocks:
-            found = block(found, real)
+            tokens = block(tokens, real)
         for layer in self.last:
-            found = relu(layer(found, real))
-        return found.mean(2).reshape(S, B, T, -1, 1).permute(0, 3, 1, 2, 4)  # [S, widths[-1], B, T, 1]
+            tokens = relu(layer(tokens, real))
+        return tokens.mean(2).reshape(S, B, T, -1, 1).permute(0, 3, 1, 2, 4)  # [S, widths[-1], B, T, 1]
 
 
 class _Block(nn.Module):
-    """Separable convolutions, each behind a relu, and a shortcut; `halve` takes the mean of 3 at every second place.
+    """Separable convolutions, each after a relu, and a shortcut; `halve` averages 3 units at every second position.
 
-    The paper's first block opens without a relu. What it reads comes from one, which a second does not change.
+    The paper's first block starts without a relu. Its input comes from a relu, so another one changes nothing.
     """
 
     def __init__(self, *widths: int, halve: bool = True) -> None:
@@ -244,17 +246,17 @@ class _Block(nn.Module):
         self.shortcut = _Normed(nn.Conv1d(widths[0], widths[-1], 1, stride=2, bias=False)) if halve else None
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:
-        found = x
+        convolved = x
         for layer in self.layers:
-            found = layer(relu(found), real)
+            convolved = layer(relu(convolved), real)
         if self.shortcut is None:
-            return x + found
+            return x + convolved
         shortcut: Tensor = self.shortcut(x, real)
-        return shortcut + avg_pool1d(found, 3, stride=2, padding=1, count_include_pad=False)
+        return shortcut + avg_pool1d(convolved, 3, stride=2, padding=1, count_include_pad=False)
 
 
 class _Normed(nn.Module):
-    """A convolution of every token and the batch normalisation behind it, whose statistics are those of real tokens."""
+    """A convolution of every token, then batch normalisation with statistics from real tokens only."""
 
     def __init__(self, *conv: nn.Conv1d, momentum: float = 0.1, eps: float = 1e-3) -> None:
         super().__init__()
@@ -268,30 +270,30 @@ class _Normed(nn.Module):
         self.momentum, self.eps = momentum, eps
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:
-        """`x[N, C, W]` with N tokens, of which those with `real[N]` count."""
-        found: Tensor = self.conv(x)
-        mean, var = self._measure(found, real) if self.training else (self.running_mean, self.running_var)
+        """Return the normalised convolution of `x[N, C, W]`; only the tokens in `real[N]` enter the statistics."""
+        convolved: Tensor = self.conv(x)
+        mean, var = self._measure(convolved, real) if self.training else (self.running_mean, self.running_var)
         scale = self.weight * (var + self.eps).rsqrt()
-        return found * scale[:, None] + (self.bias - mean * scale)[:, None]
+        return convolved * scale[:, None] + (self.bias - mean * scale)[:, None]
 
     def _measure(self, x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of every channel, which also move the running ones."""
+        """Return mean and variance of every channel, and update the running statistics."""
         pads = ~real[:, None, None]
         count = real.sum() * x.shape[2]
         mean = x.masked_fill(pads, 0).sum((0, 2)) / count
         var = (x - mean[:, None]).masked_fill(pads, 0).square().sum((0, 2)) / count
         with torch.no_grad():
             self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(var * count / (count - 1).clamp(min=1), self.momentum)  # free of bias, as usual
+            self.running_var.lerp_(var * count / (count - 1).clamp(min=1), self.momentum)  # the unbiased variance
         return mean, var
 
 
 def _separable(narrow: int, wide: int) -> _Normed:
-    """A convolution of 3 places within each channel, then one of a single place across the channels."""
+    """Return a convolution of 3 units within each channel, then one of a single unit across the channels."""
     within = nn.Conv1d(narrow, narrow, 3, padding=1, groups=narrow, bias=False)
     return _Normed(within, nn.Conv1d(narrow, wide, 1, bias=False))
 
 
 def _edges(total: int) -> tuple[int, int]:
-    """How many zeros go before and behind, where a convolution is to keep the length."""
+    """Return the numbers of zeros before and after a sequence that keep its length under a convolution."""
     return total // 2, total - total // 2

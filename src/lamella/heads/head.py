@@ -1,9 +1,9 @@
-"""A head: mixer stages, then the task's output.
+"""A head: mixer stages, then the output of the task.
 
-A stage maps `x[S, C, B, T, W]` to the same, given the hidden layers and the task's output vectors `q[O, W]`. C are
-channels, at first the chosen layers; S are streams, 1 until a stage splits them into one for each output of the task.
-What the last stage gives is flattened to `[S, B, T, C·W]`; a skip (the encoder's last layer) and what a second list of
-stages makes beside the first are concatenated to it.
+A stage maps `x[S, C, B, T, W]` to a tensor of the same kind, given the hidden layers and the task's output vectors
+`q[O, W]`. C is the number of channels, at first the selected layers. S is the number of streams: 1 until a stage makes
+a stream for each output of the task. The output of the last stage is flattened to `[S, B, T, C·W]`; a skip (the
+encoder's last layer) and the output of a second list of stages are concatenated to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LayerChoice = Literal["encoder", "all", "pooled", "pooled+all"] | list[int]
 
 @dataclass(frozen=True)
 class StageShape:
-    """What is known when a stage is built: S streams, C channels, W wide; O outputs of the task, T tokens at most."""
+    """The input shape of a stage: S streams, C channels, width W; O outputs of the task, at most `longest` tokens."""
 
     streams: int
     channels: int
@@ -35,15 +35,15 @@ class StageShape:
 
 
 class Stage(nn.Module):
-    """What every mixer stage is: `out_shape` says what its forward makes of the shape it was built for."""
+    """A mixer stage. `out_shape` is the shape that `forward` returns for the input shape it was built for."""
 
     out_shape: StageShape
-    reads_q = False  # whether its forward reads the task's vectors, which are then as wide as the encoder
+    reads_q = False  # whether `forward` reads the task's vectors, which must then be as wide as the encoder
     weighs_per_token = False  # whether `layer_weights` differs from token to token
 
     @staticmethod
     def reads(layers: tuple[int, ...]) -> tuple[int, ...]:
-        """Which of the chosen layers a first stage reads; the others need not be kept."""
+        """Return which of the selected layers the stage reads as the first stage; the others need not be kept."""
         return layers
 
     def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:
@@ -64,14 +64,14 @@ class Stage(nn.Module):
 
 
 class LayerWeights(Stage):
-    """A stage that adds up the layers with weights: x = Σ_i w_i h_i, one channel.
+    """A stage that sums the layers with weights: x = Σ_i w_i h_i, one channel.
 
-    Where nothing follows it, the sum need not be built. The task's q · Σ_i w_i h_i is Σ_i w_i (q · h_i), and q · h_i
-    is one small product: this makes a head ten times cheaper, and is the same up to rounding.
+    If no stage follows, the sum is not computed: the task's q · Σ_i w_i h_i is Σ_i w_i (q · h_i), and q · h_i is one
+    small product. This makes a head ten times cheaper, with the same result up to rounding.
     """
 
     def weigh(self, project: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
-        """The weights, [S, C, B, T] or what broadcasts to it; `project(v[S, W])` gives v · h_i, [S, C, B, T]."""
+        """Return weights that broadcast to [S, C, B, T]; `project(v[S, W])` returns v · h_i, [S, C, B, T]."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class LayerWeights(Stage):
 
 
 class Head(nn.Module):
-    """Mixer stages and a task, built from their specifications."""
+    """Mixer stages and a task, built from their options in a run file."""
 
     def __init__(
         self,
@@ -105,24 +105,26 @@ class Head(nn.Module):
         outputs: int = registry.part("task", registry.split(task)[0]).make.outputs  # type: ignore[attr-defined]
         chosen = choose_layers(layers, depth)
         if POOLED in chosen and not self.at_cls:
-            raise ConfigError("learner.layers", ["the pooled output is for a task that reads [CLS] alone."])
+            raise ConfigError(
+                "learner.layers",
+                ["the pooled output needs a task that reads [CLS] alone: answerability."],
+            )
         names = [registry.split(spec)[0] for spec in (*mixer, *beside)]
-        reader = next((name for name in names if cast(Any, registry.part("mixer", name).make).reads_q), None)
-        if reader is not None and (len(names) > 1 or skip):
-            alone = "expected no other stage, no skip and nothing beside it"
-            raise ConfigError("learner.mixer", [f"{reader} compares the layers with the task's own vectors: {alone}."])
+        reads_q = next((name for name in names if cast(Any, registry.part("mixer", name).make).reads_q), None)
+        if reads_q is not None and (len(names) > 1 or skip):
+            alone = "expected no other stage, no skip and no stages beside it"
+            raise ConfigError("learner.mixer", [f"{reads_q} compares the layers with the task's vectors: {alone}."])
         longest = 1 if self.at_cls else longest
         self.stages, main_layers, width = _stack(mixer, chosen, hidden_size, outputs, longest)
         self.beside, beside_layers, beside_width = _stack(beside, chosen, hidden_size, outputs, longest)
         self.skip = skip
-        wanted = {*main_layers, *beside_layers, *([depth] if skip else [])}
-        self.layers = tuple(sorted(wanted))
+        self.layers = tuple(sorted({*main_layers, *beside_layers, *([depth] if skip else [])}))
         self.depth = depth
         self.main_layers, self.beside_layers = main_layers, beside_layers
         self.task = registry.build("task", task, width + beside_width + (hidden_size if skip else 0))
 
     def forward(self, hidden: HiddenStates) -> Tensor:
-        """The task's logits, one row for each of its outputs."""
+        """Return the logits of the task, [O, B, T]."""
         if self.at_cls:
             hidden = hidden.at_cls()
         by_number = dict(zip(self.layers, hidden.layers, strict=True))
@@ -134,18 +136,18 @@ class Head(nn.Module):
             weights = stage.weigh(lambda v: z if v is q else project_layers(layers, v), q)
             bias: Tensor = self.task.b[:, None, None]
             return (weights * z).sum(1) + bias  # [O, B, T]
-        found = [_run(self.stages, self.main_layers, by_number, hidden, q)]  # each [S, B, T, C·W]
+        branches = [_run(self.stages, self.main_layers, by_number, hidden, q)]  # each [S, B, T, C·W]
         if len(self.beside):
-            found.append(_run(self.beside, self.beside_layers, by_number, hidden, q))
+            branches.append(_run(self.beside, self.beside_layers, by_number, hidden, q))
         if self.skip:
-            found.append(by_number[self.depth].float()[None])
-        streams = max(len(one) for one in found)
-        joined = torch.cat([one.expand(streams, -1, -1, -1) for one in found], dim=-1)
+            branches.append(by_number[self.depth].float()[None])
+        streams = max(len(branch) for branch in branches)
+        joined = torch.cat([branch.expand(streams, -1, -1, -1) for branch in branches], dim=-1)
         logits: Tensor = self.task(joined)
         return logits  # [O, B, T]
 
     def layer_weights(self, hidden: HiddenStates) -> Tensor | None:
-        """What the first stage weighs the layers with, [O, L, B, T]; None where it has no such weights."""
+        """Return the layer weights of the first stage, [O, L, B, T]; None if it has none."""
         stage = cast(Stage, self.stages[0])
         if self.at_cls:
             hidden = hidden.at_cls()
@@ -159,7 +161,7 @@ class Head(nn.Module):
 
 
 def choose_layers(choice: LayerChoice, depth: int) -> tuple[int, ...]:
-    """The numbers of the layers a head may see; 0 is the output of the embeddings."""
+    """Return the numbers of the layers that a head can read; 0 is the output of the embeddings."""
     if choice == "encoder":
         return tuple(range(1, depth + 1))
     if choice == "all":
@@ -170,21 +172,21 @@ def choose_layers(choice: LayerChoice, depth: int) -> tuple[int, ...]:
         return (POOLED, *range(depth + 1))
     unknown = [layer for layer in choice if not 0 <= layer <= depth]
     if unknown or not choice or len(set(choice)) < len(choice):
-        raise ConfigError("learner.layers", [f"expected different layers from 0 to {depth}. Got {choice}."])
+        raise ConfigError("learner.layers", [f"expected different layers from 0 to {depth}, got {choice}."])
     return tuple(choice)
 
 
 def project_layers(layers: Sequence[Tensor], v: Tensor) -> Tensor:
-    """v_s · h_i for every stream and layer: [S, C, B, T]."""
+    """Return v_s · h_i for every stream and layer: [S, C, B, T]."""
     # In this order the few vectors are the rows: half the time of `layer @ v.T`, whose result would be two wide.
-    found = torch.stack([v @ layer.flatten(0, 1).T for layer in layers], dim=1)  # [S, C, B·T]
-    return found.view(*found.shape[:2], *layers[0].shape[:2])  # [S, C, B, T]
+    products = torch.stack([v @ layer.flatten(0, 1).T for layer in layers], dim=1)  # [S, C, B·T]
+    return products.view(*products.shape[:2], *layers[0].shape[:2])  # [S, C, B, T]
 
 
 def _stack(
     specs: Sequence[Mapping[str, Any]], chosen: tuple[int, ...], hidden_size: int, outputs: int, longest: int
 ) -> tuple[nn.ModuleList, tuple[int, ...], int]:
-    """The stages of a list, the layers its first one reads, and the width that it gives."""
+    """Build a list of stages; return it, the layers that its first stage reads, and the width of its output."""
     stages = nn.ModuleList()
     if not specs:
         return stages, (), 0

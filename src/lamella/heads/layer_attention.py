@@ -1,4 +1,4 @@
-"""Mixers in which every token weighs the layers by comparing them with the task's own vectors (the PCE paper)."""
+"""Mixers with attention over the layers: every token weighs its layers by the task's vectors (the PCE paper)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from lamella.registry import register
 class Dot(LayerWeights):
     """Attention of the task's vector over the layers: w_i = softmax_i(q · h_i), x = Σ_i w_i h_i. No parameters.
 
-    q is the start's or the end's own vector, so that the logit is Σ_i softmax(z)_i z_i with z_i = q · h_i. Unscaled,
-    as in the paper.
+    q is the vector of the output (start or end), so the logit is Σ_i softmax(z)_i z_i with z_i = q · h_i. Unscaled, as
+    in the paper.
     """
 
     reads_q = True
@@ -40,8 +40,8 @@ class Dot(LayerWeights):
 class Multiplicative(LayerWeights):
     """Attention with a learned matrix: w_i = softmax_i(qᵀ W h_i), x = Σ_i w_i h_i; H² parameters.
 
-    The paper does not say whether start and end share W: `shared` chooses. W starts as N(0, 0.02), as BERT's own
-    matrices do: nearly the mean of the layers.
+    The paper leaves open whether start and end share W: `shared` decides. W starts from N(0, 0.02) like BERT's own
+    matrices, so that x is nearly the mean of the layers.
     """
 
     reads_q = True
@@ -59,11 +59,11 @@ class Multiplicative(LayerWeights):
 
 @register("mixer", "encoder_block")
 class EncoderBlock(Stage):
-    """A transformer block whose query is the task's vector and whose keys and values are the layers of one token.
+    """Transformer block whose query is the task's vector and whose keys and values are the layers of one token.
 
     x = LN(a + FFN(a)), a = LN(q + Attention(q, h_1..L, h_1..L)); one block for all outputs, as large as one of BERT's.
-    Number of heads, dropout, the source of the residual and the sharing are unknown from the paper: ours are a head for
-    every 64 dimensions (or the next number that divides the width), `dropout`, the query, and one block for all.
+    The paper does not give the number of heads, the dropout, the source of the residual or the sharing. Ours: one head
+    per 64 dimensions (or the next smaller number that divides the width), `dropout`, the query, one block for all.
     """
 
     reads_q = True
@@ -80,7 +80,7 @@ class EncoderBlock(Stage):
         width = shape.width
         self.heads = heads or next(count for count in range(max(1, width // 64), 0, -1) if width % count == 0)
         if width % self.heads:
-            raise ConfigError("learner.mixer", [f"encoder_block.heads: expected a divisor of {width}. Got {heads}."])
+            raise ConfigError("learner.mixer", [f"encoder_block.heads: expected a divisor of {width}, got {heads}."])
         self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
         self.attention_norm = nn.LayerNorm(width)
         self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -95,17 +95,17 @@ class EncoderBlock(Stage):
         return mixed[:, None]  # [O, 1, B, T, W]
 
     def layer_weights(self, hidden: HiddenStates, q: Tensor) -> Tensor:
-        """The mean over its heads."""
+        """Return the mean over the attention heads."""
         return self._weigh(torch.stack([layer.float() for layer in hidden.layers]), q).mean(-1)
 
     def _attend(self, layers: Tensor, q: Tensor) -> Tensor:
-        """Attention of O queries over the C layers of each token; every token is a sequence of its own."""
+        """Return the attention of O queries over the C layers of each token; every token is its own sequence."""
         value = self.value(layers).unflatten(-1, (self.heads, -1))  # [C, B, T, N, D]
         weights = self.dropout(self._weigh(layers, q))
         return torch.einsum("ocbtn,cbtnd->obtnd", weights, value).flatten(-2)
 
     def _weigh(self, layers: Tensor, q: Tensor) -> Tensor:
-        """What each of the N heads weighs the layers with, [O, C, B, T, N]."""
+        """Return the weights of the layers in each of the N attention heads, [O, C, B, T, N]."""
         size = q.shape[1] // self.heads
         query = self.query(q).unflatten(-1, (self.heads, size))  # [O, N, D]
         key = self.key(layers).unflatten(-1, (self.heads, size))  # [C, B, T, N, D]

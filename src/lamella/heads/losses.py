@@ -1,4 +1,4 @@
-"""What training makes small, given the choices of a task."""
+"""Training losses, computed from the choices of a task."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Weight = Annotated[float, Field(ge=0)]
 
 @register("loss", "cross_entropy")
 class CrossEntropy:
-    """The weighted mean of the cross-entropies of the task's choices; for a span (CE(start) + CE(end)) / 2.
+    """Weighted mean of the cross-entropies of the task's choices; for a span (CE(start) + CE(end)) / 2.
 
-    Padding takes no part in the softmax, so a loss does not depend on what else is in the batch. `start` and `end`
-    weigh the two choices of a span (the Korean paper's start-weighted loss: start = 2). `answerable` and
-    `unanswerable` weigh windows with and without the answer: by `example`, Σ w l / Σ w, or as in that paper by the
-    `group` means, (2A + U) / 3 at answerable = 2; the weight of a single window then depends on how many of its kind
-    the step holds. `label_smoothing` spreads a share of the target over the real tokens.
+    Pads are excluded from the softmax, so the loss does not depend on what else is in the batch. `start` and `end`
+    weight the two choices of a span (the Korean paper's start-weighted loss: start = 2). `answerable` and
+    `unanswerable` weight windows with and without the answer: by `example`, Σ w l / Σ w, or, as in that paper, by the
+    `group` means, (2A + U) / 3 at answerable = 2; the weight of a single window then depends on how many windows of
+    its group are in the step. `label_smoothing` spreads a share of the target over the real tokens.
 
-    Means are over the whole optimiser step: what a batch gives is its share of them, and the shares of all batches and
-    processes add up to the loss.
+    Means are over the whole optimiser step: a batch gives its share, and the shares of all batches and processes add
+    up to the loss.
     """
 
     def __init__(
@@ -43,7 +43,9 @@ class CrossEntropy:
     ) -> None:
         if not (start or end) or not (answerable or unanswerable):
             names = "answerable and unanswerable" if start or end else "start and end"
-            raise ConfigError("learner.loss", [f"{names}: expected one of the weights above 0. Got 0 for both."])
+            raise ConfigError(
+                "learner.loss", [f"{names}: expected a weight above 0 for at least one of them, got 0 for both."]
+            )
         self.choice_weights = {"start": start, "end": end}
         self.answerable, self.unanswerable = answerable, unanswerable
         self.weigh_by, self.label_smoothing = weigh_by, label_smoothing
@@ -51,9 +53,10 @@ class CrossEntropy:
     def __call__(
         self, choices: Sequence[Choice], batch: Batch, totals: Totals | None = None, belief: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """The loss under `loss`, and the mean of every choice beside it; without `totals` the batch is the step.
+        """Return the loss as `loss`, and the mean of every choice under its name.
 
-        `belief` [B] is how far each window's labels are believed: what is doubted counts less, and no other more.
+        Without `totals` the batch is the whole step. `belief` [B] scales the loss of each window by the confidence in
+        its labels; other windows do not gain weight.
         """
         totals = totals or Totals.of([batch])
         errors = {choice.name: self._errors(choice) for choice in choices}  # each [B]
@@ -68,24 +71,26 @@ class CrossEntropy:
         log_p = choice.scores.float().masked_fill(~choice.real, float("-inf")).log_softmax(1)
         error = -log_p.gather(1, choice.target[:, None])[:, 0]
         if self.label_smoothing:
-            spread = -log_p.masked_fill(~choice.real, 0).sum(1) / choice.real.sum(1)
-            error = (1 - self.label_smoothing) * error + self.label_smoothing * spread
+            uniform = -log_p.masked_fill(~choice.real, 0).sum(1) / choice.real.sum(1)
+            error = (1 - self.label_smoothing) * error + self.label_smoothing * uniform
         return error
 
     def _window_weights(self, has_answer: Tensor, totals: Totals) -> Tensor:
-        """What every window counts, [B]; over a whole step this sums to 1, or to 0 where nothing in it counts."""
+        """Return the weight of every window, [B]: over a whole step they sum to 1, or to 0 if all weights are 0."""
         weights = (self.answerable, self.unanswerable)
         counts = totals.windows_with_and_without_answer(has_answer.device)
         if self.weigh_by == "example":
             whole = weights[0] * counts[0] + weights[1] * counts[1]
-            each = [weight / _or_one(whole) for weight in weights]
+            per_window = [weight / _nonzero(whole) for weight in weights]
         else:
-            whole = weights[0] * (counts[0] > 0) + weights[1] * (counts[1] > 0)  # of the kinds that are there
-            each = [weight / _or_one(whole) / count.clamp(min=1) for weight, count in zip(weights, counts, strict=True)]
-        answerable, unanswerable = each
+            whole = weights[0] * (counts[0] > 0) + weights[1] * (counts[1] > 0)  # of groups in this step
+            per_window = [
+                weight / _nonzero(whole) / count.clamp(min=1) for weight, count in zip(weights, counts, strict=True)
+            ]
+        answerable, unanswerable = per_window
         return torch.where(has_answer, answerable, unanswerable)
 
 
-def _or_one(total: Tensor) -> Tensor:
-    """What to divide by where a total may be 0: not decided now, for a recorded step has other totals later."""
+def _nonzero(total: Tensor) -> Tensor:
+    """Return the total, or 1 if it is 0: as a tensor, because a recorded step is replayed with other totals."""
     return torch.where(total == 0, 1.0, total)

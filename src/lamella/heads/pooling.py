@@ -1,4 +1,4 @@
-"""Mixers that add up the layers with weights of their own: fixed or learned, the same for every token."""
+"""Mixers that sum the layers with fixed or learned weights, the same for every token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lamella.registry import register
 
 
 class FixedWeights(LayerWeights):
-    """Weights that are known beforehand."""
+    """A mixer with constant weights."""
 
     def __init__(self, shape: StageShape) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class FixedWeights(LayerWeights):
 
     @staticmethod
     def shares(channels: int) -> Tensor:
-        """The weight of each channel."""
+        """Return the weight of each channel."""
         raise NotImplementedError
 
     def weigh(self, project: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ class FixedWeights(LayerWeights):
 
 @register("mixer", "last")
 class Last(FixedWeights):
-    """The last of the chosen layers, as every plain fine-tuned reader has it: x = h_L."""
+    """Last selected layer, as in a plain fine-tuned reader: x = h_L."""
 
     @staticmethod
     def reads(layers: tuple[int, ...]) -> tuple[int, ...]:
@@ -45,7 +45,7 @@ class Last(FixedWeights):
 
 @register("mixer", "average")
 class Average(FixedWeights):
-    """The mean of the chosen layers (BERTVision's AP): x = Σ_i h_i / C."""
+    """Mean of the selected layers (BERTVision's AP): x = Σ_i h_i / C."""
 
     @staticmethod
     def shares(channels: int) -> Tensor:
@@ -54,7 +54,7 @@ class Average(FixedWeights):
 
 @register("mixer", "first_last")
 class FirstLast(FixedWeights):
-    """The mean of the first and the last of the chosen layers: x = (h_1 + h_L) / 2."""
+    """Mean of the first and the last selected layer: x = (h_1 + h_L) / 2."""
 
     @staticmethod
     def reads(layers: tuple[int, ...]) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ class FirstLast(FixedWeights):
     def shares(channels: int) -> Tensor:
         weights = torch.zeros(channels)
         weights[0] += 0.5
-        weights[-1] += 0.5  # of a single layer, the other half
+        weights[-1] += 0.5  # a single layer gets both halves
         return weights
 
 
@@ -72,11 +72,11 @@ class FirstLast(FixedWeights):
 class ScalarMix(LayerWeights):
     """Learned weights, the same for all tokens: x = γ · Σ_i w_i h_i (PCE's weighted sum, BERTVision's LP).
 
-    `shared = false` has its own γ and w for every output (start and end): 2(L + 1) parameters, as in the PCE paper.
+    With `shared = false` every output (start and end) has its own γ and w: 2(L + 1) parameters, as in the PCE paper.
     `shared = true` with `normalise = "softmax"` is BERTVision's learned pooling: L + 1 parameters.
 
-    The PCE paper's equation has no softmax and gives no initial values; ours start as the mean of the layers in both
-    forms (w = 1/L, or softmax of zeros) with γ = 1. BERTVision starts its w from N(0, 0.05), nearly the same.
+    The PCE paper's equation has no softmax and gives no initial values. Ours start as the mean of the layers in both
+    forms (w = 1/L, or softmax of zeros) with γ = 1. BERTVision starts w from N(0, 0.05), which is nearly the same.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What is asked of a reader: the output vectors, the logits they give, and what those should have been."""
+"""Tasks: the output vectors, their logits, and the targets that the logits are trained on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lamella.registry import register
 
 @dataclass(frozen=True)
 class Choice:
-    """One choice that a task makes for every window: scores of the N candidates, the right one, which are real."""
+    """A choice that a task makes for every window: the scores of N candidates, the target, and which are real."""
 
     name: str
     scores: Tensor  # [B, N]
@@ -22,12 +22,12 @@ class Choice:
 
 
 class Task(nn.Module):
-    """Output vectors q and biases b, initialised as BERT's own output layer is: N(0, 0.02) and zero."""
+    """Output vectors q and biases b, initialised like BERT's output layer: N(0, 0.02) and zero."""
 
     outputs: int
-    at_cls = False  # whether it reads the first token alone
+    at_cls = False  # whether the task reads only the first token
     choice_names: tuple[str, ...]
-    headline: tuple[str, str]  # what is reported of it; the best model is the best by the second
+    headline: tuple[str, str]  # metrics to report; the second selects the best checkpoint by default
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -40,13 +40,13 @@ class Task(nn.Module):
         return torch.einsum("obtw,ow->obt", x, self.q) + self.b[:, None, None]  # [O, B, T]
 
     def choices(self, logits: Tensor, batch: Batch) -> list[Choice]:
-        """What was decided for every window, and what is right."""
+        """Return the choices of the task with their targets."""
         raise NotImplementedError
 
 
 @register("task", "span")
 class Span(Task):
-    """Where the answer starts and ends: logit_o(t) = q_o · x_t + b_o, o in (start, end); no answer is [CLS] twice."""
+    """Start and end of the answer: logit_o(t) = q_o · x_t + b_o, o in (start, end); no answer is the span on [CLS]."""
 
     outputs = 2
     choice_names = ("start", "end")
@@ -61,9 +61,9 @@ class Span(Task):
 
 @register("task", "answerability")
 class Answerability(Task):
-    """Whether the window holds the answer: two classes (0 yes, 1 no) read from [CLS].
+    """Whether the window contains the answer: two classes (0 yes, 1 no), read at [CLS].
 
-    BERTVision's labels. A question is answerable by its best window.
+    The labels are BERTVision's. The best window of a question decides whether the question is answerable.
     """
 
     outputs = 2

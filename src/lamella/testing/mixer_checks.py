@@ -26,7 +26,7 @@ TOLERANCE = 1e-5  # of logits in fp32
 def check_mixer(name: str, /, **options: Any) -> None:
     """Check that a mixer keeps the contract of mixers, with every task on every tiny encoder.
 
-    The checks are those of `MIXER_CHECKS`; each function there states what it expects.
+    `MIXER_CHECKS` lists the checks; each function there states what it expects.
     """
     for case in mixer_cases(name, options):
         for check in MIXER_CHECKS.values():
@@ -65,7 +65,7 @@ class MixerCase:
 
     @property
     def real(self) -> Tensor:
-        """[B, T] the real tokens among those that the head gives logits for."""
+        """The real tokens among the tokens that the head gives logits for, [B, T]."""
         return self.hidden.mask[:, :1] if self.head.at_cls else self.hidden.mask
 
     def new_head(self, *, noise: float = 0.0) -> Head:
@@ -96,7 +96,7 @@ def mixer_cases(name: str, options: Mapping[str, Any] | None = None) -> list[Mix
 
 
 def check_is_a_stage(case: MixerCase) -> None:
-    """It is a class derived from Stage, with a docstring, and reads some of the layers that it is offered."""
+    """Check that it is a class derived from Stage, with a docstring, and reads some of the layers it is offered."""
     kind = registry.part("mixer", case.mixer).make
     assert isinstance(kind, type), f"{case}: expected a class derived from lamella.heads.head.Stage"
     assert issubclass(kind, Stage), f"{case}: expected a class derived from lamella.heads.head.Stage"
@@ -109,7 +109,7 @@ def check_is_a_stage(case: MixerCase) -> None:
 
 
 def check_gives_finite_logits(case: MixerCase) -> None:
-    """It gives a finite logit in fp32 for every output and token, from layers in fp32 and in bf16."""
+    """Check that it gives a finite logit in fp32 for every output and token, from layers in fp32 and in bf16."""
     outputs: int = cast(Any, registry.part("task", case.task).make).outputs
     for dtype in (torch.float32, torch.bfloat16):
         hidden = replace(case.hidden, layers=tuple(layer.to(dtype) for layer in case.hidden.layers))
@@ -123,12 +123,12 @@ def check_gives_finite_logits(case: MixerCase) -> None:
 
 
 def check_is_deterministic(case: MixerCase) -> None:
-    """It gives the same logits twice in evaluation mode."""
+    """Check that it gives the same logits twice in evaluation mode."""
     assert torch.equal(case.compute(case.hidden), case.logits), f"{case}: gave different logits for the same input"
 
 
 def check_depends_on_its_input(case: MixerCase) -> None:
-    """It gives other logits for other hidden states."""
+    """Check that it gives other logits for other hidden states."""
     head = case.new_head(noise=0.1)  # some mixers start with weights near zero
     rolled = replace(case.hidden, layers=tuple(layer.roll(1, 0) for layer in case.hidden.layers))
     with torch.no_grad():
@@ -137,14 +137,14 @@ def check_depends_on_its_input(case: MixerCase) -> None:
 
 
 def check_ignores_pads(case: MixerCase) -> None:
-    """Adding pads to a batch does not change the logits of its real tokens."""
+    """Check that adding pads to a batch does not change the logits of its real tokens."""
     padded = case.compute(_with_pads(case.hidden))[..., : case.real.shape[1]]
     advice = "put pads to zero with hidden.mask before mixing tokens"
     _assert_close(padded[:, case.real], case.logits[:, case.real], f"{case}: pads change the logits ({advice})")
 
 
 def check_treats_windows_alone(case: MixerCase) -> None:
-    """A window alone in a batch, with or without its pads, has the same logits as among others."""
+    """Check that a window alone in a batch, with or without its pads, has the same logits as among others."""
     for row in range(len(case.hidden.mask)):
         length = int(case.real[row].sum())
         padded = case.compute(_slice(case.hidden, slice(row, row + 1), slice(None)))
@@ -155,7 +155,7 @@ def check_treats_windows_alone(case: MixerCase) -> None:
 
 
 def check_trains_every_parameter(case: MixerCase) -> None:
-    """Every parameter gets a finite gradient, and the input stays as it was."""
+    """Check that every parameter gets a finite gradient, and that the input does not change."""
     head, hidden = case.new_head().train(), case.new_hidden()
     before = [tensor.clone() for tensor in _tensors(hidden)]
     logits = head(hidden)
@@ -171,7 +171,7 @@ def check_trains_every_parameter(case: MixerCase) -> None:
 
 
 def check_survives_saving(case: MixerCase) -> None:
-    """A reader gives exactly the same logits after saving and loading."""
+    """Check that a reader gives exactly the same logits after saving and loading."""
     config = tiny_run_config(encoder={"tuning": "frozen"}, learner={"mixer": case.spec, "task": case.task})
     model = ReaderModel(load_encoder(str(_saved_encoder(case.family))), config)
     batch = tiny_batch(case.family, characters=30)
@@ -187,7 +187,7 @@ def check_survives_saving(case: MixerCase) -> None:
 
 
 def check_offers_its_layer_weights(case: MixerCase) -> None:
-    """Layer weights have the shape [O, L, B, T], and those that it learned are the ones that it applies."""
+    """Check that layer weights have the shape [O, L, B, T], and that it applies the weights that it learned."""
     head = case.new_head(noise=0.1)  # many mixers start with equal weights
     stage = cast(Stage, head.stages[0])
     with torch.no_grad():
@@ -261,6 +261,6 @@ def _tensors(hidden: HiddenStates) -> Iterator[Tensor]:
     yield from (*hidden.layers, hidden.mask, hidden.is_context)
 
 
-def _assert_close(found: Tensor, expected: Tensor, what: str) -> None:
-    difference = float((found - expected).abs().max()) if found.numel() else 0.0
+def _assert_close(actual: Tensor, expected: Tensor, what: str) -> None:
+    difference = float((actual - expected).abs().max()) if actual.numel() else 0.0
     assert difference <= TOLERANCE, f"{what}: by {difference:.2g}, expected at most {TOLERANCE:g}"

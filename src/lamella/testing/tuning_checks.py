@@ -30,8 +30,8 @@ NO_GRADIENT = re.compile(r"\.(key|k|k_lin)\.bias$|^head\.task\.b$")
 def check_tuning(name: str, /, **options: Any) -> None:
     """Check that a tuning keeps the contract of tunings, on every tiny encoder.
 
-    A tuning may refuse a family of encoders with a ConfigError, but not all of them. The checks are those of
-    `TUNING_CHECKS`; each function there states what it expects.
+    A tuning may refuse a family of encoders with a ConfigError, but not all of them. `TUNING_CHECKS` lists the checks;
+    each function there states what it expects.
     """
     refusals = {}
     for family in FAMILIES:
@@ -66,7 +66,7 @@ class TuningCase:
 
 
 def check_moves_exactly_its_parameters(case: TuningCase) -> None:
-    """After three steps exactly the parameters that require a gradient have changed, and no buffer."""
+    """Check that three steps change exactly the parameters that require a gradient, and no buffer."""
     model = ReaderModel(tiny_encoder(case.family), tiny_run_config(encoder={"tuning": case.spec}))
     trainable = trainable_names(model)
     before = snapshot(model)
@@ -80,7 +80,7 @@ def check_moves_exactly_its_parameters(case: TuningCase) -> None:
 
 
 def check_declares_whether_it_trains(case: TuningCase) -> None:
-    """The trait `trains_encoder` and `encoder.trainable` state whether any parameter of the encoder is trained."""
+    """Check that the trait `trains_encoder` and `encoder.trainable` state whether the encoder is trained."""
     encoder = tiny_encoder(case.family).encoder
     case.apply(encoder)
     trains = bool(trainable_names(encoder))
@@ -91,7 +91,7 @@ def check_declares_whether_it_trains(case: TuningCase) -> None:
 
 
 def check_saves_exactly_its_parameters(case: TuningCase) -> None:
-    """The saved file holds exactly the trained tensors, and the loaded reader equals the saved one."""
+    """Check that the saved file holds exactly the trained tensors, and that the loaded reader equals the saved one."""
     with tempfile.TemporaryDirectory() as temporary:
         base = save_tiny_encoder(Path(temporary) / "encoder", case.family)
         model = ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": case.spec}))
@@ -112,7 +112,7 @@ def check_saves_exactly_its_parameters(case: TuningCase) -> None:
 
 
 def check_applies_twice(case: TuningCase) -> None:
-    """A second time, on an encoder that an earlier run tuned so, it trains the same, or adds a new part to train."""
+    """Check that a second application, as in a run on a tuned encoder, trains the same or adds a part to train."""
     encoder = tiny_encoder(case.family).encoder
     plain = set(encoder.state_dict())
     case.apply(encoder)
