@@ -29,6 +29,7 @@ lint: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/picture.py
 
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
