@@ -26,6 +26,7 @@ PAPERS = Path(__file__).resolve().parents[2] / "configs" / "papers"
 TABLES = sorted(PAPERS.glob("*.toml"))
 ROWS = [(table, run["name"]) for table in TABLES for run in read_table(table)["run"]]
 EXPECTED = json.loads(Path(__file__).with_name("papers.json").read_text(encoding="utf-8"))
+TRAINED: set[str] = set()
 FAMILY_OF = {"albert": "albert", "bert": "bert", "koelectra": "electra"}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -112,6 +113,10 @@ def test_a_row_builds_and_trains_a_step(path: Path, name: str, encoders: dict[st
     overrides += ["windows.max_seq_length=100", "windows.doc_stride=16", "windows.max_query_length=24"]  # one segment
     table["run"][0].get("encoder", {}).pop("from", None)
     for configs in make_plan(table, where=str(path), overrides=overrides).passes:
+        options = json.dumps([config.flat() for config in configs.values()])
+        if options in TRAINED:  # rows that differ only in the epoch of their start
+            continue
+        TRAINED.add(options)
         config = next(iter(configs.values()))
         pooler = any(config.learner.reads_pooled for config in configs.values())
         base = load_encoder(config.encoder.name, dropout=config.encoder.dropout, pooler=pooler)
