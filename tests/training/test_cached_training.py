@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_refused_in_a_line(encoder: Path, tmp_path: Path) -
             train(table(encoder, **changes), out, cache=tmp_path / "cache")
         assert not out.exists()
 
-    refused(ConfigError, "augmented texts are new in every epoch", data={"augment": "eda"})
+    refused(ConfigError, "augmented texts change every epoch", data={"augment": "eda"})
     refused(ConfigError, "expected frozen", encoder={"tuning": "full"})
     refused(RunError, "other data or with other window options", data={"max_train_samples": 10})
     refused(RunError, "other data or with other window options", windows={"doc_stride": 16})

@@ -200,9 +200,9 @@ def test_a_fraction_is_a_prefix_of_one_order_of_the_questions() -> None:
     assert first == second  # the same questions in every epoch
     assert [len(ids) for ids in first] == [10, 20, 70]
     assert first[0] == {id for id, rank in ranks.items() if rank < 10}
-    assert steps.steps_for(0.1) == 2 * 2
-    assert steps.steps_for(0.3) == 2 * (2 + 3)
-    assert steps.steps_for(1.0) == steps.total
+    assert steps.count_for(0.1) == 2 * 2
+    assert steps.count_for(0.3) == 2 * (2 + 3)
+    assert steps.count_for(1.0) == steps.total
 
 
 def test_the_contexts_of_a_question_stay_together() -> None:
