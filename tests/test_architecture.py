@@ -115,8 +115,6 @@ def test_an_import_that_points_upwards_is_found_wherever_it_stands() -> None:
     assert not wrong_imports("lamella.registry", "from lamella.errors import ConfigError")
 
 
-# Module names that are still used twice; this table shrinks to nothing.
-KNOWN_DOUBLE_NAMES: set[str] = {"records", "tables"}
 LONGEST_MODULE = 400  # lines
 
 
@@ -173,7 +171,7 @@ def test_a_circle_is_found_wherever_its_imports_are() -> None:
 def test_no_two_modules_share_a_name() -> None:
     names = [file.stem for file in MODULES if file.stem not in {"__init__", "__main__"}]
     repeated = {name for name in names if names.count(name) > 1}
-    assert not repeated - KNOWN_DOUBLE_NAMES
+    assert not repeated
 
 
 @pytest.mark.parametrize("file", MODULES, ids=module_name)

@@ -25,7 +25,7 @@ from lamella.study.analysis.analyse import analyse, evenly_spaced
 from lamella.study.analysis.confident_mistakes import AROUND, confident_mistakes, marked_context, mistakes_markdown
 from lamella.study.analysis.groups import by_fifths, by_name, by_quantiles, grouped_scores, groupings, question_word
 from lamella.study.analysis.mistake_kinds import boundary_errors, confusion, near_misses, only_right, second_best
-from lamella.study.analysis.tables import WIDTH, print_analysis
+from lamella.study.analysis.terminal_tables import WIDTH, print_analysis
 
 #         0123456789012345678901234567890123456789012345
 HOUSE = "In 1901 Ada built the red house on a hill near Kent."  # 12 words, 52 characters

@@ -43,7 +43,7 @@ def analyse(
     from lamella.runs import new_run
     from lamella.study.analysis.analyse import analyse as analyse_runs
     from lamella.study.analysis.analyse import write_analysis
-    from lamella.study.analysis.tables import print_analysis
+    from lamella.study.analysis.terminal_tables import print_analysis
 
     analysis = analyse_runs(names, data=data, sample=sample)
     if out is not None:

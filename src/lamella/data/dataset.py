@@ -11,8 +11,8 @@ from lamella.data.checks import check
 from lamella.data.examples import Example
 from lamella.data.fixes import fix, skip_faulty
 from lamella.data.formats import DataFile, read, read_records
+from lamella.data.in_memory import Data, default_name, is_in_memory, split_paths
 from lamella.data.problems import Problem
-from lamella.data.records import Data, default_name, is_in_memory, split_paths
 from lamella.errors import DataError, counted
 from lamella.garbage import paused_garbage_collection
 

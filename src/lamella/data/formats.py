@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lamella.data.examples import Answer, Context, Example
+from lamella.data.in_memory import parse_records
 from lamella.data.parsing import parse
 from lamella.data.problems import Problem, quote
 from lamella.data.question_parsing import Faults, question_id, question_name, read_question
-from lamella.data.records import parse_records
 from lamella.data.source import Document, Place, Source, describe
 from lamella.errors import UnreadableError
 from lamella.languages import detect_language

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from lamella.data.demo import data_path
 from lamella.data.file_types import recognise_binary
+from lamella.data.in_memory import parse_rows
 from lamella.data.json_text import parse_json
-from lamella.data.records import parse_rows
 from lamella.data.source import Document, Place, Source
 from lamella.data.tables import parse_csv, read_with_pandas
 from lamella.errors import UnreadableError
