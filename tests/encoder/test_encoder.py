@@ -130,7 +130,7 @@ def test_layers_and_gradients_in_training_equal_transformers(family: str, tuning
         torch.stack([(layer * torch.randn(layer.shape, generator=chance)).sum() for layer in layers]).sum().backward()
         outputs.append([layer.detach() for layer in layers])
         gradients.append({name: value.grad for name, value in encoder.named_parameters() if value.grad is not None})
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*outputs, strict=True))
+    assert all(torch.equal(actual, expected) for actual, expected in zip(*outputs, strict=True))
     assert gradients[0].keys() == gradients[1].keys()
     assert gradients[0]
     assert all(torch.equal(value, gradients[1][name]) for name, value in gradients[0].items())

@@ -19,10 +19,10 @@ from lamella.encoder import fast_mpnet
 @pytest.fixture
 def both() -> tuple[MPNetModel, MPNetModel]:
     torch.manual_seed(0)
-    theirs = MPNetModel(tiny_config("mpnet"), add_pooling_layer=False).eval()
-    ours = copy.deepcopy(theirs)
+    stock = MPNetModel(tiny_config("mpnet"), add_pooling_layer=False).eval()
+    ours = copy.deepcopy(stock)
     fast_mpnet.use_kernels(ours)
-    return theirs, ours
+    return stock, ours
 
 
 def states(model: MPNetModel) -> Tensor:
@@ -36,13 +36,13 @@ def states(model: MPNetModel) -> Tensor:
 def test_kernels_give_the_same_result_as_transformers(
     both: tuple[MPNetModel, MPNetModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs, ours = both
-    assert torch.equal(states(ours), states(theirs)), "on a CPU nothing changes"
+    stock, ours = both
+    assert torch.equal(states(ours), states(stock)), "on a CPU nothing changes"
     monkeypatch.setattr(fast_mpnet, "on_gpu", lambda x: True)
-    torch.testing.assert_close(states(ours), states(theirs))
+    torch.testing.assert_close(states(ours), states(stock))
     for model in both:
         states(model).square().sum().backward()
-    for (name, actual), (_, expected) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+    for (name, actual), (_, expected) in zip(ours.named_parameters(), stock.named_parameters(), strict=True):
         torch.testing.assert_close(actual.grad, expected.grad, msg=name, rtol=1e-4, atol=1e-4)
 
 

@@ -39,7 +39,7 @@ def both(kind: str) -> tuple[nn.Linear, Any, list[tuple[Tensor, Tensor]]]:
     """Return a layer with our change, one with peft's, and the pairs of their trained tensors, with equal values."""
     torch.manual_seed(0)
     layer = nn.Linear(6, 4)
-    ours, theirs = copy.deepcopy(layer), Layer(copy.deepcopy(layer))
+    ours, peft_model = copy.deepcopy(layer), Layer(copy.deepcopy(layer))
     change: Lora | Ia3
     if kind == "lora":
         change = Lora(ours, rank=2, alpha=5)
@@ -49,8 +49,8 @@ def both(kind: str) -> tuple[nn.Linear, Any, list[tuple[Tensor, Tensor]]]:
         change = Ia3(ours, inputs=inputs)
         config = peft.IA3Config(target_modules=["layer"], feedforward_modules=["layer"] if inputs else [])
     insert_change(ours, change)
-    peft.inject_adapter_in_model(config, theirs)
-    wrapped: Any = theirs.layer
+    peft.inject_adapter_in_model(config, peft_model)
+    wrapped: Any = peft_model.layer
     if isinstance(change, Lora):
         pairs = [(change.A, wrapped.lora_A["default"].weight), (change.B, wrapped.lora_B["default"].weight)]
     else:
@@ -59,16 +59,16 @@ def both(kind: str) -> tuple[nn.Linear, Any, list[tuple[Tensor, Tensor]]]:
         value = torch.randn(own.shape)
         own.data.copy_(value)
         reference.data.copy_(value.view(reference.shape))
-    return ours, theirs, pairs
+    return ours, peft_model, pairs
 
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_and_gradients_equal_peft(kind: str, half: bool) -> None:
-    ours, theirs, pairs = both(kind)
+    ours, peft_model, pairs = both(kind)
     x = torch.randn(3, 5, 6)
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        actual, expected = ours(x), theirs(x)
+        actual, expected = ours(x), peft_model(x)
     assert actual.dtype == expected.dtype == (torch.bfloat16 if half else torch.float32)
     torch.testing.assert_close(actual, expected)
     for output in (actual, expected):
@@ -81,17 +81,17 @@ def test_outputs_and_gradients_equal_peft(kind: str, half: bool) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_merged_layer_is_plain_and_has_the_weights_of_peft(kind: str) -> None:
-    ours, theirs, _ = both(kind)
+    ours, peft_model, _ = both(kind)
     x = torch.randn(3, 6)
     before = ours(x)
     merge_change(ours)
-    theirs.layer.merge()
+    peft_model.layer.merge()
     assert set(ours.state_dict()) == {"weight", "bias"}
     assert not ours._forward_hooks
     assert not ours._forward_pre_hooks
     torch.testing.assert_close(ours(x), before)
-    torch.testing.assert_close(ours.weight, theirs.layer.get_base_layer().weight)
-    torch.testing.assert_close(ours.bias, theirs.layer.get_base_layer().bias)
+    torch.testing.assert_close(ours.weight, peft_model.layer.get_base_layer().weight)
+    torch.testing.assert_close(ours.bias, peft_model.layer.get_base_layer().bias)
 
 
 @pytest.mark.parametrize("kind", KINDS)

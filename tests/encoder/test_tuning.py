@@ -66,7 +66,7 @@ def trained(encoder: Encoder) -> set[str]:
 
 
 def norms(family: str) -> set[str]:
-    """Return the parameters of all LayerNorms, including that of the embeddings."""
+    """Return the parameters of all LayerNorms, including the embeddings' own."""
     modules = ["model.embeddings.LayerNorm"]
     for number in range(layers_of(family)):
         modules += [layer_name(family, number) + norm for norm in NORMS.get(family, BERT_NORMS)]
@@ -369,9 +369,9 @@ def test_a_model_that_trains_the_adapters_of_an_earlier_run_again(
     loaded = ReaderModel.load(tmp_path / "second")
     assert torch.equal(logits(loaded, batch), logits(model, batch))
     assert trained(loaded.encoder) == trained(model.encoder)
-    kept, moved = (f"{layer_name('bert', number)}output.dropout.adapter.up.weight" for number in (0, DEPTH - 1))
+    unchanged, moved = (f"{layer_name('bert', number)}output.dropout.adapter.up.weight" for number in (0, DEPTH - 1))
     before, after = first.encoder.state_dict(), loaded.encoder.state_dict()
-    assert torch.equal(after[kept], before[kept])
+    assert torch.equal(after[unchanged], before[unchanged])
     assert not torch.equal(after[moved], before[moved])
 
 

@@ -87,7 +87,7 @@ class Cache:
             )
 
     def source(self, features: Features) -> CachedStates:
-        """Return the states of these windows, which must be those of one of the extracted splits."""
+        """Return the states of these windows, which must equal an extracted split."""
         description = describe_windows(features)
         for name, split in self.index.splits.items():
             if split == description:

@@ -159,9 +159,9 @@ def _find_earlier(folder: Path, plan: Index, overwrite: bool) -> Index | None:
     earlier = Index.read(folder / (INDEX if INDEX in names else PROGRESS))
     mismatch = difference(earlier.options, plan.options)
     if mismatch and not overwrite:
-        key, found, expected = mismatch
+        key, existing, expected = mismatch
         raise RunError(
-            f"{folder}: expected a cache with {key} {expected}, found {found}; choose another --out, or pass "
+            f"{folder}: expected a cache with {key} {expected}, found {existing}; choose another --out, or pass "
             "--overwrite."
         )
     return earlier

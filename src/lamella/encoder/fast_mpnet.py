@@ -33,7 +33,7 @@ def on_gpu(x: Tensor) -> bool:
 
 
 def _dtype_of_products(x: Tensor) -> torch.dtype:
-    """Return the type that a product with x is computed in: the type of x, or that of autocast."""
+    """Return the type that a product with x is computed in: the type of x, or the type of autocast."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 

@@ -1,4 +1,4 @@
-"""Trained tensors: select, read, round and set them; hash those of an encoder before training."""
+"""Trained tensors: select, read, round and set them; hash the parameters of an encoder."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def ia3(encoder: Encoder, *, targets: Projections = ("key", "value", "ffn_output
 
 @register("tuning", "bitfit")
 def bitfit(encoder: Encoder) -> None:
-    """Train only the biases (BitFit), including those of the LayerNorms."""
+    """Train only the biases (BitFit), also in the LayerNorms."""
     encoder.requires_grad_(False)
     _train_biases(encoder)
 

@@ -173,7 +173,7 @@ class ReaderModel(nn.Module):
             try:
                 repository = hub.create_repo(repo_id, private=private, exist_ok=True)
                 hub.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message=commit_message)
-            except Exception as error:  # the client raises its own errors and those of its HTTP library
+            except Exception as error:  # the client raises its own errors and errors of its HTTP library
                 raise RunError(f"push_to_hub: {repo_id!r} cannot be written: {one_line(error)}.") from error
         return str(repository)
 
