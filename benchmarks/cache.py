@@ -25,9 +25,9 @@ import torch
 
 from lamella import registry
 from lamella.config import DEFAULT_ENCODER, WindowOptions
-from lamella.data.batches import Batch, BucketOrder, collate
 from lamella.data.dataset import load_examples
-from lamella.data.features import Features, featurise
+from lamella.data.windows.batches import Batch, BucketOrder, collate
+from lamella.data.windows.features import Features, featurise
 from lamella.encoder.cache import open_cache
 from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.extraction import write_cache

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from lamella.config import DEFAULT_ENCODER, DecodingOptions, WindowOptions
 from lamella.data.dataset import load_examples
 from lamella.data.examples import Example
-from lamella.data.features import Features, featurise
-from lamella.data.padding import Padded, longest_first, pad
+from lamella.data.windows.features import Features, featurise
+from lamella.data.windows.padding import Padded, longest_first, pad
 from lamella.encoder.pretrained import load_tokenizer
 from lamella.encoder.sources import find_encoder
 from lamella.environment import library_versions

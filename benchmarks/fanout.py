@@ -23,16 +23,16 @@ from accelerate import Accelerator
 
 from lamella.config import DEFAULT_ENCODER, EncoderOptions, LearnerOptions, RunConfig, TrainingOptions
 from lamella.data.dataset import load_examples
-from lamella.data.features import Features, featurise
+from lamella.data.windows.features import Features, featurise
 from lamella.encoder.pretrained import LoadedEncoder
 from lamella.environment import library_versions
 from lamella.files import write_json
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
-from lamella.training.learner import Learner, Record, make_learner
-from lamella.training.loop import fit
-from lamella.training.processes import Processes
-from lamella.training.steps import Position, Steps
+from lamella.training.fitting.learner import Learner, Record, make_learner
+from lamella.training.fitting.loop import fit
+from lamella.training.fitting.processes import Processes
+from lamella.training.fitting.steps import Position, Steps
 
 FROZEN = EncoderOptions(tuning={"name": "frozen"})
 MIXERS = (

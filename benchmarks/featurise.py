@@ -28,7 +28,7 @@ import transformers
 from lamella.config import DEFAULT_ENCODER, WindowOptions
 from lamella.data.demo import data_path
 from lamella.data.examples import Answer, Context, Example
-from lamella.data.features import Features, featurise
+from lamella.data.windows.features import Features, featurise
 from lamella.encoder.pretrained import load_tokenizer
 from lamella.encoder.sources import find_encoder
 from lamella.files import write_json

@@ -34,7 +34,7 @@ import torch
 
 from lamella.config import DEFAULT_ENCODER
 from lamella.data.examples import Example
-from lamella.data.features import featurise
+from lamella.data.windows.features import featurise
 from lamella.encoder.device import choose_precision
 from lamella.environment import library_versions
 from lamella.export.onnx_export import export_onnx

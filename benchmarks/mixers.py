@@ -20,7 +20,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from lamella import registry
-from lamella.data.batches import Batch
+from lamella.data.windows.batches import Batch
 from lamella.encoder.encoder import Encoder
 from lamella.environment import library_versions
 from lamella.files import write_json

@@ -52,11 +52,11 @@ from transformers import (
 )
 
 from lamella.config import DEFAULT_ENCODER, LearnerOptions, RunConfig, TrainingOptions, WindowOptions
-from lamella.data.batches import Totals, collate
 from lamella.data.dataset import load_examples
 from lamella.data.examples import Answer, Context, Example
-from lamella.data.features import Features, featurise
-from lamella.data.padding import longest_first
+from lamella.data.windows.batches import Totals, collate
+from lamella.data.windows.features import Features, featurise
+from lamella.data.windows.padding import longest_first
 from lamella.encoder.encoder import family_of
 from lamella.encoder.pretrained import load_tokenizer, quiet
 from lamella.encoder.sources import find_encoder
@@ -66,10 +66,10 @@ from lamella.heads.losses import CrossEntropy
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.scoring.cost import model_cost, sample_window
-from lamella.training.learner import Learner, Record, make_learner
-from lamella.training.loop import fit
-from lamella.training.processes import Processes
-from lamella.training.steps import Position, Step, Steps
+from lamella.training.fitting.learner import Learner, Record, make_learner
+from lamella.training.fitting.loop import fit
+from lamella.training.fitting.processes import Processes
+from lamella.training.fitting.steps import Position, Step, Steps
 
 # The distribution of context lengths in characters. They are a little below SQuAD's, because the bundled text has more
 # tokens per character. The windows match SQuAD's: 172 tokens on average, half of them between 127 and 206.

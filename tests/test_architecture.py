@@ -59,7 +59,7 @@ RANK = {group: place for place, rank in enumerate(ORDER) for group in rank}
 
 
 def group_of(module: str) -> str:
-    """`lamella.data.features` belongs to `data`."""
+    """`lamella.data.windows.features` belongs to `data`."""
     name = module.split(".")[1] if "." in module else "__init__"
     assert name in GROUP, f"{module}: give lamella.{name} a place in ORDER"
     return GROUP[name]
@@ -101,11 +101,11 @@ def test_imports_point_downwards(file: Path) -> None:
 
 def test_an_import_that_points_upwards_is_found_wherever_it_stands() -> None:
     upwards = {
-        "import lamella.training.loop",
-        "from lamella.training.loop import fit",
+        "import lamella.training.fitting.loop",
+        "from lamella.training.fitting.loop import fit",
         "from lamella import training",
         "def late():\n    from lamella.training import loop",
-        "if TYPE_CHECKING:\n    from lamella.training.loop import fit",
+        "if TYPE_CHECKING:\n    from lamella.training.fitting.loop import fit",
     }
     for code in upwards:
         assert wrong_imports("lamella.inference.predict", code), code

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from lamella import runs
 from lamella.config import RunConfig
 from lamella.data.dataset import load_examples
-from lamella.data.in_memory import split_paths
-from lamella.data.writers import write_flat
+from lamella.data.file_formats.in_memory import split_paths
+from lamella.data.file_formats.writers import write_flat
 from lamella.errors import RunError, UsageError
 from lamella.files import read_json, read_text
 from lamella.plan import make_plan

@@ -109,9 +109,9 @@ class Part:
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        Family("format", "reads a data file", ("lamella.data.formats",)),
+        Family("format", "reads a data file", ("lamella.data.file_formats.formats",)),
         Family("language", "normalises answers and splits them for the metric", ("lamella.languages.registered",)),
-        Family("writer", "writes a data file", ("lamella.data.writers",)),
+        Family("writer", "writes a data file", ("lamella.data.file_formats.writers",)),
         Family("augmentation", "changes training examples at random, afresh in every epoch", ("lamella.data.augment",)),
         Family(
             "tuning",
@@ -133,11 +133,11 @@ FAMILIES: dict[str, Family] = {
         ),
         Family("task", "defines what the reader predicts", ("lamella.heads.tasks",)),
         Family("loss", "is the training loss of a task", ("lamella.heads.losses",)),
-        Family("schedule", "sets the learning rate at every step", ("lamella.training.schedule",)),
+        Family("schedule", "sets the learning rate at every step", ("lamella.training.fitting.schedule",)),
         Family(
             "distiller",
             "adds the predictions of a teacher to the loss",
-            ("lamella.training.teachers", "lamella.training.stored_teacher"),
+            ("lamella.training.distillation.teachers", "lamella.training.distillation.stored_teacher"),
             # reads: the options that name folders, and what these hold: a "model", or a run with kept "logits"
             traits={"reads": {}},
         ),

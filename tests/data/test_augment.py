@@ -24,7 +24,7 @@ from lamella.config import WindowOptions
 from lamella.data.augment import EDA, Operation
 from lamella.data.dataset import load_examples
 from lamella.data.examples import Answer, Context, Example
-from lamella.data.features import featurise
+from lamella.data.windows.features import featurise
 
 OPERATIONS = ("swap", "delete", "duplicate")
 WORDS = (

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from doubles import AWKWARD, FAMILIES, example, tiny_tokenizer
 from lamella.config import WindowOptions
-from lamella.data.batches import BucketOrder, Totals, collate
 from lamella.data.demo import data_path
 from lamella.data.examples import Answer, Context, Example
-from lamella.data.features import Features, featurise
-from lamella.data.padding import Indices, longest_first
+from lamella.data.windows.batches import BucketOrder, Totals, collate
+from lamella.data.windows.features import Features, featurise
+from lamella.data.windows.padding import Indices, longest_first
 
 TENSORS = ("input_ids", "mask", "token_types", "is_context", "start", "end")
 

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from lamella.data.checks import Report, check
 from lamella.data.dataset import load_examples
+from lamella.data.doctor.checks import Report, check
+from lamella.data.doctor.fixes import diagnose, fix
+from lamella.data.doctor.problems import KINDS, Problem
 from lamella.data.examples import Answer, Context, Example
-from lamella.data.fixes import diagnose, fix
-from lamella.data.formats import DataFile, read
-from lamella.data.problems import KINDS, Problem
-from lamella.data.writers import write_squad
+from lamella.data.file_formats.formats import DataFile, read
+from lamella.data.file_formats.writers import write_squad
 from lamella.errors import DataError, UnreadableError
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "checks.md"

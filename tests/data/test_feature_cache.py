@@ -20,13 +20,13 @@ from safetensors.numpy import load_file, save_file
 
 from doubles import AWKWARD, FAMILIES, tiny_run_config, tiny_tokenizer
 from lamella.config import WindowOptions
-from lamella.data import feature_cache
 from lamella.data.examples import Answer, Context, Example
-from lamella.data.feature_arrays import to_arrays
-from lamella.data.feature_cache import cache_folder, cached_features
-from lamella.data.features import Features, featurise
-from lamella.data.feed import Feed, Recipe
-from lamella.data.formats import read
+from lamella.data.file_formats.formats import read
+from lamella.data.windows import feature_cache
+from lamella.data.windows.feature_arrays import to_arrays
+from lamella.data.windows.feature_cache import cache_folder, cached_features
+from lamella.data.windows.features import Features, featurise
+from lamella.data.windows.feed import Feed, Recipe
 
 DEMO = read("demo:train").examples
 LONG = WindowOptions(max_seq_length=64, doc_stride=24, max_query_length=12)  # several windows per context

@@ -20,11 +20,11 @@ from tokenizers import Tokenizer, models
 
 from doubles import AWKWARD, FAMILIES, example, tiny_tokenizer
 from lamella.config import WindowOptions
-from lamella.data import features as module
-from lamella.data.batches import collate
 from lamella.data.demo import data_path
 from lamella.data.examples import Answer, Context, Example
-from lamella.data.features import Features, featurise, pair_template, window_spans
+from lamella.data.windows import features as module
+from lamella.data.windows.batches import collate
+from lamella.data.windows.features import Features, featurise, pair_template, window_spans
 from lamella.encoder.pretrained import load_tokenizer
 from lamella.encoder.sources import find_encoder
 from lamella.errors import EncoderError

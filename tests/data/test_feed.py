@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from doubles import tiny_run_config, tiny_tokenizer
-from lamella.data.features import Features, featurise, join_features
-from lamella.data.feed import Feed, Recipe
-from lamella.data.formats import read
+from lamella.data.file_formats.formats import read
+from lamella.data.windows.features import Features, featurise, join_features
+from lamella.data.windows.feed import Feed, Recipe
 
 EXAMPLES = read("demo:train").examples[:30]
 
@@ -75,8 +75,8 @@ def test_workers_exit_when_their_parent_is_killed() -> None:
     script = """
 import os, signal
 from doubles import tiny_run_config, tiny_tokenizer
-from lamella.data.feed import Feed, Recipe
-from lamella.data.formats import read
+from lamella.data.windows.feed import Feed, Recipe
+from lamella.data.file_formats.formats import read
 
 if __name__ == "__main__":
     config = tiny_run_config(data={"augment": "eda", "workers": 1})

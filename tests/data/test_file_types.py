@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from lamella.cli import app
 from lamella.data.examples import Answer
-from lamella.data.formats import read
+from lamella.data.file_formats.formats import read
 from lamella.errors import UnreadableError
 
 ROW = {"id": 7, "question": "Who?", "context": "Huygens found it.", "answers": "Huygens"}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lamella import registry
 from lamella.data.examples import Answer, Context, Example
-from lamella.data.formats import DataFile, read
+from lamella.data.file_formats.formats import DataFile, read
 from lamella.errors import LamellaError, UnknownNameError, UnreadableError
 
 SEOUL = "서울은 대한민국의 수도이다. 한강이 흐른다."

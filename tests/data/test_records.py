@@ -13,8 +13,8 @@ import pytest
 
 from lamella.data.dataset import load_examples
 from lamella.data.examples import Answer
-from lamella.data.formats import read
-from lamella.data.writers import write
+from lamella.data.file_formats.formats import read
+from lamella.data.file_formats.writers import write
 from lamella.errors import DataError, LamellaError, UsageError
 
 TITAN = "Huygens discovered Titan in 1655."

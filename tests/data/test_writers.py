@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamella.data.examples import Answer, Context, Example
-from lamella.data.formats import read
-from lamella.data.writers import write, write_flat, write_squad, write_submission
+from lamella.data.file_formats.formats import read
+from lamella.data.file_formats.writers import write, write_flat, write_squad, write_submission
 from lamella.errors import DataError, LamellaError, UnknownNameError, UsageError
 
 ELBE = Context("The Elbe flows through Dresden. ❤\n", "Elbe")

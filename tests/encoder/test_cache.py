@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from doubles import DEPTH, FAMILIES, HIDDEN, corpus, examples_about, tiny_encoder, tiny_run_config, tiny_tokenizer
 from lamella import registry
 from lamella.config import POOLED
-from lamella.data.batches import BucketOrder, collate
-from lamella.data.features import Features, featurise
+from lamella.data.windows.batches import BucketOrder, collate
+from lamella.data.windows.features import Features, featurise
 from lamella.encoder import extraction
 from lamella.encoder.cache import INDEX, PROGRESS, Cache, open_cache, stored_order
 from lamella.encoder.encoder import Encoder, HiddenStates

@@ -26,9 +26,9 @@ from doubles import (
     tiny_run_config,
     tiny_tokenizer,
 )
-from lamella.data.batches import Batch
-from lamella.data.features import featurise
-from lamella.data.padding import Padded, pad
+from lamella.data.windows.batches import Batch
+from lamella.data.windows.features import featurise
+from lamella.data.windows.padding import Padded, pad
 from lamella.errors import ModelError, RunError, UsageError
 from lamella.export.flatten import flatten
 from lamella.export.half import halve

@@ -30,9 +30,9 @@ from doubles import (
     tiny_tokenizer,
 )
 from lamella import Reader, registry
-from lamella.data.features import featurise
-from lamella.data.padding import Padded, pad
-from lamella.data.writers import write
+from lamella.data.file_formats.writers import write
+from lamella.data.windows.features import featurise
+from lamella.data.windows.padding import Padded, pad
 from lamella.encoder.sources import Source, verified_hash
 from lamella.errors import EncoderError, LamellaError, MissingExtraError, ModelError, OutputError, RunError, UsageError
 from lamella.export import onnx_export
@@ -215,7 +215,7 @@ def test_inference_modules_import_no_torch() -> None:
     script = (
         "import sys; import lamella.inference.reader, lamella.inference.predict, lamella.inference.decode, "
         "lamella.models.loading, lamella.models.onnx_model, lamella.scoring.metrics, "
-        "lamella.scoring.evaluate, lamella.data.features, lamella.data.padding; "
+        "lamella.scoring.evaluate, lamella.data.windows.features, lamella.data.windows.padding; "
         "print({'torch', 'transformers', 'onnxruntime'} & set(sys.modules))"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

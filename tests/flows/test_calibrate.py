@@ -15,15 +15,15 @@ import pytest
 from doubles import save_tiny_encoder
 from lamella import runs
 from lamella.config import Calibration
-from lamella.data.formats import read
-from lamella.data.writers import write
+from lamella.data.file_formats.formats import read
+from lamella.data.file_formats.writers import write
 from lamella.inference.no_answer import na_probability
 from lamella.inference.predict import predict
 from lamella.inference.reader import Reader
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
-from lamella.training import bookkeeping
+from lamella.training.fitting import bookkeeping
 from lamella.training.run import train_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")

@@ -19,7 +19,7 @@ import pytest
 from doubles import save_tiny_encoder
 from lamella import runs
 from lamella.data.demo import data_path
-from lamella.data.formats import read
+from lamella.data.file_formats.formats import read
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}

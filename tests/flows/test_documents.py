@@ -152,7 +152,7 @@ def test_the_page_about_tuning_counts_right() -> None:
 
 
 def test_the_bundled_data_set_has_the_documented_size_and_variety() -> None:
-    from lamella.data.formats import read
+    from lamella.data.file_formats.formats import read
 
     train, dev = read("demo:train").examples, read("demo:dev").examples
     everything = [*train, *dev]

@@ -12,15 +12,15 @@ import pytest
 from doubles import save_tiny_encoder
 from lamella import registry
 from lamella.config import RunConfig
-from lamella.data.batches import Totals, collate
-from lamella.data.feed import Recipe
-from lamella.data.formats import read
+from lamella.data.file_formats.formats import read
+from lamella.data.windows.batches import Totals, collate
+from lamella.data.windows.feed import Recipe
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.plan import load_plan, make_plan
 from lamella.run_file import read_table
 from lamella.sweep.sweep_plan import read_sweep
-from lamella.training.learner import make_learner
+from lamella.training.fitting.learner import make_learner
 
 PAPERS = Path(__file__).resolve().parents[2] / "configs" / "papers"
 TABLES = sorted(PAPERS.glob("*.toml"))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lamella import registry
-from lamella.data.batches import Batch
+from lamella.data.windows.batches import Batch
 from lamella.errors import ConfigError
 from lamella.heads.losses import CrossEntropy
 from lamella.heads.tasks import Answerability, Choice, Span

@@ -17,8 +17,8 @@ from doubles import FAMILIES, example, tiny_tokenizer
 from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.demo import data_path
 from lamella.data.examples import Answer, Context, Example
-from lamella.data.features import Features, featurise
-from lamella.data.padding import Padded, longest_first, pad
+from lamella.data.windows.features import Features, featurise
+from lamella.data.windows.padding import Padded, longest_first, pad
 from lamella.errors import ModelError
 from lamella.inference.decode import decode, decode_answerability
 from lamella.inference.prediction import NO_SPAN, Candidate, Prediction, rank_together

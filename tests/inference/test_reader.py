@@ -16,7 +16,7 @@ import pytest
 import torch
 import transformers
 
-import lamella.data.tokens as tokens_module
+import lamella.data.windows.tokens as tokens_module
 from doubles import (
     AWKWARD,
     FAMILIES,
@@ -30,8 +30,8 @@ from doubles import (
 )
 from lamella import runs
 from lamella.config import WindowOptions
-from lamella.data.features import featurise, featurise_in_slices
-from lamella.data.padding import Padded, pad
+from lamella.data.windows.features import featurise, featurise_in_slices
+from lamella.data.windows.padding import Padded, pad
 from lamella.encoder.fast_attention import suitable_kernels
 from lamella.errors import ModelError, UsageError
 from lamella.inference.predict import predict

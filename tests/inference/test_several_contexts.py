@@ -13,7 +13,7 @@ import torch
 from doubles import corpus, save_tiny_encoder, tiny_run_config
 from lamella import runs
 from lamella.data.examples import Answer, Context, Example
-from lamella.data.formats import read
+from lamella.data.file_formats.formats import read
 from lamella.files import read_json
 from lamella.inference.prediction import Candidate, Prediction
 from lamella.inference.reader import Reader

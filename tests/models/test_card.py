@@ -13,7 +13,7 @@ import yaml
 
 from doubles import DEPTH, HIDDEN, save_tiny_encoder, tiny_run_config
 from lamella.data.demo import data_path
-from lamella.data.formats import read
+from lamella.data.file_formats.formats import read
 from lamella.errors import ModelError
 from lamella.export.flatten import flatten
 from lamella.export.half import halve

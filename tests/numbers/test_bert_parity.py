@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import BertForQuestionAnswering
 
-from lamella.data.batches import Batch, collate
 from lamella.data.dataset import load_examples
-from lamella.data.features import Features, featurise
+from lamella.data.windows.batches import Batch, collate
+from lamella.data.windows.features import Features, featurise
 from lamella.encoder.sources import PACKAGED
 from lamella.heads.losses import CrossEntropy
 from lamella.models.base_encoder import load_encoder

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from doubles import DEPTH, FAMILIES, HIDDEN, corpus, examples_about, tiny_batch, tiny_encoder, tiny_run_config
 from lamella import registry
-from lamella.data.batches import Batch, collate
-from lamella.data.features import featurise
+from lamella.data.windows.batches import Batch, collate
+from lamella.data.windows.features import featurise
 from lamella.encoder import tuning
 from lamella.encoder.adapters import Adapter
 from lamella.encoder.encoder import Encoder, HiddenStates

@@ -11,7 +11,7 @@ import pytest
 from doubles import save_tiny_encoder
 from lamella import registry
 from lamella.config import DEFAULT_ENCODER
-from lamella.data.formats import read
+from lamella.data.file_formats.formats import read
 from lamella.errors import RunError
 from lamella.plan import make_plan
 from lamella.training.run import train_plan

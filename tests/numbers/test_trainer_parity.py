@@ -13,11 +13,11 @@ from transformers import BertForQuestionAnswering, PrinterCallback, Trainer, Tra
 
 from doubles import tiny_config, tiny_model
 from lamella.config import LearnerOptions
-from lamella.data.batches import Batch, Totals
 from lamella.data.dataset import load_examples
-from lamella.data.features import Features, featurise
+from lamella.data.windows.batches import Batch, Totals
+from lamella.data.windows.features import Features, featurise
 from lamella.models.model import ReaderModel
-from lamella.training.learner import Learner, make_learner
+from lamella.training.fitting.learner import Learner, make_learner
 
 BATCH, STEPS = 4, 12
 OPTIONS = LearnerOptions(learning_rate=5e-3, weight_decay=0.1, schedule={"name": "linear", "warmup": 0.25})

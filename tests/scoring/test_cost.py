@@ -19,7 +19,7 @@ from doubles import (
     tiny_run_config,
     tiny_tokenizer,
 )
-from lamella.data.features import Features, featurise
+from lamella.data.windows.features import Features, featurise
 from lamella.scoring.cost import efficiency, model_cost, sample_window
 from lamella.stopwatch import Stopwatch
 

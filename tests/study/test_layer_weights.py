@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from doubles import example, save_tiny_encoder, tiny_model, tiny_run_config
-from lamella.data.batches import Batch
-from lamella.data.features import featurise
-from lamella.data.padding import pad
+from lamella.data.windows.batches import Batch
+from lamella.data.windows.features import featurise
+from lamella.data.windows.padding import pad
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_WEIGHTS
 from lamella.errors import ModelError
 from lamella.files import read_json, write_json

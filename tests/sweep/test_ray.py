@@ -13,7 +13,7 @@ import pytest
 
 from doubles import save_tiny_encoder
 from lamella import runs
-from lamella.data import features
+from lamella.data.windows import features
 from lamella.errors import LamellaError, RunError, UsageError
 from lamella.files import read_json
 from lamella.inference.predict import predict

@@ -23,7 +23,7 @@ from lamella.study.records import read_records
 from lamella.sweep.engine import PASSES
 from lamella.sweep.sweep import RunOutcome, run_sweep
 from lamella.sweep.sweep_plan import read_sweep
-from lamella.training import bookkeeping
+from lamella.training.fitting import bookkeeping
 from lamella.training.run import train_plan
 from outcomes import outcome
 from run_files import write_run_file

@@ -13,14 +13,14 @@ import torch
 
 from doubles import example, tiny_model
 from lamella.config import LearnerOptions, TrainingOptions
-from lamella.data.batches import Totals, collate
-from lamella.data.features import Features, featurise
+from lamella.data.windows.batches import Totals, collate
+from lamella.data.windows.features import Features, featurise
 from lamella.encoder.tensors import trained_tensors
 from lamella.models.model import ReaderModel
-from lamella.training import cuda_graphs
-from lamella.training.cuda_graphs import GraphedBackward
-from lamella.training.learner import Learner, RandomStream, make_learner
-from lamella.training.steps import BEGINNING, Steps
+from lamella.training.fitting import cuda_graphs
+from lamella.training.fitting.cuda_graphs import GraphedBackward
+from lamella.training.fitting.learner import Learner, RandomStream, make_learner
+from lamella.training.fitting.steps import BEGINNING, Steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = "Christiaan Huygens discovered Titan in 1655 with a telescope that he had built himself."

@@ -17,8 +17,8 @@ import pytest
 from doubles import save_tiny_encoder
 from lamella import runs
 from lamella.plan import make_plan
-from lamella.training import loop
-from lamella.training.interrupts import InterruptedTrainingError, StopSignals
+from lamella.training.fitting import loop
+from lamella.training.fitting.interrupts import InterruptedTrainingError, StopSignals
 from lamella.training.run import train_plan
 from outcomes import outcome
 

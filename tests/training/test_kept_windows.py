@@ -8,7 +8,7 @@ import pytest
 
 from doubles import save_tiny_encoder
 from lamella import runs
-from lamella.data import feature_cache
+from lamella.data.windows import feature_cache
 from lamella.plan import make_plan
 from lamella.training.run import train_plan
 

@@ -13,12 +13,12 @@ import torch
 from doubles import example, save_tiny_encoder, tiny_encoder, tiny_model, tiny_run_config
 from lamella import runs
 from lamella.config import TrainingOptions
-from lamella.data.features import featurise
+from lamella.data.windows.features import featurise
 from lamella.errors import ConfigError, RunError
 from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
+from lamella.training.fitting.steps import Position, Steps, question_ranks
 from lamella.training.run import train_plan
-from lamella.training.steps import Position, Steps, question_ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
 SILENT: Any = lambda line: None  # noqa: E731

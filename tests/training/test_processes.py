@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from doubles import save_tiny_encoder
-from lamella.data.formats import read
-from lamella.data.writers import write
+from lamella.data.file_formats.formats import read
+from lamella.data.file_formats.writers import write
 from lamella.plan import make_plan
 from lamella.training.run import train_plan
 

@@ -22,7 +22,7 @@ from lamella.data.demo import data_path
 from lamella.errors import RunError
 from lamella.files import TEMPORARY, read_json
 from lamella.plan import make_plan
-from lamella.training import bookkeeping
+from lamella.training.fitting import bookkeeping
 from lamella.training.run import train_pass, train_plan
 from outcomes import outcome
 

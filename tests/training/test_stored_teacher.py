@@ -23,21 +23,21 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from doubles import corpus, example, save_tiny_encoder, tiny_model, tiny_run_config, tiny_tokenizer
 from lamella import runs
 from lamella.config import DecodingOptions, LearnerOptions, WindowOptions
-from lamella.data.batches import Batch, Totals, collate
 from lamella.data.examples import Context, Example
-from lamella.data.features import Features, PairTemplate, featurise, window_spans
-from lamella.data.formats import read
-from lamella.data.padding import pad
+from lamella.data.file_formats.formats import read
+from lamella.data.windows.batches import Batch, Totals, collate
+from lamella.data.windows.features import Features, PairTemplate, featurise, window_spans
+from lamella.data.windows.padding import pad
 from lamella.errors import LamellaError, RunError
 from lamella.inference.predict import predict
 from lamella.inference.stored_logits import LogitsWriter, StoredLogits
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
-from lamella.training import bookkeeping
-from lamella.training.learner import make_learner
-from lamella.training.logit_alignment import align
-from lamella.training.objective import Forward
+from lamella.training.distillation.logit_alignment import align
+from lamella.training.fitting import bookkeeping
+from lamella.training.fitting.learner import make_learner
+from lamella.training.fitting.objective import Forward
 from lamella.training.run import train_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")

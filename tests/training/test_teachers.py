@@ -32,9 +32,9 @@ from doubles import (
     tiny_tokenizer,
 )
 from lamella.config import LearnerOptions, TrainingOptions
-from lamella.data.batches import Batch, Totals, collate
-from lamella.data.features import Features, featurise
-from lamella.data.formats import read
+from lamella.data.file_formats.formats import read
+from lamella.data.windows.batches import Batch, Totals, collate
+from lamella.data.windows.features import Features, featurise
 from lamella.encoder.pretrained import LoadedEncoder
 from lamella.encoder.sources import DEFAULT_READER, READERS
 from lamella.encoder.tensors import trained_tensors
@@ -43,12 +43,12 @@ from lamella.heads.losses import CrossEntropy
 from lamella.heads.tasks import Answerability, Span
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
-from lamella.training.learner import Learner, make_learner
-from lamella.training.loop import fit
-from lamella.training.objective import Forward, TaskLoss
-from lamella.training.processes import Processes
-from lamella.training.steps import BEGINNING, Steps
-from lamella.training.teachers import DistillationLoss
+from lamella.training.distillation.teachers import DistillationLoss
+from lamella.training.fitting.learner import Learner, make_learner
+from lamella.training.fitting.loop import fit
+from lamella.training.fitting.objective import Forward, TaskLoss
+from lamella.training.fitting.processes import Processes
+from lamella.training.fitting.steps import BEGINNING, Steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = "Christiaan Huygens discovered Titan in 1655 with a telescope that he had built himself."

@@ -12,7 +12,7 @@ import pytest
 from doubles import save_tiny_encoder
 from lamella.errors import MissingExtraError
 from lamella.plan import make_plan
-from lamella.training import processes
+from lamella.training.fitting import processes
 from lamella.training.run import train_plan
 
 pytestmark = [

@@ -16,13 +16,13 @@ from transformers import get_scheduler
 from doubles import example, tiny_model
 from lamella import registry
 from lamella.config import LearnerOptions, TrainingOptions
-from lamella.data.features import Features, featurise
+from lamella.data.windows.features import Features, featurise
 from lamella.errors import RunError
 from lamella.models.model import ReaderModel
-from lamella.training.learner import Learner, make_learner, parameter_groups
-from lamella.training.loop import fit
-from lamella.training.processes import Processes
-from lamella.training.steps import Position, Steps, total_steps
+from lamella.training.fitting.learner import Learner, make_learner, parameter_groups
+from lamella.training.fitting.loop import fit
+from lamella.training.fitting.processes import Processes
+from lamella.training.fitting.steps import Position, Steps, total_steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = "Christiaan Huygens discovered Titan in 1655 with a telescope that he had built himself."

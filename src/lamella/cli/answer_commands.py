@@ -52,7 +52,7 @@ def predict(
     address: Address = None,
 ) -> None:
     """Answer the questions of a data file."""
-    from lamella.data.writers import write_submission
+    from lamella.data.file_formats.writers import write_submission
     from lamella.errors import UsageError
     from lamella.inference.model_record import model_record
     from lamella.inference.predict import predict as predict_examples

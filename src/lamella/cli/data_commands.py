@@ -40,10 +40,10 @@ def check(
 
     Exit code: 0 if the files are clean, 1 if there are problems, 2 if a file cannot be read.
     """
-    from lamella.data.checks import check as check_files
-    from lamella.data.fixes import fix as fix_file
-    from lamella.data.formats import read
-    from lamella.data.writers import write
+    from lamella.data.doctor.checks import check as check_files
+    from lamella.data.doctor.fixes import fix as fix_file
+    from lamella.data.file_formats.formats import read
+    from lamella.data.file_formats.writers import write
     from lamella.errors import UnreadableError, UsageError
 
     if fix:  # it used to take the next word as its output, which could be a data file
@@ -100,7 +100,7 @@ def convert(
 ) -> None:
     """Convert a data file to another format."""
     from lamella.data.dataset import load_examples
-    from lamella.data.writers import write
+    from lamella.data.file_formats.writers import write
     from lamella.files import check_output_file
 
     check_output_file(target, inputs=[source], overwrite=overwrite)
@@ -149,7 +149,7 @@ def _counting_tokenizer(encoder: str | None) -> Any:
 
 def _fix_targets(out: Path | None, files: list[str], overwrite: bool) -> dict[str, Path]:
     """Return where the fixed copy of each file goes: to `out`, or into that folder for several files."""
-    from lamella.data.writers import format_of
+    from lamella.data.file_formats.writers import format_of
     from lamella.errors import UsageError
     from lamella.files import check_output_file
 

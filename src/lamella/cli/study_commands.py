@@ -180,7 +180,7 @@ def sweep(
     from lamella.errors import RunError, UsageError
     from lamella.sweep.sweep import run_on_ray, run_sweep, table_lines
     from lamella.sweep.sweep_plan import plan_lines, read_sweep
-    from lamella.training.interrupts import InterruptedTrainingError
+    from lamella.training.fitting.interrupts import InterruptedTrainingError
 
     if engine == "local" and address is not None:
         raise UsageError("sweep --address: needs --engine ray.")

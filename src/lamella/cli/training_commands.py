@@ -54,7 +54,7 @@ def train(
     plan = load_plan(config, overrides, only=run or ())
     _check_starts(plan, config)
 
-    from lamella.training.interrupts import InterruptedTrainingError
+    from lamella.training.fitting.interrupts import InterruptedTrainingError
     from lamella.training.run import train_plan
 
     try:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lamella.data.checks import check
+from lamella.data.doctor.checks import check
+from lamella.data.doctor.fixes import fix, skip_faulty
+from lamella.data.doctor.problems import Problem
 from lamella.data.examples import Example
-from lamella.data.fixes import fix, skip_faulty
-from lamella.data.formats import DataFile, read, read_records
-from lamella.data.in_memory import Data, default_name, is_in_memory, split_paths
-from lamella.data.problems import Problem
+from lamella.data.file_formats.formats import DataFile, read, read_records
+from lamella.data.file_formats.in_memory import Data, default_name, is_in_memory, split_paths
 from lamella.errors import DataError, counted
 from lamella.garbage import paused_garbage_collection
 

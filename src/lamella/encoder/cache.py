@@ -38,9 +38,9 @@ from lamella.files import file_sha256, read_json
 from lamella.progress import progress
 
 if TYPE_CHECKING:
-    from lamella.data.batches import Batch
-    from lamella.data.features import Features
-    from lamella.data.padding import Indices
+    from lamella.data.windows.batches import Batch
+    from lamella.data.windows.features import Features
+    from lamella.data.windows.padding import Indices
 
 FORMAT, FORMAT_VERSION = "lamella_cache", 1
 INDEX = "index.json"

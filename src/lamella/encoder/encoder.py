@@ -18,7 +18,7 @@ from lamella.errors import EncoderError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lamella.data.batches import Batch
+    from lamella.data.windows.batches import Batch
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from lamella.config import POOLED
-from lamella.data.batches import collate
+from lamella.data.windows.batches import collate
 from lamella.encoder.cache import (
     INDEX,
     PROGRESS,
@@ -36,8 +36,8 @@ from lamella.files import TEMPORARY, locked, write_bytes, write_json
 from lamella.progress import Log, progress
 
 if TYPE_CHECKING:
-    from lamella.data.features import Features
-    from lamella.data.padding import Indices
+    from lamella.data.windows.features import Features
+    from lamella.data.windows.padding import Indices
 
 SHARD_BYTES = 256 * 2**20  # kept in memory until it is written, and the most that an interruption can lose
 SPARE_SHARE, SPARE_BYTES = 0.05, 64 * 2**20  # disk space that must stay free

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lamella.data.batches import Batch
 from lamella.data.demo import data_path
-from lamella.data.features import Features, featurise
-from lamella.data.padding import pad
+from lamella.data.windows.batches import Batch
+from lamella.data.windows.features import Features, featurise
+from lamella.data.windows.padding import pad
 from lamella.encoder.encoder import FAMILIES
 from lamella.encoder.fast_attention import ATTENTION
 from lamella.encoder.sources import MODEL_CONFIG, Source, verified_hash

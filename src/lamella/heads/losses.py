@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from lamella.data.batches import Batch, Totals
+from lamella.data.windows.batches import Batch, Totals
 from lamella.errors import ConfigError
 from lamella.heads.tasks import Choice
 from lamella.registry import register

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lamella.data.batches import Batch
+from lamella.data.windows.batches import Batch
 from lamella.registry import register
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lamella.config import DecodingOptions
-from lamella.data.padding import Padded
+from lamella.data.windows.padding import Padded
 from lamella.errors import DataError
 from lamella.inference.decode import log_sum_exp, mask_logits
 from lamella.inference.prediction import NO_SPAN, Prediction, ScoredSpan, rank

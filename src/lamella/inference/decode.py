@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lamella.config import DecodingOptions
-from lamella.data.padding import Padded
+from lamella.data.windows.padding import Padded
 from lamella.errors import ModelError
 
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from lamella.config import DecodingOptions
 from lamella.data.examples import Example
-from lamella.data.features import Features, featurise
-from lamella.data.padding import Padded, longest_first, pad
+from lamella.data.windows.features import Features, featurise
+from lamella.data.windows.padding import Padded, longest_first, pad
 from lamella.errors import DataError, UsageError
 from lamella.inference.combine import Combination, combine_logits, combine_spans
 from lamella.inference.decode import decode

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lamella.data.batches import Batch
-from lamella.data.features import Features
-from lamella.data.padding import Padded, longest_first, pad
+from lamella.data.windows.batches import Batch
+from lamella.data.windows.features import Features
+from lamella.data.windows.padding import Padded, longest_first, pad
 from lamella.encoder.encoder import Encoder, HiddenStates
 from lamella.inference.decode import WindowSpans
 from lamella.inference.predict import decode_batch, explain_out_of_memory

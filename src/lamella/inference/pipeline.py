@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 
 from lamella.config import WindowOptions
 from lamella.data.examples import Context, Example
-from lamella.data.features import Features, featurise_in_slices
-from lamella.data.tokens import without_truncation
+from lamella.data.windows.features import Features, featurise_in_slices
+from lamella.data.windows.tokens import without_truncation
 from lamella.errors import UnknownNameError, UsageError
 from lamella.inference.decode import WindowSpans, decode
 from lamella.inference.predict import iterate_batches

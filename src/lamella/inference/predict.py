@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lamella.data.examples import Example
-from lamella.data.features import Features, featurise_in_slices
-from lamella.data.padding import Padded, longest_first, pad
+from lamella.data.windows.features import Features, featurise_in_slices
+from lamella.data.windows.padding import Padded, longest_first, pad
 from lamella.errors import RunError
 from lamella.inference.decode import WindowSpans, decode, decode_answerability
 from lamella.inference.prediction import Prediction

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lamella.config import DecodingOptions, WindowOptions
-from lamella.data.features import Features
-from lamella.data.padding import Padded
-from lamella.data.tokens import Tokenizing
+from lamella.data.windows.features import Features
+from lamella.data.windows.padding import Padded
+from lamella.data.windows.tokens import Tokenizing
 
 
 class AnswerSource(Protocol):

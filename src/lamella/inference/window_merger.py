@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lamella.config import DecodingOptions
 from lamella.data.examples import Example
-from lamella.data.features import Features
+from lamella.data.windows.features import Features
 from lamella.inference.decode import WindowSpans
 from lamella.inference.prediction import Candidate, Prediction, ScoredSpan, rank
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from lamella import registry
 from lamella.config import HEAD_OPTIONS, DecodingOptions, EncoderOptions, LearnerOptions, RunConfig, WindowOptions
-from lamella.data.batches import Batch
-from lamella.data.padding import Padded, check_window_length
+from lamella.data.windows.batches import Batch
+from lamella.data.windows.padding import Padded, check_window_length
 from lamella.encoder.device import autocast
 from lamella.encoder.encoder import Encoder, HiddenStates
 from lamella.encoder.pretrained import LoadedEncoder

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from lamella.config import DecodingOptions, Section, WindowOptions
-from lamella.data.padding import Padded, check_window_length
+from lamella.data.windows.padding import Padded, check_window_length
 from lamella.encoder.sources import MODEL_CONFIG
 from lamella.errors import MissingExtraError, ModelError, one_line
 from lamella.files import read_json

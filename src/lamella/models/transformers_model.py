@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from lamella.config import DecodingOptions, WindowOptions
-from lamella.data.batches import Batch
-from lamella.data.padding import Padded, check_window_length
+from lamella.data.windows.batches import Batch
+from lamella.data.windows.padding import Padded, check_window_length
 from lamella.encoder.device import autocast
 from lamella.encoder.encoder import FAMILIES, positions_of
 from lamella.encoder.fast_attention import suitable_kernels, use_fast_attention

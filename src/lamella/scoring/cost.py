@@ -14,14 +14,14 @@ import numpy as np
 
 from lamella import runs
 from lamella.data.examples import Example
-from lamella.data.features import Features, featurise
-from lamella.data.padding import pad
+from lamella.data.windows.features import Features, featurise
+from lamella.data.windows.padding import pad
 from lamella.files import write_json
 
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
 
-    from lamella.data.batches import Batch
+    from lamella.data.windows.batches import Batch
     from lamella.encoder.encoder import HiddenStates
     from lamella.inference.protocols import QAModel
     from lamella.models.model import ReaderModel
@@ -138,7 +138,7 @@ def sample_window(model: ReaderModel, features: Features, layers: Sequence[int] 
     """
     import torch
 
-    from lamella.data.batches import Batch
+    from lamella.data.windows.batches import Batch
 
     index = int(np.argmin(np.abs(features.lengths - features.lengths.mean())))
     padded, length = Batch.of(pad(features, np.array([index]))), int(features.lengths[index])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamella.data.examples import Example
-from lamella.data.features import slices
+from lamella.data.windows.features import slices
 from lamella.errors import LamellaError, RunError, one_line
 from lamella.inference.questions import check_unique_ids
 from lamella.progress import progress

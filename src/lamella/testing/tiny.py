@@ -16,10 +16,10 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from lamella.config import RunConfig
-from lamella.data.batches import Batch, collate
 from lamella.data.demo import data_path
 from lamella.data.examples import Context, Example
-from lamella.data.features import featurise
+from lamella.data.windows.batches import Batch, collate
+from lamella.data.windows.features import featurise
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.pretrained import LoadedEncoder
 from lamella.validation import check_config

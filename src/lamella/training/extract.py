@@ -10,9 +10,9 @@ from lamella.errors import UsageError
 from lamella.plan import Plan
 from lamella.progress import Log, silent
 from lamella.training.early_checks import check_cacheable, check_data_files
-from lamella.training.learner import layers_read_by
+from lamella.training.fitting.learner import layers_read_by
+from lamella.training.fitting.processes import Processes, make_accelerator
 from lamella.training.prepare import prepare_pass, resolve_references
-from lamella.training.processes import Processes, make_accelerator
 from lamella.training.splits import SPLITS
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from lamella import registry
 from lamella.data.examples import Example
-from lamella.data.features import Features
-from lamella.data.padding import longest_first, pad
+from lamella.data.windows.features import Features
+from lamella.data.windows.padding import longest_first, pad
 from lamella.errors import RunError
 from lamella.inference.decode import decode
 from lamella.inference.window_merger import WindowMerger

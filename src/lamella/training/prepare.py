@@ -13,9 +13,9 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedTokenizerFast
 
 from lamella.config import RunConfig
-from lamella.data.feature_cache import cached_features
-from lamella.data.features import Features
-from lamella.data.feed import Feed, Recipe
+from lamella.data.windows.feature_cache import cached_features
+from lamella.data.windows.features import Features
+from lamella.data.windows.feed import Feed, Recipe
 from lamella.encoder.cache import open_cache
 from lamella.encoder.device import choose_precision
 from lamella.encoder.pretrained import LoadedEncoder
@@ -29,11 +29,11 @@ from lamella.models.names import resolve_encoder_from
 from lamella.plan import Pass
 from lamella.progress import Log, silent
 from lamella.training.early_checks import check_cacheable
-from lamella.training.learner import Learner, RandomStream, layers_read_by, make_learner
+from lamella.training.fitting.learner import Learner, RandomStream, layers_read_by, make_learner
+from lamella.training.fitting.processes import Processes
+from lamella.training.fitting.steps import Steps
 from lamella.training.overfit import best_possible_score
-from lamella.training.processes import Processes
 from lamella.training.splits import Datasets, Splits, read_splits
-from lamella.training.steps import Steps
 from lamella.training.warm_start import WarmStart, apply_warm_start, inherit_options
 
 

@@ -13,14 +13,14 @@ from lamella.errors import DivergedError, RunError
 from lamella.files import read_json, write_json
 from lamella.plan import Pass, Plan
 from lamella.progress import Log, silent
-from lamella.training.checkpoint import load_checkpoint
 from lamella.training.early_checks import check_before_loading, folders_read
+from lamella.training.fitting.checkpoint import load_checkpoint
+from lamella.training.fitting.interrupts import StopSignals
+from lamella.training.fitting.learner import Record
+from lamella.training.fitting.processes import Processes, make_accelerator
 from lamella.training.folders import RunFolders
-from lamella.training.interrupts import StopSignals
-from lamella.training.learner import Record
 from lamella.training.overfit import check_memorised, overfit_plan
 from lamella.training.prepare import PreparedPass, prepare_pass, resolve_references
-from lamella.training.processes import Processes, make_accelerator
 from lamella.training.resume import ResumeState, read_resume_state
 from lamella.training.splits import SPLITS, Datasets, name_datasets
 from lamella.training.train_pass import train_pass

@@ -12,13 +12,13 @@ from lamella.errors import DivergedError
 from lamella.files import write_json
 from lamella.progress import Log
 from lamella.stopwatch import Stopwatch
-from lamella.training.batch_splitting import Splitter
-from lamella.training.bookkeeping import Bookkeeper, describe_scores
-from lamella.training.checkpoint import Checkpoint
-from lamella.training.interrupts import StopSignals
-from lamella.training.loop import fit
+from lamella.training.fitting.batch_splitting import Splitter
+from lamella.training.fitting.bookkeeping import Bookkeeper, describe_scores
+from lamella.training.fitting.checkpoint import Checkpoint
+from lamella.training.fitting.interrupts import StopSignals
+from lamella.training.fitting.loop import fit
+from lamella.training.fitting.processes import Processes
 from lamella.training.prepare import PreparedPass
-from lamella.training.processes import Processes
 from lamella.training.training_cost import write_costs
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from lamella import runs
 from lamella.scoring.cost import answering_time, model_bytes, model_cost, peak_memory, sample_window, write_cost
-from lamella.training.bookkeeping import Bookkeeper
-from lamella.training.learner import Learner, layers_read_by
+from lamella.training.fitting.bookkeeping import Bookkeeper
+from lamella.training.fitting.learner import Learner, layers_read_by
+from lamella.training.fitting.processes import Processes
 from lamella.training.prepare import PreparedPass
-from lamella.training.processes import Processes
 
 
 def write_costs(

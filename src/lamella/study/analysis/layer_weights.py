@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from lamella import registry
 from lamella.data.examples import Example
-from lamella.data.features import Features
-from lamella.data.padding import Padded
+from lamella.data.windows.features import Features
+from lamella.data.windows.padding import Padded
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_WEIGHTS, is_saved_model, model_folder
 from lamella.errors import ModelError, UnknownNameError, one_line
 from lamella.files import read_json
@@ -80,9 +80,9 @@ def mean_attention(run: Path, examples: Sequence[Example], *, batch_size: int = 
         return None
     import torch
 
-    from lamella.data.batches import Batch
-    from lamella.data.features import featurise
-    from lamella.data.padding import longest_first, pad
+    from lamella.data.windows.batches import Batch
+    from lamella.data.windows.features import featurise
+    from lamella.data.windows.padding import longest_first, pad
     from lamella.inference.predict import explain_out_of_memory
     from lamella.models.loading import load_model
     from lamella.models.model import ReaderModel

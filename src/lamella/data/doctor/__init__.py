@@ -1,0 +1,1 @@
+"""The data doctor: find, describe and fix what is wrong with examples."""

@@ -1,0 +1,1 @@
+"""Data files: from bytes to examples and back."""

@@ -1,0 +1,97 @@
+"""Parse a data file into a document, before its format is known: JSON, JSONL, CSV or a binary table, gzip or not.
+
+The content decides, never the name of the file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from pathlib import Path
+
+from lamella.data.demo import data_path
+from lamella.data.file_formats.file_types import recognise_binary
+from lamella.data.file_formats.in_memory import parse_rows
+from lamella.data.file_formats.json_text import parse_json
+from lamella.data.file_formats.source import Document, Place, Source
+from lamella.data.file_formats.tables import parse_csv, read_with_pandas
+from lamella.errors import UnreadableError
+from lamella.text_encoding import decode_text
+
+_ADVICE = "save it as UTF-8, or convert it: lamella convert IN OUT --encoding {encoding}"
+
+
+def parse(source: Source, encoding: str | None = None) -> Document:
+    """Parse the file of a source; raise UnreadableError if it cannot be read at all."""
+    data = _load(data_path(source.path), source)
+    binary = recognise_binary(data) if encoding is None else None
+    if binary is not None and binary.reader:
+        return parse_rows(read_with_pandas(data, binary.reader, binary.libraries, source.path), source)
+    if binary is not None:
+        raise UnreadableError(f"{source.path}: expected JSON, JSONL or CSV, got {binary.name}; {binary.advice}.")
+    text = decode_text(data, source.path, encoding, advice=_ADVICE)
+    if not text.strip():
+        raise UnreadableError(f"{source.path}: the file is empty.")
+    return _parse_text(text, source)
+
+
+def _load(path: Path, source: Source) -> bytes:
+    """Return the bytes of a file, decompressed if they are gzip; record size and hash of the file."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise UnreadableError(f"{path}: no such file.") from None
+    except IsADirectoryError:
+        raise UnreadableError(f"{path}: expected a data file, got a folder.") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise UnreadableError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}).") from None
+    source.size, source.sha256 = len(data), hashlib.sha256(data).hexdigest()
+    if not data.startswith(b"\x1f\x8b"):
+        return data
+    try:
+        return gzip.decompress(data)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UnreadableError(f"{path}: the gzip file is truncated or damaged ({error}).") from None
+
+
+def _parse_text(text: str, source: Source) -> Document:
+    if text.lstrip()[:1] not in ("{", "["):
+        document = parse_csv(text, source)
+        if document is not None:
+            return document
+    try:
+        return Document(parse_json(text, source, Place()))
+    except json.JSONDecodeError as error:
+        document = _parse_lines(text, source) if _looks_like_lines(text) else None
+        if document is not None and document.entries:
+            return document
+        where = f"{source.path}:{error.lineno}:{error.colno}"
+        raise UnreadableError(f"{where}: broken JSON: {error.msg}.") from None
+    except (RecursionError, ValueError) as error:  # ValueError: an integer of thousands of digits
+        raise UnreadableError(f"{source.path}: JSON that cannot be parsed ({error}).") from None
+
+
+def _looks_like_lines(text: str) -> bool:
+    """Check whether most lines begin with a bracket, as in JSONL; in indented JSON, only the first one does."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    return len(lines) > 1 and 2 * sum(line.startswith(("{", "[")) for line in lines) > len(lines)
+
+
+def _parse_lines(text: str, source: Source) -> Document:
+    rows, lines = [], []
+    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: a string may contain U+2028
+        if not line.strip():
+            continue
+        place = Place.at_line(number)
+        try:
+            rows.append(parse_json(line, source, place))
+            lines.append(number)
+        except json.JSONDecodeError as error:
+            source.report("broken_line", f"broken JSON: {error.msg}", place, column=error.colno)
+            source.unread += 1
+        except (RecursionError, ValueError) as error:
+            source.report("broken_line", f"JSON that cannot be parsed ({error})", place)
+            source.unread += 1
+    return Document(rows, "jsonl", lines)

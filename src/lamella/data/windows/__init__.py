@@ -1,0 +1,1 @@
+"""From examples to windows of tokens and padded batches."""

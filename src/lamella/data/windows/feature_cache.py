@@ -1,0 +1,183 @@
+"""Cache windows on disk for later runs that need the same ones.
+
+    features/<sha256>.safetensors   the arrays of all windows of a data set
+
+The name is a hash of everything that the windows depend on, so a file is either right or not found: it is never out of
+date. If a file or the folder is unusable, the windows are cut as if there were no cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from lamella.config import WindowOptions
+from lamella.data.examples import Example
+from lamella.data.windows import features as windows_module
+from lamella.data.windows.feature_arrays import NAMES, context_indices, from_arrays, to_arrays
+from lamella.data.windows.features import Features, featurise, pair_template
+from lamella.data.windows.tokens import Tokenizing, without_truncation
+from lamella.errors import RunError
+from lamella.files import TEMPORARY, write_bytes
+from lamella.progress import Log, progress
+
+FORMAT = 1  # version of the file format
+VARIABLE = "LAMELLA_CACHE"
+MIN_QUESTIONS = 5_000  # the windows of fewer questions are cut fast enough
+MAX_BYTES = 4 * 2**30  # of all files together
+ABANDONED_AFTER = 24 * 3600  # seconds after which a partially written file is considered abandoned
+LOST = "lost_answers"
+ENDING = ".safetensors"
+
+
+def cached_features(
+    examples: Sequence[Example],
+    tokenizer: Tokenizing,
+    windows: WindowOptions,
+    *,
+    negative_windows: Literal["keep", "drop", "subsample"] = "keep",
+    seed: int = 0,
+    log: Log = lambda line: None,
+) -> Features:
+    """Return the windows of `featurise`: read from the cache if they are in it, else cut and cached."""
+    folder = cache_folder() if len(examples) >= MIN_QUESTIONS else None
+    if folder is None:
+        return featurise(examples, tokenizer, windows, negative_windows=negative_windows, seed=seed)
+    with progress("looking for cached windows", None):
+        key = _key(examples, tokenizer, windows, negative_windows, seed)
+        path = folder / f"{key}{ENDING}"
+        arrays = _read(path, key)
+    if arrays is not None:
+        features = from_arrays(
+            arrays,
+            examples,
+            template=pair_template(tokenizer),
+            max_seq_length=windows.max_seq_length,
+            lost_answers=int(arrays[LOST]),
+        )
+        log(f"read {len(features)} cached windows of {len(examples)} questions from {path}")
+        return features
+    features = featurise(examples, tokenizer, windows, negative_windows=negative_windows, seed=seed)
+    if _write(path, key, to_arrays(features) | {LOST: np.array(features.lost_answers)}):
+        log(f"cached {len(features)} windows of {len(examples)} questions for later runs in {path}")
+    return features
+
+
+def cache_folder() -> Path | None:
+    """Return the cache folder: in `$LAMELLA_CACHE`, else in the user's cache folder; None if the variable is empty."""
+    own = os.environ.get(VARIABLE)
+    if own == "":
+        return None
+    if own is not None:
+        return Path(os.path.expanduser(own)) / "features"
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(root):  # the XDG specification requires to ignore relative paths
+        root = os.path.expanduser("~/.cache")
+    return Path(root) / "lamella" / "features" if os.path.isabs(root) else None  # the user may have no home folder
+
+
+def _key(
+    examples: Sequence[Example], tokenizer: Tokenizing, windows: WindowOptions, negative_windows: str, seed: int
+) -> str:
+    """Hash everything that windows depend on; each distinct context is hashed once."""
+    answers = [answer for example in examples for answer in example.answers]
+    parts: list[Any] = [
+        {
+            "formats": [FORMAT, windows_module.FORMAT],
+            "libraries": [tokenizers.__version__, np.__version__, unicodedata.unidata_version],
+            "special": [tokenizer.cls_token_id, tokenizer.pad_token_id],
+            "windows": windows.model_dump(mode="json"),
+            "negative_windows": negative_windows,
+            "seed": seed if negative_windows == "subsample" else None,  # otherwise runs of all seeds share the windows
+        },
+        without_truncation(tokenizer).to_str(),
+        list(dict.fromkeys(example.context.text for example in examples)),
+        context_indices(examples),
+        [example.question for example in examples],
+        [example.id for example in examples],
+        [len(example.answers) for example in examples],
+        [answer.begin_char for answer in answers],
+        [answer.text for answer in answers],
+    ]
+    digest = hashlib.sha256()
+    for part in parts:
+        # JSON delimits each part, and can represent a lone surrogate, which UTF-8 cannot.
+        digest.update(json.dumps(part, sort_keys=True).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _read(path: Path, key: str) -> dict[str, NDArray[Any]] | None:
+    """Read the arrays of a file; None if it is missing or was not written for this key."""
+    try:
+        with cast(Any, safe_open(path, framework="numpy")) as file:
+            written = (file.metadata() or {}).get("sha256")
+            arrays = {name: file.get_tensor(name) for name in (*NAMES, LOST)}
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None
+    if _digest(key, arrays) != written:
+        return None
+    with contextlib.suppress(OSError):  # the folder may be read-only
+        os.utime(path)  # the least recently used files are removed first
+    return arrays
+
+
+def _write(path: Path, key: str, arrays: Mapping[str, NDArray[Any]]) -> bool:
+    """Write the arrays; return whether that succeeded."""
+    if sum(array.nbytes for array in arrays.values()) > MAX_BYTES:
+        return False
+    try:
+        write_bytes(path, save(dict(arrays), metadata={"sha256": _digest(key, arrays)}))
+    except RunError:  # no space or no permission
+        return False
+    _remove_old_files(path.parent)
+    return True
+
+
+def _digest(key: str, arrays: Mapping[str, NDArray[Any]]) -> str:
+    digest = hashlib.sha256(key.encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def _remove_old_files(folder: Path) -> None:
+    """Remove the least recently used files beyond `MAX_BYTES`, and abandoned partial files.
+
+    Another process may do the same at the same time: files that cannot be read or removed are ignored.
+    """
+    files = []
+    for name in _names_in(folder):
+        path = folder / name
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            if name.endswith(ENDING):
+                files.append((status.st_mtime_ns, status.st_size, path))
+            elif name.endswith(TEMPORARY) and status.st_mtime < time.time() - ABANDONED_AFTER:
+                path.unlink()
+    total = 0
+    for _, size, path in sorted(files, reverse=True):
+        total += size
+        if total > MAX_BYTES:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

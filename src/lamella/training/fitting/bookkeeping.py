@@ -1,0 +1,219 @@
+"""What is written while a pass trains: histories, scores, the best models, checkpoints; by the main process alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lamella import runs
+from lamella.data.windows.features import Features
+from lamella.encoder.sources import MODEL_WEIGHTS
+from lamella.encoder.tensors import put_tensors, read_tensors
+from lamella.errors import ConfigError
+from lamella.files import append_json_line, write_json
+from lamella.inference.one_pass import Encode, predict_many
+from lamella.inference.prediction import Prediction
+from lamella.inference.prediction_files import write_predictions
+from lamella.models.model import ReaderModel
+from lamella.progress import Log
+from lamella.scoring.calibrate import tune_decoding
+from lamella.scoring.evaluate import score_predictions
+from lamella.scoring.metrics import language_of
+from lamella.stopwatch import Stopwatch
+from lamella.training.fitting.batch_splitting import Splitter
+from lamella.training.fitting.checkpoint import save_checkpoint
+from lamella.training.fitting.learner import Learner, Record
+from lamella.training.fitting.processes import Processes
+from lamella.training.fitting.steps import Position
+from lamella.training.prepare import PreparedPass
+
+SHORT = {"exact": "EM", "f1": "F1", "answerability_accuracy": "accuracy", "answerability_f1": "no-answer F1"}
+
+
+class Bookkeeper:
+    """Writes what the training loop reports: each learner's records into the learner's own run folder."""
+
+    def __init__(
+        self,
+        prepared: PreparedPass,
+        folders: Mapping[str, Path],
+        checkpoint_path: Path,
+        processes: Processes,
+        *,
+        splitter: Splitter,
+        earlier_seconds: float = 0.0,
+        log: Log,
+    ) -> None:
+        self.learners, self.folders, self.checkpoint_path = prepared.learners, folders, checkpoint_path
+        self.options, self.targets = prepared.any_config.training, prepared.targets
+        self.dev, self.encode_dev = prepared.windows.dev, prepared.hidden_states.encode_dev
+        self.source_hashes = prepared.source_hashes
+        self.processes, self.splitter, self.log = processes, splitter, log
+        self.language = language_of(self.dev.examples)
+        self.answer_seconds: dict[str, float] = {}  # by learner: the time its last answers to the dev questions took
+        self.evaluation_clock = Stopwatch()
+        self.earlier_seconds, self.began = earlier_seconds, time.perf_counter()
+
+    @property
+    def pass_seconds(self) -> float:
+        """How long the pass has trained, also before it was resumed, without its evaluations."""
+        return self.earlier_seconds + time.perf_counter() - self.began - self.evaluation_clock.seconds
+
+    def write_history(self, learner: Learner, records: Sequence[Record]) -> None:
+        """Append records to the learner's history, and send them to the trackers."""
+        if self.processes.is_main:
+            for record in records:
+                append_json_line(self.folders[learner.name] / runs.HISTORY, record)
+        for record in records:
+            self._track(learner, record)
+
+    def evaluate(self, learners: Sequence[Learner], step: int, epoch: float) -> None:
+        """Score learners in one pass over the dev windows; save the best model of each (the last, without dev data)."""
+        with self.evaluation_clock:
+            self._evaluate(learners, epoch)
+
+    def _evaluate(self, learners: Sequence[Learner], epoch: float) -> None:
+        if not len(self.dev):
+            self._save(learners, runs.MODEL)
+            return
+        for learner in learners if len(self.learners) > 1 else ():
+            if not learner.has_finite_weights():
+                learner.ended = learner.failed = "its weights are not finite: training has diverged."
+        learners = [learner for learner in learners if not learner.failed]
+        for learner, predictions in zip(learners, self._predict(learners, self.dev, self.encode_dev), strict=True):
+            self._record_evaluation(learner, predictions, epoch)
+        if len(self.learners) > 1 and learners:
+            leader = max(learners, key=lambda learner: learner.best[self._metric(learner, learner.best)])
+            scores = describe_scores(leader.model, leader.best, self.options.metric)
+            self.log(f"epoch {epoch:.2f}: {leader.name} leads, {scores}")
+
+    def _record_evaluation(self, learner: Learner, predictions: Mapping[str, Prediction], epoch: float) -> None:
+        """Score one learner, save it where it is the best so far, and decide whether it stops."""
+        results = score_predictions(learner.model, self.dev.examples, predictions, language=self.language)
+        record = {"event": "evaluation", "step": learner.steps, "epoch": round(epoch, 6), **results}
+        self.write_history(learner, [record])
+        metric = self._metric(learner, results)
+        if not learner.best or results[metric] > learner.best[metric]:
+            learner.best, learner.stale = {key: value for key, value in record.items() if key != "event"}, 0
+            self._save([learner], runs.MODEL)
+            self._write_best(learner, predictions)
+        else:
+            learner.stale += 1
+        target = self.targets.get(learner.name, self.options.target)
+        if target is not None and results[metric] >= target - 1e-9:
+            learner.ended = f"reached {metric} {results[metric]:.2f}"
+        elif self.options.patience and learner.stale >= self.options.patience:
+            learner.ended = f"no better {metric} for {learner.stale} evaluations"
+        if len(self.learners) == 1:
+            self.log(f"epoch {epoch:.2f}: {describe_scores(learner.model, results, self.options.metric)}")
+
+    def tune_thresholds(self, features: Features, data: Sequence[str]) -> None:
+        """Tune the threshold of each learner's best model, and score that model on the dev data again."""
+        learners = [learner for learner in self.learners if not learner.failed]
+        self.processes.broadcast(None)  # wait until the best models are written
+        for learner in learners:
+            path = self.folders[learner.name] / runs.MODEL / MODEL_WEIGHTS
+            put_tensors(learner.model, read_tensors(path), str(path))
+        for learner, predictions in zip(learners, self._predict(learners, features, None), strict=True):
+            tuned = tune_decoding(
+                learner.model.decoding,
+                features.examples,
+                predictions,
+                data=data,
+                gives_text=learner.model.gives_text,
+                language=language_of(features.examples),
+            )
+            learner.model.decoding = tuned.decoding
+            learner.model.facts = learner.model.facts.model_copy(update={"calibrated": tuned.report})
+            prefix = f"{learner.name}: " if len(self.learners) > 1 else ""
+            self.log(f"{prefix}{tuned.lines()[0]}")
+        if not len(self.dev):
+            self._save(learners, runs.MODEL)
+            return
+        for learner, predictions in zip(learners, self._predict(learners, self.dev, self.encode_dev), strict=True):
+            results = score_predictions(learner.model, self.dev.examples, predictions, language=self.language)
+            learner.best = {"step": learner.best["step"], "epoch": learner.best["epoch"], **results}
+            self.write_history(learner, [{"event": "threshold", **learner.best}])
+            self._save([learner], runs.MODEL)
+            self._write_best(learner, predictions)
+
+    def save_models(self, learners: Sequence[Learner], epoch: float) -> None:
+        """Save the models of an epoch of `save_at`."""
+        self._save(learners, f"{runs.MODELS}/{epoch:g}")
+
+    def save_checkpoint(self, position: Position) -> None:
+        """Write the checkpoint that `--resume` continues from."""
+        histories = {name: _file_size(folder / runs.HISTORY) for name, folder in self.folders.items()}
+        save_checkpoint(
+            self.checkpoint_path,
+            self.learners,
+            position,
+            self.processes,
+            pieces=self.splitter.pieces,
+            histories=histories,
+            source_hashes=self.source_hashes,
+            seconds=self.pass_seconds,
+        )
+
+    def _predict(
+        self, learners: Sequence[Learner], features: Features, encode: Encode | None
+    ) -> list[dict[str, Prediction]]:
+        clocks = [Stopwatch() for _ in learners]
+        predictions = predict_many(
+            [learner.model for learner in learners],
+            features,
+            encode=encode,
+            batch_size=self.options.eval_batch_size,
+            rank=self.processes.rank,
+            processes=self.processes.count,
+            gather=self.processes.gather,
+            clocks=clocks,
+        )
+        if features is self.dev and encode is None:  # from a cache, the encoder's time would be missing
+            seconds = [clock.seconds * self.processes.count for clock in clocks]
+            self.answer_seconds |= dict(zip((learner.name for learner in learners), seconds, strict=True))
+        return predictions
+
+    def _write_best(self, learner: Learner, predictions: Mapping[str, Prediction]) -> None:
+        if self.processes.is_main:
+            folder = self.folders[learner.name]
+            write_predictions(folder, learner.model, predictions, self.dev.examples)
+            write_json(folder / runs.RESULTS, learner.best)
+
+    def _save(self, learners: Sequence[Learner], name: str) -> None:
+        if self.processes.is_main:
+            for learner in learners:
+                results = learner.best if name == runs.MODEL else None  # scores of another epoch are not its own
+                learner.model.save(self.folders[learner.name] / name, results=results)
+
+    def _metric(self, learner: Learner, results: Mapping[str, Any]) -> str:
+        """The metric that selects the best checkpoint."""
+        metric = self.options.metric or learner.model.head.task.headline[1]
+        if metric not in results:
+            raise ConfigError("training.metric", [f"expected one of {', '.join(results)}. Got {metric!r}."])
+        return str(metric)
+
+    def _track(self, learner: Learner, record: Record) -> None:
+        """Send numbers to the trackers, under the learner's name where there are several."""
+        if not self.options.trackers:
+            return
+        prefix = f"{learner.name}/" if len(self.learners) > 1 else ""
+        numbers = {
+            f"{prefix}{key}": value
+            for key, value in record.items()
+            if isinstance(value, int | float) and key != "step" and math.isfinite(value)
+        }
+        self.processes.accelerator.log(numbers, step=int(record["step"]))
+
+
+def describe_scores(model: ReaderModel, results: Mapping[str, Any], metric: str | None = None) -> str:
+    """Return the two headline scores of a task, and the one that selects the best model where it is another."""
+    keys = dict.fromkeys([*model.head.task.headline, *([metric] if metric else [])])
+    return "  ".join(f"{SHORT.get(key, key)} {results[key]:.2f}" for key in keys)
+
+
+def _file_size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
