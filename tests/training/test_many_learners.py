@@ -160,7 +160,10 @@ def test_overwriting_spares_an_encoder_that_a_later_pass_needs(encoder: Path, tm
     ("changes", "problem"),
     [
         ({"training": {"metric": "f1"}, "learner": {"task": "answerability"}}, "gives no text"),
-        ({"training": {"metric": "HasAns_f1"}, "data": {"dev": "NONE"}}, "no question of that kind"),
+        (
+            {"training": {"metric": "HasAns_f1"}, "data": {"dev": "NONE"}},
+            "expected a metric of questions that the dev data has",
+        ),
     ],
 )
 def test_a_metric_that_cannot_be_taken_is_said_at_once(

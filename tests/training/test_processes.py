@@ -18,14 +18,17 @@ from lamella.data.file_formats.formats import read
 from lamella.data.file_formats.writers import write
 from lamella.plan import make_plan
 from lamella.training.run import train_plan
+from outcomes import outcome
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# Every process of the launch trains each plan, and writes down what it was told.
+# Every process of the launch trains each plan, and writes down what was logged. Then only the second one gets a signal.
 SCRIPT = """
-import json, os, sys
+import json, os, signal, sys
 from pathlib import Path
 from lamella.plan import make_plan
+from lamella.training import loop
+from lamella.training.interrupts import InterruptedTrainingError
 from lamella.training.run import train_plan
 
 folder = Path(sys.argv[1])
@@ -33,6 +36,23 @@ for name, table in json.loads((folder / "plans.json").read_text()).items():
     lines = []
     best = train_plan(make_plan(table, where=name), folder / "two" / name, log=lines.append)
     (folder / f"{name}-{os.environ['RANK']}.json").write_text(json.dumps({"best": best, "lines": lines}))
+
+plan = make_plan(json.loads((folder / "plans.json").read_text())["full"], where="full")
+collate, calls = loop.collate, []
+
+def send(*arguments, **options):
+    calls.append(arguments)
+    if len(calls) == 4 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGTERM)
+    return collate(*arguments, **options)
+
+loop.collate = send
+try:
+    train_plan(plan, folder / "stopped")
+except InterruptedTrainingError as error:
+    (folder / f"stopped-{os.environ['RANK']}.txt").write_text(str(error))
+loop.collate = collate
+train_plan(plan, folder / "stopped", resume=True)
 """
 
 
@@ -122,6 +142,13 @@ def test_two_processes_learn_what_one_does(folder: Path, name: str) -> None:
         assert json.loads((one / "predictions.json").read_text() if (one / "predictions.json").exists() else "{}") == (
             json.loads((two / "predictions.json").read_text() if (two / "predictions.json").exists() else "{}")
         )
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_step(folder: Path) -> None:
+    first, second = ((folder / f"stopped-{rank}.txt").read_text() for rank in (0, 1))
+    assert first == second
+    assert first.startswith("training was interrupted after step 4 of ")
+    assert outcome(folder / "stopped") == outcome(folder / "two" / "full")
 
 
 @pytest.mark.parametrize("name", list(plans(Path())))

@@ -70,4 +70,5 @@ def _check_metric_fits_task(config: RunConfig) -> None:
     metric, task = config.training.metric, config.learner.task["name"]
     gives_text = not getattr(registry.part("task", task).make, "at_cls", False)
     if metric is not None and config.data.dev and not gives_text and not metric.startswith("answerability"):
-        raise ConfigError("training.metric", [f"{metric}: a reader of answerability gives no text to score so."])
+        problem = f"expected an answerability metric for the task {task}, which gives no text, got {metric}."
+        raise ConfigError("training.metric", [problem])

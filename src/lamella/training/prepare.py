@@ -33,7 +33,7 @@ from lamella.training.fitting.learner import Learner, RandomStream, layers_read_
 from lamella.training.fitting.processes import Processes
 from lamella.training.fitting.steps import Steps
 from lamella.training.overfit import best_possible_score
-from lamella.training.splits import Datasets, Splits, read_splits
+from lamella.training.splits import Splits, read_splits
 from lamella.training.warm_start import WarmStart, apply_warm_start, inherit_options
 
 
@@ -98,7 +98,6 @@ def prepare_pass(
     configs: Pass,
     processes: Processes,
     *,
-    datasets: Datasets | None = None,
     overfit: int | None = None,
     cache: Path | None = None,
     log: Log = silent,
@@ -109,7 +108,7 @@ def prepare_pass(
     and the encoder does not run.
     """
     config = next(iter(configs.values()))
-    splits = read_splits(config, datasets=datasets, overfit=overfit, log=log)
+    splits = read_splits(config, overfit=overfit, log=log)
     pooler = any(config.learner.reads_pooled for config in configs.values())
     base = load_encoder(config.encoder.name, dropout=config.encoder.dropout, pooler=pooler)
     models = build_models(configs, base, _describe_data(config, splits, overfit), processes, log)

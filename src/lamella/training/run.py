@@ -22,7 +22,7 @@ from lamella.training.folders import RunFolders
 from lamella.training.overfit import check_memorised, overfit_plan
 from lamella.training.prepare import PreparedPass, prepare_pass, resolve_references
 from lamella.training.resume import ResumeState, read_resume_state
-from lamella.training.splits import SPLITS, Datasets, name_datasets
+from lamella.training.splits import SPLITS
 from lamella.training.train_pass import train_pass
 
 
@@ -30,7 +30,6 @@ def train_plan(
     plan: Plan,
     out: Path,
     *,
-    datasets: Datasets | None = None,
     overwrite: bool = False,
     resume: bool = False,
     auto_batch: bool = False,
@@ -47,9 +46,6 @@ def train_plan(
     Args:
         plan: The checked runs; `load_plan` reads them from a run file, `make_plan` from a table of options.
         out: The run folder to write.
-        datasets: Data in memory, by split: `{"train": …, "dev": …, "threshold": …}`, each anything that
-            `load_examples` accepts. A split given here replaces the files that the plan names for it, and is called
-            `memory:train` in the run's `config.json`.
         overwrite: Replace the run that `out` holds.
         resume: Continue the run that `out` holds, from its last checkpoint; finished runs stay as they are.
         auto_batch: On out-of-memory, split the batch and retry.
@@ -62,10 +58,9 @@ def train_plan(
         InterruptedTrainingError: After SIGINT (Ctrl-C) or SIGTERM, once the current step is done and a checkpoint is
             written. It is a `KeyboardInterrupt`; `resume=True` continues to the same result.
     """
-    plan = _resolve(plan, runs_folder or out.parent, datasets, overfit)
+    plan = _resolve(plan, runs_folder or out.parent, overfit)
     folders = RunFolders.of(plan, out, runs_folder)
-    read = SPLITS if overfit is None else ("train",)
-    from_files = [split for split in read if split not in (datasets or {})]
+    splits = SPLITS if overfit is None else ("train",)
     trackers = next(iter(plan.runs.values())).training.trackers
     processes = Processes(make_accelerator(trackers, out))
     log = log if processes.is_main else silent
@@ -78,7 +73,7 @@ def train_plan(
     if processes.is_main and resume:
         resume_state = read_resume_state(plan, folders)
     if processes.is_main and not resume_state.finished:
-        check_before_loading(plan, folders, from_files, overwrite=overwrite or resume, cached=cache is not None)
+        check_before_loading(plan, folders, splits, overwrite=overwrite or resume, cached=cache is not None)
     resume_state = processes.broadcast(resume_state)
     if resume_state.finished:
         log(f"{out}: already finished")
@@ -89,9 +84,7 @@ def train_plan(
         folders=folders,
         processes=processes,
         resume_state=resume_state,
-        prepare=functools.partial(
-            prepare_pass, processes=processes, datasets=datasets, overfit=overfit, cache=cache, log=log
-        ),
+        prepare=functools.partial(prepare_pass, processes=processes, overfit=overfit, cache=cache, log=log),
         auto_batch=auto_batch,
         stop=StopSignals(single_process=processes.count == 1),
         log=log,
@@ -214,8 +207,8 @@ def write_summary(plan: Plan, out: Path, log: Log) -> None:
         log(f"runs differ in {', '.join(varied)}; see {out / runs.SUMMARY}")
 
 
-def _resolve(plan: Plan, runs_folder: Path, datasets: Datasets | None, overfit: int | None) -> Plan:
+def _resolve(plan: Plan, runs_folder: Path, overfit: int | None) -> Plan:
     """Replace references by what they mean, and put in the options of the overfit check."""
-    passes = [name_datasets(resolve_references(configs, runs_folder), datasets) for configs in plan.passes]
+    passes = [resolve_references(configs, runs_folder) for configs in plan.passes]
     plan = replace(plan, passes=tuple(passes))
     return plan if overfit is None else overfit_plan(plan)

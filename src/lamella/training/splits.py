@@ -1,24 +1,19 @@
-"""The questions of a run: its training, dev and threshold splits, read from files or given in memory."""
+"""The questions of a run: its training, dev and threshold splits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lamella.config import RunConfig
 from lamella.data.dataset import Dataset, load_examples
 from lamella.errors import ConfigError
-from lamella.plan import Pass
 from lamella.progress import Log
 from lamella.scoring.calibrate import check_tunable
 from lamella.training.overfit import sample_evenly
 from lamella.validation import THRESHOLD_OVERLAP
 
 SPLITS = ("train", "dev", "threshold")
-IN_MEMORY = "memory:"  # begins the name of a split that was given in memory, as `demo:` begins a bundled one
-
-Datasets = Mapping[str, Any]  # by split: anything that `load_examples` accepts
 
 
 @dataclass(frozen=True)
@@ -36,18 +31,18 @@ class Splits:
         return [{"name": name, "size": file.size, "sha256": file.sha256} for name, file in files.items()]
 
 
-def read_splits(config: RunConfig, *, datasets: Datasets | None, overfit: int | None, log: Log) -> Splits:
+def read_splits(config: RunConfig, *, overfit: int | None = None, log: Log) -> Splits:
     """Read and check all splits; with `overfit`, N training questions are the dev split as well."""
-    data, datasets = config.data, datasets or {}
-    train = read_split("train", config, data.max_train_samples, datasets, log)
+    data = config.data
+    train = read_split("train", config, data.max_train_samples, log)
     if overfit is not None:
         train = replace(train, examples=sample_evenly(train.examples, overfit))
         dev = train
     else:
-        dev = read_split("dev", config, data.max_eval_samples, datasets, log)
+        dev = read_split("dev", config, data.max_eval_samples, log)
         if shared := _count_shared_contexts(train, dev):
             log(f"{shared} contexts are in both the train and the dev data: the scores will be too high")
-    threshold = read_split("threshold", config, None, datasets, log)
+    threshold = read_split("threshold", config, None, log)
     if threshold.examples:
         check_tunable(threshold.examples, data.threshold)
         for name, split in {"train": train, "dev": dev}.items():
@@ -57,25 +52,15 @@ def read_splits(config: RunConfig, *, datasets: Datasets | None, overfit: int | 
     return Splits(train, dev, threshold)
 
 
-def read_split(split: str, config: RunConfig, limit: int | None, datasets: Datasets, log: Log) -> Dataset:
+def read_split(split: str, config: RunConfig, limit: int | None, log: Log) -> Dataset:
     """Read the first examples of one split, and report what was fixed or skipped."""
     names: list[str] = getattr(config.data, split)
     if not names:
         return Dataset((), (), fixed=0, skipped=0)
-    loaded = load_examples(datasets.get(split, names), on_bad_answer=config.data.on_bad_answer, labelled=True)
+    loaded = load_examples(names, on_bad_answer=config.data.on_bad_answer, labelled=True)
     if loaded.fixed or loaded.skipped:
         log(f"{', '.join(names)}: {loaded.fixed} problems fixed, {loaded.skipped} questions skipped")
     return replace(loaded, examples=loaded.examples[:limit])
-
-
-def name_datasets(configs: Pass, datasets: Datasets | None) -> Pass:
-    """Put the names of in-memory splits (`memory:train`) where the configs name files."""
-    if not datasets:
-        return configs
-    names = {split: [f"{IN_MEMORY}{split}"] for split in datasets}
-    return {
-        run: config.model_copy(update={"data": config.data.model_copy(update=names)}) for run, config in configs.items()
-    }
 
 
 def _count_shared_contexts(first: Dataset, second: Dataset) -> int:
@@ -92,4 +77,4 @@ def _check_metric_on(dev: Dataset, config: RunConfig) -> None:
     if (metric.startswith("HasAns") and True not in answerable) or (
         metric.startswith("NoAns") and False not in answerable
     ):
-        raise ConfigError("training.metric", [f"{metric}: the dev data has no question of that kind."])
+        raise ConfigError("training.metric", [f"expected a metric of questions that the dev data has, got {metric}."])

@@ -193,7 +193,7 @@ class Bookkeeper:
         """The metric that selects the best checkpoint."""
         metric = self.options.metric or learner.model.head.task.headline[1]
         if metric not in results:
-            raise ConfigError("training.metric", [f"expected one of {', '.join(results)}. Got {metric!r}."])
+            raise ConfigError("training.metric", [f"expected one of {', '.join(results)}, got {metric!r}."])
         return str(metric)
 
     def _track(self, learner: Learner, record: Record) -> None:

@@ -139,8 +139,8 @@ class Learner:
         for (step, epoch, rate, _), row in zip(pending, values, strict=True):
             terms = dict(zip(names, row, strict=True))
             if not math.isfinite(terms["loss"]):
-                found = f"the loss at step {step} is {terms['loss']}"
-                return records, f"{found}: training has diverged; lower learner.learning_rate."
+                problem = f"the loss at step {step} is {terms['loss']}"
+                return records, f"{problem}: training has diverged; lower learner.learning_rate."
             records.append({"event": "step", "step": step, "epoch": round(epoch, 6), **terms, "learning_rate": rate})
         return records, None
 

@@ -59,7 +59,7 @@ def fit(
     evaluate_every = interval_in_steps(options.evaluate_every, steps.per_epoch)
     checkpoint_every = interval_in_steps(options.checkpoint_every, steps.per_epoch)
     split, stop = split or Splitter(), stop or StopSignals()
-    # CUDA graphs are captured per shape, so few widths are wanted.
+    # CUDA graphs are captured per shape, so widths are padded more coarsely.
     graphed = any(learner.graphed for learner in learners)
     multiple_of = cuda_graphs.PAD_TO_MULTIPLE_OF if graphed else PAD_TO_MULTIPLE_OF
     done = steps.epochs_done(start)

@@ -29,7 +29,7 @@ def make_accelerator(trackers: Sequence[str] = (), folder: Path | None = None) -
         if importlib.util.find_spec(tracker) is None:
             raise MissingExtraError(f"the tracker {tracker!r}", "trackers")
     started = int(os.environ.get("WORLD_SIZE", "1"))
-    # Without a GPU, Accelerate takes each of several processes for the only one, unless it is told to use the CPU.
+    # Without a GPU, Accelerate takes each of several processes for the only one, unless `cpu` is set.
     on_cpu = started > 1 and not torch.accelerator.is_available()
     accelerator = Accelerator(
         cpu=on_cpu, log_with=list(trackers) or None, project_config=ProjectConfiguration(logging_dir=str(folder or "."))

@@ -1,4 +1,4 @@
-"""The learning rate over the steps, as a factor of its peak."""
+"""Learning-rate schedules: the learning rate at every step, as a factor of its peak."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ Schedule = Callable[[int], float]
 
 @register("schedule", "constant")
 def constant(total_steps: int, *, warmup: Share = 0.0) -> Schedule:
-    """The peak, after the warm-up."""
+    """Constant after the warm-up."""
     return _after_warmup(total_steps, warmup, lambda share: 1.0)
 
 
 @register("schedule", "linear")
 def linear(total_steps: int, *, warmup: Share = 0.1) -> Schedule:
-    """Straight down to 0 after the warm-up."""
+    """Linear decay to 0 after the warm-up."""
     return _after_warmup(total_steps, warmup, lambda share: 1.0 - share)
 
 
 @register("schedule", "cosine")
 def cosine(total_steps: int, *, warmup: Share = 0.1) -> Schedule:
-    """Half a cosine down to 0 after the warm-up."""
+    """Cosine decay to 0 after the warm-up."""
     return _after_warmup(total_steps, warmup, lambda share: 0.5 * (1 + math.cos(math.pi * share)))
 
 
 @register("schedule", "cosine_with_restarts")
 def cosine_with_restarts(total_steps: int, *, warmup: Share = 0.1, cycles: Annotated[int, Field(ge=1)] = 2) -> Schedule:
-    """Several half cosines after the warm-up, each from the peak down to 0."""
+    """Several cosine decays to 0 after the warm-up, each from the peak."""
     return _after_warmup(
         total_steps,
         warmup,
@@ -43,7 +43,7 @@ def cosine_with_restarts(total_steps: int, *, warmup: Share = 0.1, cycles: Annot
 
 
 def _after_warmup(total_steps: int, warmup: float, decay: Callable[[float], float]) -> Schedule:
-    """Rise in a straight line over the first share of the steps, then follow `decay` of the share of the rest."""
+    """Rise linearly over the `warmup` share of the steps, then follow `decay` of the share of the rest."""
     rising = round(warmup * total_steps)
 
     def factor(step: int) -> float:
