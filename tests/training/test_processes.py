@@ -27,8 +27,8 @@ SCRIPT = """
 import json, os, signal, sys
 from pathlib import Path
 from lamella.plan import make_plan
-from lamella.training import loop
-from lamella.training.interrupts import InterruptedTrainingError
+from lamella.training.fitting import loop
+from lamella.training.fitting.interrupts import InterruptedTrainingError
 from lamella.training.run import train_plan
 
 folder = Path(sys.argv[1])
