@@ -148,7 +148,7 @@ def main() -> None:
         for row in padded:
             del row["token_type_ids"]
     timers: dict[str, list[Timer]] = {"ours": [], "peer": []}
-    for turn in range(size.repeats):  # in turn, so that a busy moment touches both
+    for turn in range(size.repeats):  # in turn, so that load affects both alike
         timers["peer"].append(time_peer(setup, padded, size.peer_steps, seed=turn))
         timers["ours"].append(time_ours(setup, features, size.epochs, seed=turn))
     ours, peer = ([timer.windows_per_second for timer in timers[who]] for who in ("ours", "peer"))

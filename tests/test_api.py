@@ -204,6 +204,9 @@ def test_mistakes_in_options_are_reported_before_anything_is_written(tmp_path: P
         lamella.train(train=ROWS, out=tmp_path / "run", training={"epochz": 1}, lerner={"seed": 1}, encoder=3)
     assert "'epochs'" in str(caught.value)
     assert len(caught.value.problems) == 3
+    for mistake in ({"learner": [3]}, {"run": [3]}, {"run": 3}, {"training": 3}):
+        with pytest.raises(ConfigError, match="expected"):
+            lamella.train(mistake, train=ROWS, out=tmp_path / "run", learner={"seed": 1})
     assert not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match="resume and overwrite"):
         lamella.train(train=ROWS, out=tmp_path / "run", resume=True, overwrite=True)
@@ -219,8 +222,11 @@ def test_a_folder_with_a_run_is_kept_unless_it_is_overwritten(
     assert (first.path / "data" / "train.jsonl").read_bytes() == before
     second = lamella.train(options, train=ROWS[:2], out=first.path, overwrite=True)
     assert (second.path / "data" / "train.jsonl").read_bytes() != before
-    with pytest.raises(RunError, match="not empty"):
-        lamella.train(options, train=ROWS, out=ROOT / "docs")
+    (tmp_path / "project" / "data").mkdir(parents=True)
+    (tmp_path / "project" / "data" / "mine.csv").touch()
+    for occupied in (ROOT / "docs", tmp_path / "project"):
+        with pytest.raises(RunError, match="not empty"):
+            lamella.train(options, train=ROWS, out=occupied)
     with pytest.raises(RunError, match="expected a run folder"):
         Run.load(tmp_path)
 

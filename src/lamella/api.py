@@ -6,7 +6,7 @@ import copy
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +19,7 @@ from lamella.data.file_formats.writers import write_flat
 from lamella.errors import RunError, UsageError
 from lamella.files import read_json, read_text
 from lamella.plan import make_plan
+from lamella.progress import Log
 from lamella.run_file import merge_tables, read_table
 from lamella.validation import check_config
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from lamella.study.compare import Comparison
 
 PathLike = str | os.PathLike[str]
-Log = Callable[[str], None]
 OnBadAnswer = Literal["refuse", "fix", "skip", "ignore"]
 
 logger = logging.getLogger("lamella")
@@ -92,7 +92,7 @@ class Run:
     def history(self) -> list[dict[str, Any]]:
         """One flat record per logged step and per evaluation; `pandas.DataFrame(run.history)` is a table of them.
 
-        `event` tells the kinds of record apart: "step" has the loss, "evaluation" has the scores.
+        `event` is the kind of a record: "step" has the loss, "evaluation" has the scores.
         """
         path = self._single() / runs.HISTORY
         return [json.loads(line) for line in read_text(path).splitlines()] if path.is_file() else []
@@ -159,7 +159,8 @@ def train(
     table = _override(table, overrides)
     folder = Path(os.path.expanduser(out))
     splits = {split: _Data(data, folder, split) for split, data in (("train", train), ("dev", dev)) if data is not None}
-    table = _override(table, {"data": {split: data.files for split, data in splits.items()}})
+    if splits:
+        table = _override(table, {"data": {split: data.files for split, data in splits.items()}})
     plan = make_plan(table, where=where)
     runs.check_run_folder(folder, overwrite=overwrite or resume)
     on_bad_answer = next(iter(plan.runs.values())).data.on_bad_answer
@@ -266,13 +267,15 @@ def _override(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
     """Return a table with options on top; if it has several learners or runs, each of them gets the options."""
     merged = dict(table)
     for section, options in overrides.items():
-        learners = merged.get(section)
-        if isinstance(learners, list) and isinstance(options, Mapping):
-            merged[section] = [merge_tables(learner, options) for learner in learners]
+        earlier = merged.get(section)
+        if isinstance(earlier, list) and isinstance(options, Mapping):
+            merged[section] = [
+                merge_tables(entry, options) if isinstance(entry, Mapping) else entry for entry in earlier
+            ]
         else:
             merged = merge_tables(merged, {section: options})
-    if isinstance(merged.get("run"), list):
-        merged["run"] = [merge_tables(entry, overrides) for entry in merged["run"]]
+    if isinstance(entries := merged.get("run"), list) and "run" not in overrides:
+        merged["run"] = [_override(entry, overrides) if isinstance(entry, Mapping) else entry for entry in entries]
     return merged
 
 

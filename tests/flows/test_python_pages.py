@@ -107,8 +107,10 @@ def test_the_table_of_tools_in_the_readme_is_as_measured() -> None:
     }
     for title, key in rows.items():
         (cells,) = re.findall(rf"^\| {re.escape(title)} \| (.*) \|$", README, re.M)
-        seen = [measured[tool].get(key) for tool in tools]
-        assert cells.split(" | ") == ["–" if found is None else "yes" if found["works"] else "no" for found in seen]
+        findings = [measured[tool].get(key) for tool in tools]
+        assert cells.split(" | ") == [
+            "–" if finding is None else "yes" if finding["works"] else "no" for finding in findings
+        ]
     on_five = [measured[tool]["versions"].get("transformers", "").startswith("5.") for tool in tools]
     (cells,) = re.findall(r"^\| runs on transformers 5 \| (.*) \|$", README, re.M)
     assert cells.split(" | ") == [
