@@ -224,10 +224,17 @@ def evaluate(
             stored.store("ignore")
             questions = stored.files
     if predictions is not None:
-        return evaluate_file(questions, predictions, null_odds=null_odds, language=language)
+        return evaluate_file(questions, predictions, null_odds=null_odds, language=language, log=logger.warning)
     assert not isinstance(model, Mapping)
     return evaluate_model(
-        model, questions, out=out, overwrite=overwrite, batch_size=batch_size, precision=precision, language=language
+        model,
+        questions,
+        out=out,
+        overwrite=overwrite,
+        batch_size=batch_size,
+        precision=precision,
+        language=language,
+        log=logger.warning,
     )
 
 

@@ -108,7 +108,20 @@ def one_line(error: BaseException, limit: int = 200) -> str:
     message = " ".join(str(error).split()).rstrip(".")
     if isinstance(error, KeyError) or not message:
         message = f"{type(error).__name__} {message}".strip()
-    return message if len(message) <= limit else f"{message[:limit]}…"
+    return truncate(message, limit)
+
+
+def shorten(value: object, limit: int = 80) -> str:
+    """Return a value as messages show it: its repr, truncated."""
+    try:
+        return truncate(repr(value), limit)
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        return "a number of thousands of digits"
+
+
+def truncate(text: str, limit: int = 80) -> str:
+    """Return a text, cut after `limit` characters if it is longer."""
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lamella.errors import OutputError, RunError, UnreadableError
+from lamella.errors import OutputError, RunError, UnreadableError, shorten
 from lamella.text_encoding import decode_text
 
 try:
@@ -120,10 +120,17 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file; an error names the line and the column."""
+def read_json(path: Path, *, unique_keys: bool = False) -> Any:
+    """Read a JSON file; an error names the line and the column. `unique_keys` refuses an object with a repeated key."""
+    text = read_text(path)
+    if not text.strip():
+        raise UnreadableError(f"{path}: the file is empty.")
     try:
-        return json.loads(read_text(path))
+        return json.loads(text, object_pairs_hook=_unique if unique_keys else None)
+    except _RepeatedKeyError as error:
+        raise UnreadableError(
+            f"{path}: expected every key once, got {shorten(error.key)} more than once; remove all but one."
+        ) from None
     except json.JSONDecodeError as error:
         raise UnreadableError(f"{path}:{error.lineno}:{error.colno}: broken JSON: {error.msg}.") from None
     except (RecursionError, ValueError):
@@ -138,6 +145,20 @@ def read_text(path: Path) -> str:
         raise UnreadableError(f"{path}: no such file.") from None
     except OSError as error:
         raise UnreadableError(f"{path}: cannot be read ({error.strerror}).") from None
+
+
+class _RepeatedKeyError(Exception):
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise _RepeatedKeyError(key)
+        made[key] = value
+    return made
 
 
 def append_json_line(path: Path, value: Mapping[str, Any]) -> None:

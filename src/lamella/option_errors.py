@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from lamella.errors import did_you_mean
+from lamella.errors import did_you_mean, shorten
 
 # Options of transformers' Trainer and of run_qa.py, and what they are called here.
 TRAINER_OPTIONS = {
@@ -82,12 +82,6 @@ def explain(error: ValidationError, given: Mapping[str, Any], schema: type[BaseM
         for path, (expected, value) in wrong_values.items()
     ]
     return lines
-
-
-def shorten(value: Any, limit: int = 80) -> str:
-    """Return a value as a message shows it."""
-    shown = repr(value)
-    return shown if len(shown) <= limit else f"{shown[:limit]}…"
 
 
 def _expectation(fault: Mapping[str, Any]) -> str:

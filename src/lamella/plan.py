@@ -32,8 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from lamella.config import RunConfig
-from lamella.errors import ConfigError, UnknownNameError
-from lamella.option_errors import shorten
+from lamella.errors import ConfigError, UnknownNameError, shorten
 from lamella.registry import trait
 from lamella.run_file import apply_overrides, merge_tables, read_table
 from lamella.runs import DATA, FILES, MODEL, MODELS

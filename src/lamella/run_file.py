@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lamella.config import RunConfig
-from lamella.errors import UnreadableError, UsageError
+from lamella.errors import UnreadableError, UsageError, shorten
 from lamella.files import read_json, read_text
-from lamella.option_errors import shorten
 from lamella.validation import check_config
 
 EXTENDS = "extends"  # the key that names the base of a run file

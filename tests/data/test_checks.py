@@ -292,6 +292,12 @@ def _(bed: Bed) -> Place:
     return BEE_1
 
 
+@plant("wrong_type_group")
+def _(bed: Bed) -> Place:
+    bed.qa["group"] = ["bees"]
+    return BEE_1
+
+
 @plant("wrong_type_plausible_answers")
 def _(bed: Bed) -> Place:
     bed.paragraph["qas"][2]["plausible_answers"] = 100
@@ -834,10 +840,23 @@ def test_training_fixes_or_skips_faulty_questions(bed: Bed) -> None:
     assert (ignored.fixed, ignored.skipped) == (0, 1)
 
 
-def test_training_accepts_warnings(bed: Bed) -> None:
+def test_training_accepts_and_counts_warnings(bed: Bed) -> None:
+    assert load_examples([bed.save()]).warnings == 0
     PLANTS["control_character"](bed)
     loaded = load_examples([bed.save()])
-    assert (len(loaded.examples), loaded.fixed, loaded.skipped) == (5, 0, 0)
+    assert (len(loaded.examples), loaded.fixed, loaded.skipped, loaded.warnings) == (5, 0, 0, 1)
+
+
+@pytest.mark.parametrize("start", [int("9" * 309), -int("9" * 309), 1e300, "9" * 309])
+def test_a_problem_shows_the_beginning_of_a_long_value(start: Any, bed: Bed) -> None:
+    bed.answer["answer_start"] = start
+    bed.qa["id"] = "x" * 5000
+    _, report = examine((bed.save(),))
+    assert report.errors
+    for problem in report.errors:
+        assert len(problem.reason) < 300
+        assert len(str(problem)) < 700 + len(problem.file)
+        assert "…" in str(problem)
 
 
 def test_training_refuses_an_empty_file(bed: Bed) -> None:

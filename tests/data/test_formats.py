@@ -159,9 +159,91 @@ def test_a_flat_row_without_answers_is_unanswerable(answers: Any, tmp_path: Path
     assert only(read_text(tmp_path, as_csv(row(answers=cell)))).answers == ()
 
 
-def test_a_plain_answer_is_placed_at_its_first_occurrence(tmp_path: Path) -> None:
-    example = only(read_text(tmp_path, as_csv({**CSV_ROW, "answers": "Hamburg"})))
-    assert example.answers == (Answer("Hamburg", 35),)
+def test_a_plain_answer_that_occurs_several_times_is_placed_at_the_first_and_reported(tmp_path: Path) -> None:
+    file = read_text(tmp_path, as_csv({**CSV_ROW, "answers": "Hamburg"}))
+    assert file.examples[0].answers == (Answer("Hamburg", 35),)
+    (problem,) = file.problems
+    assert problem.kind == "missing_answer_start"
+    assert problem.reason == "line 2.answers[0]: 'Hamburg' occurs 2 times in the context; expected answer_start"
+
+
+ASKED = {"id": "e1", "question": "Where is it wide?", "context": ELBE}
+
+
+@pytest.mark.parametrize(
+    ("fields", "answers"),
+    [
+        ({"answer": "Dresden"}, (Answer("Dresden", 23),)),
+        ({"answer_text": "Dresden"}, (Answer("Dresden", 23),)),
+        ({"answer_text": "Hamburg", "answer_start": 49}, (Answer("Hamburg", 49),)),
+        ({"answer": "Hamburg", "answer_start": 49}, (Answer("Hamburg", 49),)),
+        ({"answers": "Hamburg", "answer_start": 49}, (Answer("Hamburg", 49),)),
+        ({"answer_text": "", "answer_start": -1}, ()),
+        ({"answer": ""}, ()),
+    ],
+)
+def test_the_names_of_an_answer_in_a_flat_row(fields: dict[str, Any], answers: Any, tmp_path: Path) -> None:
+    for text in (json.dumps([ASKED | fields]), as_csv(ASKED | fields), as_csv(ASKED | fields, delimiter="\t")):
+        assert only(read_text(tmp_path, text)).answers == answers
+
+
+def test_several_texts_with_their_offsets_beside_them(tmp_path: Path) -> None:
+    fields = {"answer_text": ["Hamburg", "Near Hamburg"], "answer_start": [49, 44]}
+    expected = (Answer("Hamburg", 49), Answer("Near Hamburg", 44))
+    assert only(read_text(tmp_path, json.dumps([ASKED | fields]))).answers == expected
+    file = read_text(tmp_path, json.dumps([ASKED | fields | {"answer_start": [49]}]))
+    assert kinds(file) == ["missing_answer_start"]
+    assert "[0].answer_text: expected an answer_start for each of 2 texts, got 1" in file.problems[0].reason
+
+
+@pytest.mark.parametrize("start", ["49", "49.0", " 49 "])
+def test_offsets_in_csv_cells_are_numbers(start: str, tmp_path: Path) -> None:
+    text = as_csv(ASKED | {"answer_text": "Hamburg", "answer_start": start})
+    assert only(read_text(tmp_path, text)).answers == (Answer("Hamburg", 49),)
+    file = read_text(tmp_path, as_csv(ASKED | {"answer_text": "Hamburg", "answer_start": "there"}))
+    assert kinds(file) == ["wrong_type_answer_start"]
+
+
+@pytest.mark.parametrize("answers", [{"text": "Dresden"}, [{"text": "Dresden"}], {"text": ["Dresden"]}])
+def test_an_answer_of_a_flat_row_needs_no_offset_if_it_occurs_once(answers: Any, tmp_path: Path) -> None:
+    assert only(read_text(tmp_path, json.dumps([row(answers=answers)]))).answers == (Answer("Dresden", 23),)
+    assert kinds(read_text(tmp_path, json.dumps(nested(answers=[{"text": "Dresden"}])))) == ["missing_answer_start"]
+
+
+def test_a_null_field_is_called_null_and_an_absent_one_missing(tmp_path: Path) -> None:
+    def reasons(document: Any) -> list[str]:
+        return [problem.reason for problem in read_text(tmp_path, json.dumps(document)).problems]
+
+    where = "data[0].paragraphs[0].qas[0]"
+    assert reasons(nested(question=None)) == [f"{where}.question is null"]
+    assert reasons(nested(answers=[{"text": None, "answer_start": 0}])) == [f"{where}.answers[0].text is null"]
+    assert reasons(nested(answers=[{"answer_start": 0}])) == [f"{where}.answers[0].text is missing"]
+    start = nested(answers=[{"text": "Dresden", "answer_start": None}])
+    assert reasons(start) == [f"{where}.answers[0].answer_start is null"]
+    assert reasons(multi_context(answer=None)) == ["data[0].qa.answer is null; treated as unanswerable"]
+    absent = nested()
+    del absent["data"][0]["paragraphs"][0]["context"]
+    assert reasons(absent) == ["data[0].paragraphs[0].context is missing"]
+
+
+@pytest.mark.parametrize("group", [5, ["a"], True])
+def test_a_group_of_another_type_is_reported(group: Any, tmp_path: Path) -> None:
+    file = read_text(tmp_path, json.dumps([row(group=group)]))
+    assert kinds(file) == ["wrong_type_group"]
+    assert file.examples[0].group == ("5" if group == 5 else None)
+
+
+def test_lines_of_other_types_among_jsonl_are_reported(tmp_path: Path) -> None:
+    file = read_text(tmp_path, as_lines(row(), 5, None, "x", row(id="e2")))
+    assert [example.id for example in file.examples] == ["e1", "e2"]
+    assert [(problem.kind, problem.line) for problem in file.problems] == [
+        ("wrong_type_article", line) for line in (2, 3, 4)
+    ]
+
+
+def test_a_csv_file_may_end_its_lines_with_cr(tmp_path: Path) -> None:
+    text = as_csv(CSV_ROW).replace("\r\n", "\r")
+    assert only(read_text(tmp_path, text)).answers == (Answer("Near Hamburg", 44),)
 
 
 def test_csv_cells(tmp_path: Path) -> None:
@@ -330,10 +412,20 @@ def test_repeated_keys_and_constants_are_located(tmp_path: Path) -> None:
         (b"[]", "got an empty list"),
         (b"[1, 2]", "got a list without objects"),
         (b"12", "got 12"),
-        (b"Once upon a time, there was a text.", ":1:1: broken JSON"),
+        (b"Once upon a time, there was a text.", "and context, got text that begins with 'Once upon a time, there"),
+        (b"<!DOCTYPE html><html>Not found</html>", "got an HTML page."),
+        (
+            b"id,question,answer\n1,Who?,he\n",
+            ":1: expected a CSV header with the columns question and context, got 'id'",
+        ),
+        (b"id;context\n1;It rains.\n", "got 'id', 'context'; add the column question, or rename"),
+        (b"question,context,context\na,b,c\n", ":1: expected every column once, got 'context' 2 times"),
+        (b"Id,Predicted\n1,he\n", "got predictions (the columns 'id', 'predicted'); score them with: lamella evaluate"),
+        (b"\0" * 99, "contains only zero bytes"),
+        (b'{"data": [{"title": "Elbe",', "(the file ends here; it may be truncated)."),
         (b'{"a": \n{"b": \n', "broken JSON"),
-        (b"[" * 200_000, "cannot be parsed"),
-        (b'{"data": ' + b"1" * 5000 + b"}", "cannot be parsed"),
+        (b"[" * 200_000, "cannot be parsed: it is nested too deeply."),
+        (b'{"data": ' + b"1" * 5000 + b"}", "cannot be parsed: it has a number of thousands of digits."),
     ],
 )
 def test_an_unreadable_file_is_explained_in_one_line(data: bytes, message: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from lamella.data.dataset import load_examples
 from lamella.data.examples import Answer
 from lamella.data.file_formats.formats import read
 from lamella.data.file_formats.writers import write
-from lamella.errors import DataError, LamellaError, UsageError
+from lamella.errors import DataError, LamellaError, UnreadableError, UsageError
 
 TITAN = "Huygens discovered Titan in 1655."
 
@@ -116,6 +116,37 @@ def test_the_cells_of_a_frame_are_read_like_csv() -> None:
     assert [example.id for example in loaded.examples] == ["17", "18", "19"]
     assert [example.answers for example in loaded.examples] == [(Answer("Huygens", 0),), (Answer("1655", 28),), ()]
     assert loaded.files[0].path == "<DataFrame>"
+
+
+@pytest.mark.parametrize("make", [list, Dataset, DataFrame])
+def test_an_answer_text_with_its_offset_beside_it(make: Any) -> None:
+    asked = row()
+    del asked["answers"]
+    rows = [
+        asked | {"answer_text": "Huygens", "answer_start": 0},
+        asked | {"id": "t2", "answer_text": "1655", "answer_start": 28},
+    ]
+    assert [example.answers for example in load_examples(make(rows)).examples] == [
+        (Answer("Huygens", 0),), (Answer("1655", 28),)
+    ]  # fmt: skip
+    assert load_examples(make([asked | {"answer": "Titan"}])).examples[0].answers == (Answer("Titan", 19),)
+
+
+def test_the_answer_columns_of_a_frame_may_be_numbers() -> None:
+    asked = row()
+    del asked["answers"]
+    frame = DataFrame(
+        [
+            asked | {"answer_text": 1655, "answer_start": np.float64(28)},
+            asked | {"id": "t2", "answer_text": math.nan, "answer_start": math.nan},
+        ]
+    )
+    assert [example.answers for example in load_examples(frame).examples] == [(Answer("1655", 28),), ()]
+
+
+def test_a_number_of_thousands_of_digits_is_refused() -> None:
+    with pytest.raises(UnreadableError, match="<records>: expected records, got a number of thousands of digits"):
+        load_examples([row(id=10**5000)])
 
 
 def test_the_hash_depends_on_the_content_only() -> None:

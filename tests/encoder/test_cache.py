@@ -254,7 +254,7 @@ def test_values_outside_the_range_are_clamped_and_counted(given_windows: Given) 
         given_windows.encoder.model.embeddings.LayerNorm.weight.fill_(1e5)
     report = given_windows.write((0,), storage="fp16")
     assert report.clamped > 0
-    assert f"{report.clamped} values outside its range were clamped" in given_windows.log[-1]
+    assert f"{report.clamped:,} values outside its range clamped" in given_windows.log[-1]
     features = given_windows.train
     states = given_windows.open().source(features)(collate(features, np.arange(4)), (0,)).layers[0]
     assert states.abs().max() == 65504

@@ -275,13 +275,13 @@ def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_missing_weights_are_named(copy: Path) -> None:
     edit_json(copy / "config.json", num_hidden_layers=4)
     message = refusal(copy)
-    assert "16 tensors are missing or have another shape (encoder.layer.3.attention.output.LayerNorm.bias, " in message
+    assert "16 tensors missing or of another shape (encoder.layer.3.attention.output.LayerNorm.bias, " in message
     assert message.endswith(", …).")
 
 
 def test_weights_of_another_shape_are_named(copy: Path) -> None:
     edit_json(copy / "config.json", vocab_size=999)
-    assert "1 tensors are missing or have another shape (embeddings.word_embeddings.weight)" in refusal(copy)
+    assert "1 tensor missing or of another shape (embeddings.word_embeddings.weight)" in refusal(copy)
 
 
 def damage(file: str, content: str) -> Callable[[Path], None]:

@@ -248,6 +248,22 @@ def test_ask_about_a_text_itself(run_folder: Path, lamella: Any, tmp_path: Path)
     assert {answer["file"] for answer in together} <= {"text 1", "text 2", str(tmp_path / "titan.txt"), None}
 
 
+def test_ask_reads_html_without_its_tags(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+    text = "Titan\nDiscovered by Huygens & co. in 1655."
+    page = "<h1>Titan</h1><script>let x = 1</script><p>Discovered by <b>Huygens</b> &amp; co. in 1655.</p>"
+    (tmp_path / "titan.txt").write_text(text)
+    (tmp_path / "page.html").write_text(page)
+    (tmp_path / "page.txt").write_text(f"<!DOCTYPE html>{page}")
+    call = ("ask", "Who?", "-m", run_folder, "--top-k", 3, "--json")
+    expected = json.loads(lamella(*call, "-c", tmp_path / "titan.txt")[1])
+    for name in ("page.html", "page.txt"):
+        code, out, err = lamella(*call, "-c", tmp_path / name)
+        assert code == 0
+        assert json.loads(out) == expected
+        assert err == f"{tmp_path / name}: read as HTML; positions are characters of the text without tags\n"
+    assert lamella(*call, "--text", page)[2] == ""  # a text is read as it is
+
+
 def test_train_selects_a_named_run_and_leaves_those_that_build_on_others_to_sweep(
     lamella: Any, encoder: Path, tmp_path: Path
 ) -> None:
@@ -338,7 +354,21 @@ def test_training_refuses_bad_answers_unless_they_are_skipped(
     again = ("train", empty_config, "--out", tmp_path / "run", "--on-bad-answer", "skip", *changes)
     code, out, _ = lamella(*again)
     assert code == 0
-    assert "1 questions skipped" in out
+    assert "1 question skipped" in out
+    assert "warning" not in out
+
+
+def test_training_prints_the_number_of_warnings(
+    lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path
+) -> None:
+    document = json.loads(data_path("demo:train").read_text(encoding="utf-8"))
+    document["data"][0]["paragraphs"][0]["qas"][0]["question"] = "What\x07?"
+    data = tmp_path / "odd.json"
+    data.write_text(json.dumps(document), encoding="utf-8")
+    changes = settings(f"encoder.name={encoder}", f"data.train={data}")
+    code, out, _ = lamella("train", empty_config, "--out", tmp_path / "run", *changes)
+    assert code == 0
+    assert f"{data}: 1 warning; list them with: lamella check {data}\n" in out
 
 
 def test_a_tuned_encoder_can_start_the_next_run(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
@@ -492,7 +522,7 @@ def test_korean_is_scored_as_korean_in_training_and_after_conversion(
     changes = settings(f"encoder.name={encoder}", *data, decoding)
     code, out, _ = lamella("train", empty_config, "--out", tmp_path / "run", *changes)
     assert code == 0
-    assert "1 contexts are in both the train and the dev data" in out
+    assert "1 context in both the train and the dev data" in out
     assert lamella("convert", tmp_path / "ko.json", tmp_path / "ko.jsonl")[0] == 0
     scores = [read_json(tmp_path / "run" / "eval_results.json")["f1"]]
     for name in ("ko.json", "ko.jsonl"):
@@ -631,7 +661,61 @@ def test_predict_accepts_answers_at_wrong_offsets(run_folder: Path, lamella: Any
     (tmp_path / "predictions.json").write_text('{"a": "gone", "b": "wrong"}')
     code, _, err = lamella("evaluate", tmp_path / "gold.json", tmp_path / "predictions.json")
     assert code == 1
-    assert "1 questions cannot be read" in err
+    assert "1 question cannot be read" in err
+
+
+def test_predict_and_evaluate_warn_about_blank_questions(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+    context = "Huygens found it."
+    rows = [
+        {"id": id, "question": question, "context": context, "answers": [{"text": "Huygens", "answer_start": 0}]}
+        for id, question in {"a": "Who?", "b": " "}.items()
+    ]
+    data = tmp_path / "rows.json"
+    data.write_text(json.dumps(rows))
+    warning = f"warning: {data}: 1 question without text, the first: 'b'; the predictions are arbitrary\n"
+    code, out, err = lamella(
+        "predict", data, "-m", run_folder, "-o", tmp_path / "p", "--submission", tmp_path / "s.csv"
+    )
+    assert (code, err) == (0, warning)
+    assert "2 questions answered" in out
+    assert read_json(tmp_path / "p" / "predictions.json").keys() == {"a", "b"}
+    code, _, err = lamella("evaluate", data, "-m", run_folder, "-o", tmp_path / "e")
+    assert (code, err) == (0, warning)
+    for predictions in (tmp_path / "p" / "predictions.json", tmp_path / "s.csv"):
+        code, out, err = lamella("evaluate", data, predictions, "--json")
+        assert (code, err) == (0, warning)
+        assert json.loads(out)["total"] == 2
+    assert lamella("ask", " ", "--text", context, "-m", run_folder)[0] == 2
+
+
+def test_evaluate_refuses_scores_that_are_no_probabilities(lamella: Any, tmp_path: Path) -> None:
+    ids = [example.id for example in read("demo:dev").examples]
+    for name, value in {"answers": "", "scores": 2.0}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(dict.fromkeys(ids, value)))
+    call = ("evaluate", "demo:dev", tmp_path / "answers.json")
+    code, _, err = lamella(*call, "--na-prob", tmp_path / "scores.json")
+    assert code == 2
+    assert f"scores.json: question {ids[0]!r}: expected a probability from 0 to 1, got 2.0; pass null odds" in err
+    assert lamella(*call, "--null-odds", tmp_path / "scores.json")[0] == 0
+
+
+def test_one_of_anything_is_written_in_the_singular(lamella: Any, tmp_path: Path) -> None:
+    row = {"id": "a", "question": "Who?", "context": "Huygens found it.", "answers": ["Huygens"]}
+    (tmp_path / "row.json").write_text(json.dumps([row]))
+    out = lamella("check", tmp_path / "row.json", "--fix-to", tmp_path / "fixed.json")[1]
+    assert "flat, 1 article, 1 context, 1 question (0 unanswerable)" in out
+    assert "0 problems fixed, 0 not fixable, 0 questions dropped" in out
+    assert (
+        "out.jsonl: 1 question (0 fixed, 0 skipped)"
+        in lamella("convert", tmp_path / "row.json", tmp_path / "out.jsonl")[1]
+    )
+    (tmp_path / "none.json").write_text("{}")
+    code, _, err = lamella("evaluate", tmp_path / "row.json", tmp_path / "none.json")
+    assert code == 1
+    assert "predictions: expected one for every question, 1 of 1 missing: a; predict them too" in err
+    (tmp_path / "answers.json").write_text('{"a": "Huygens"}')
+    call = ("evaluate", tmp_path / "row.json", tmp_path / "answers.json", "--null-odds", tmp_path / "none.json")
+    assert "null odds: expected a number for every question, 1 of 1 missing: a; give" in lamella(*call)[2]
 
 
 def test_answerability_is_decided_at_the_threshold(run_folder: Path, lamella: Any, tmp_path: Path) -> None:

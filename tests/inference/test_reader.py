@@ -164,7 +164,7 @@ class TestAsk:
         ("arguments", "message"),
         [
             (("q", "text", 0), "top_k"),
-            ((["q", "r"], ["text"], 1), "2 questions and 1 contexts"),
+            ((["q", "r"], ["text"], 1), "2 questions and 1 context"),
             (("q", [], 1), "at least one context"),
             (("q", "text", 2.5), r"top_k: expected a whole number of at least 1, got 2\.5"),
             (("q", "text", None), "top_k: expected a whole number"),

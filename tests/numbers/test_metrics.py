@@ -490,10 +490,14 @@ def test_many_readers_score_as_each_of_them_alone():
 
 def test_missing_predictions_are_counted_and_named():
     examples = [example(f"q{number:02}", "river") for number in range(13)]
-    with pytest.raises(DataError, match=r"expected all 13 questions, 2 missing: q11, q12; .*--missing empty"):
+    with pytest.raises(
+        DataError, match=r"expected one for every question, 2 of 13 missing: q11, q12; .*--missing empty"
+    ):
         score(examples, {f"q{number:02}": "river" for number in range(11)})
     many = [example(f"q{number:03}", "river") for number in range(120)]
-    with pytest.raises(DataError, match=r"expected all 120 questions, 119 missing: q001, .*, q100 and 19 more; "):
+    with pytest.raises(
+        DataError, match=r"expected one for every question, 119 of 120 missing: q001, .*, q100 and 19 more; "
+    ):
         score(many, {"q000": "river"})
     assert score(examples, {"q00": "river"}, missing="empty")["exact"] == pytest.approx(100 / 13)
 
@@ -528,7 +532,7 @@ def test_na_scores_may_be_numpy_numbers_or_integers():
 @pytest.mark.parametrize("given_", [{"null_odds": {"q1": 1.0}}, {"na_prob": {}}, {"null_odds": ODDS, "na_prob": {}}])
 @pytest.mark.parametrize("missing", ["error", "empty"])
 def test_missing_na_scores_are_counted_and_named(given_, missing):
-    with pytest.raises(DataError, match=r"for all 6 questions, [56] missing: q"):
+    with pytest.raises(DataError, match=r"for every question, [56] of 6 missing: q"):
         score(TOWER, SAID, missing=missing, **given_)
 
 

@@ -429,7 +429,7 @@ def test_several_runs_teach_with_the_mean_of_their_probabilities(tmp_path: Path)
     expected[:, :3] = (first[:, :3] + second[:, :3]) / 2  # the last three are known to the first alone
     objective = stored_teacher(student, train, *folders)
     torch.testing.assert_close(objective.stored_logits(batch).exp(), expected, rtol=1e-2, atol=1e-3)
-    assert objective.remark == "6 of 6 windows are taught by the stored logits of 2 runs"
+    assert objective.remark == "6 of 6 windows taught by the stored logits of 2 runs"
     objective = stored_teacher(student, train, *folders, measure="mse")
     with torch.no_grad():
         logits = torch.stack([model(batch) for model in models])
@@ -449,7 +449,7 @@ def test_questions_that_no_run_answers_are_not_taught(measure: str, tmp_path: Pa
     student = tiny_model(seed=3, dropout=False)
     train = windows_of(student, examples)
     objective = stored_teacher(student, train, folder, measure=measure, labels=0.0)
-    assert objective.remark == "2 of 6 windows are taught by the stored logits of a run"
+    assert objective.remark == "2 of 6 windows taught by the stored logits of a run"
     terms, gradients = terms_of(objective, student, collate(train, np.array([0, 3, 4])))
     assert (terms["loss"], terms["distillation"]) == (0, 0)
     assert all(not one.any() for one in gradients)
@@ -727,7 +727,7 @@ def test_an_mpnet_teaches_a_bert_through_the_command_line(lamella: Any, tmp_path
     code, out, err = lamella("train", config, "--out", tmp_path / "student", *changes)
     assert (code, err) == (0, "")
     windows = out.split("questions in ")[1].split(" windows")[0]
-    assert f"{windows} of {windows} windows are taught by the stored logits of a run" in out
+    assert f"{windows} of {windows} windows taught by the stored logits of a run" in out
     lines = [json.loads(line) for line in (tmp_path / "student" / runs.HISTORY).read_text().splitlines()]
     steps = [line for line in lines if line["event"] == "step"]
     assert len(steps) > 4

@@ -53,7 +53,7 @@ def predict(
 ) -> None:
     """Answer the questions of a data file."""
     from lamella.data.file_formats.writers import write_submission
-    from lamella.errors import UsageError
+    from lamella.errors import UsageError, counted
     from lamella.inference.model_record import model_record
     from lamella.inference.predict import predict as predict_examples
     from lamella.inference.prediction_files import write_predictions
@@ -70,7 +70,7 @@ def predict(
     check_run_folder(out, overwrite=overwrite)
     if submission is not None:
         _check_submission(submission, out, [data], overwrite)
-    examples, reader = read_questions(data), load_model(model, precision=precision)
+    examples, reader = read_questions(data, log=_warn), load_model(model, precision=precision)
     if submission is not None:
         if not reader.gives_text:
             raise UsageError("predict --submission: this model predicts whether there is an answer, not its text.")
@@ -99,8 +99,8 @@ def predict(
             by_question = answers_by_question(reader, examples, predictions)
             write_submission({id: answer.text(threshold) for id, answer in by_question.items()}, submission)
     questions = len({example.question_id for example in examples})
-    contexts = f" from {len(examples)} contexts" if len(examples) > questions else ""
-    typer.echo(f"{out}: {questions} questions answered{contexts}")
+    contexts = f" from {counted(len(examples), 'context')}" if len(examples) > questions else ""
+    typer.echo(f"{out}: {counted(questions, 'question')} answered{contexts}")
 
 
 @app.command()
@@ -162,6 +162,7 @@ def evaluate(
             threshold=threshold,
             missing=missing,
             language=language,
+            log=_warn,
         )
     elif model is not None:
         if out is None:
@@ -180,6 +181,7 @@ def evaluate(
             language=language,
             keep_logits=keep_logits,
             overwrite=overwrite,
+            log=_warn,
         )
         if results.get("threshold_tuned_on_these"):
             typer.echo(
@@ -222,6 +224,7 @@ def ensemble(
     as_json: AsJson = False,
 ) -> None:
     """Combine several readers; report the gain over each of them."""
+    from lamella.errors import counted
     from lamella.inference.ensemble import Ensemble
     from lamella.inference.members import open_members
     from lamella.inference.questions import read_any_questions
@@ -241,7 +244,7 @@ def ensemble(
         typer.echo(json.dumps(results, indent=2))
         return
     reason = combined.why_not_by_token if level == "auto" and how != "vote" else None
-    typer.echo(f"{out}: {results['total']} questions answered by {len(readers)} readers together")
+    typer.echo(f"{out}: {counted(results['total'], 'question')} answered by {counted(len(readers), 'reader')} together")
     typer.echo(f"{how}, at the {combined.level} level" + (f" ({reason})" if reason else ""))
     _print_gains(results)
 
@@ -251,7 +254,9 @@ def ask(
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="The question.")],
     context: Annotated[
         list[str] | None,
-        typer.Option("--context", "-c", metavar="FILE", help="A text file to read; -: standard input. Repeatable."),
+        typer.Option(
+            "--context", "-c", metavar="FILE", help="A text or HTML file to read; -: standard input. Repeatable."
+        ),
     ] = None,
     text: Annotated[
         list[str] | None,
@@ -327,16 +332,24 @@ def _print_gains(results: dict[str, Any]) -> None:
         typer.echo(f"over {name:<{width}}  {gains}  best_f1 {gain['best_f1']:+.2f}")
 
 
+def _warn(line: str) -> None:
+    typer.echo(f"warning: {line}", err=True)
+
+
 def _read_text(source: str, encoding: str | None) -> str:
-    from lamella.errors import UnreadableError
+    from lamella.data.html_text import looks_like_html, text_of_html
+    from lamella.errors import UnreadableError, truncate
     from lamella.text_encoding import decode_text
 
     try:
         data = sys.stdin.buffer.read() if source == "-" else Path(os.path.expanduser(source)).read_bytes()
-        return decode_text(data, source, encoding, advice="save it as UTF-8, or pass --encoding {encoding}")
+        text = decode_text(data, source, encoding, advice="save it as UTF-8, or pass --encoding {encoding}")
+        if not (looks_like_html(text) or source.lower().endswith((".html", ".htm", ".xhtml"))):
+            return text
+        typer.echo(f"{source}: read as HTML; positions are characters of the text without tags", err=True)
+        return text_of_html(text)
     except OSError as error:
-        shown = " ".join(source.split())  # it may be the text itself
-        shown = shown if len(shown) <= LONGEST_ECHO else f"{shown[:LONGEST_ECHO]}…"
+        shown = truncate(" ".join(source.split()), LONGEST_ECHO)  # it may be the text itself
         raise UnreadableError(
             f"ask --context {shown!r}: cannot be read ({error.strerror}); give a file, - for standard input, or the "
             "text itself with --text."

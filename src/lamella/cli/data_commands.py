@@ -44,7 +44,7 @@ def check(
     from lamella.data.doctor.fixes import fix as fix_file
     from lamella.data.file_formats.formats import read
     from lamella.data.file_formats.writers import write
-    from lamella.errors import UnreadableError, UsageError
+    from lamella.errors import UnreadableError, UsageError, counted
 
     if fix:  # it used to take the next word as its output, which could be a data file
         raise UsageError("check --fix: expected --fix-to OUT, the file to write the fixed copy to.")
@@ -63,8 +63,8 @@ def check(
             typer.echo(str(problem))
         for statistics in report.statistics:
             typer.echo(
-                f"{statistics.file}: {statistics.format}, {statistics.articles} articles, "
-                f"{statistics.contexts} contexts, {statistics.questions} questions "
+                f"{statistics.file}: {statistics.format}, {counted(statistics.articles, 'article')}, "
+                f"{counted(statistics.contexts, 'context')}, {counted(statistics.questions, 'question')} "
                 f"({statistics.unanswerable} unanswerable)"
             )
         kinds = Counter(f"{problem.severity} {problem.kind}" for problem in report.problems)
@@ -76,7 +76,8 @@ def check(
         write(fixed.examples, target)
         dropped = len(file.examples) - len(fixed.examples) + file.unread
         typer.echo(
-            f"{target}: {fixed.fixed} problems fixed, {len(fixed.dropped)} not fixable, {dropped} questions dropped",
+            f"{target}: {counted(fixed.fixed, 'problem')} fixed, {len(fixed.dropped)} not fixable, "
+            f"{counted(dropped, 'question')} dropped",
             err=as_json,
         )
     for line in unreadable:
@@ -101,12 +102,14 @@ def convert(
     """Convert a data file to another format."""
     from lamella.data.dataset import load_examples
     from lamella.data.file_formats.writers import write
+    from lamella.errors import counted
     from lamella.files import check_output_file
 
     check_output_file(target, inputs=[source], overwrite=overwrite)
     dataset = load_examples([source], on_bad_answer=on_bad_answer or "refuse", encoding=encoding)
     write(dataset.examples, target, format=to)
-    typer.echo(f"{target}: {len(dataset.examples)} questions ({dataset.fixed} fixed, {dataset.skipped} skipped)")
+    questions = counted(len(dataset.examples), "question")
+    typer.echo(f"{target}: {questions} ({dataset.fixed} fixed, {dataset.skipped} skipped)")
 
 
 @app.command()

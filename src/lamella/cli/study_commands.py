@@ -177,7 +177,7 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Train the runs of many run files; call again to continue."""
-    from lamella.errors import RunError, UsageError
+    from lamella.errors import RunError, UsageError, counted
     from lamella.sweep.sweep import run_on_ray, run_sweep, table_lines
     from lamella.sweep.sweep_plan import plan_lines, read_sweep
     from lamella.training.fitting.interrupts import InterruptedTrainingError
@@ -207,7 +207,9 @@ def sweep(
         typer.echo("\n".join(table_lines(outcomes)))
     failed = [outcome.run for outcome in outcomes if outcome.state != "finished"]
     if failed:
-        raise RunError(f"{out}: {len(failed)} of {len(outcomes)} runs failed; repeat the command to retry them.")
+        raise RunError(
+            f"{out}: {len(failed)} of {counted(len(outcomes), 'run')} failed; repeat the command to retry them."
+        )
 
 
 def _print(result: Comparison | Recommendation, as_json: bool) -> None:

@@ -19,12 +19,16 @@ from lamella.garbage import paused_garbage_collection
 
 @dataclass(frozen=True)
 class Dataset:
-    """Checked examples; `fixed` counts the fixed problems, `skipped` the questions that were dropped."""
+    """Checked examples; `fixed` counts the fixed problems, `skipped` the questions that were dropped.
+
+    `warnings` counts the warnings of the check; with `on_bad_answer="ignore"` there is no check.
+    """
 
     examples: tuple[Example, ...]
     files: tuple[DataFile, ...]
     fixed: int
     skipped: int
+    warnings: int = 0
 
 
 def load_examples(
@@ -85,7 +89,7 @@ def _check(files: tuple[DataFile, ...], on_bad_answer: str, labelled: bool) -> D
         names = [file.path for file in files]
         advice = f"; {_list_command(names)}" if _list_command(names) else ""
         raise DataError(f"{', '.join(names)}: no usable question is left{advice}.")
-    return Dataset(tuple(examples), files, fixed, skipped + unread)
+    return Dataset(tuple(examples), files, fixed, skipped + unread, len(report.warnings))
 
 
 def _refusal(errors: Sequence[Problem]) -> str:

@@ -33,7 +33,7 @@ from torch import Tensor
 from lamella.config import POOLED
 from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.storage import SCALE_BYTES, TYPES, Storage, decode
-from lamella.errors import RunError, UsageError
+from lamella.errors import RunError, UsageError, counted
 from lamella.files import file_sha256, read_json
 from lamella.progress import progress
 
@@ -93,10 +93,12 @@ class Cache:
             if split == description:
                 shards = [shard for shard in self.index.shards if shard.split == name]
                 return CachedStates(self.folder, self.index, shards, features.lengths)
-        splits = ", ".join(f"{name} ({split['windows']} windows)" for name, split in self.index.splits.items())
+        splits = ", ".join(
+            f"{name} ({counted(split['windows'], 'window')})" for name, split in self.index.splits.items()
+        )
         raise RunError(
-            f"{self.folder}: expected the {len(features)} windows of this run, found {splits} of other data or with "
-            f"other window options; extract them."
+            f"{self.folder}: expected the {counted(len(features), 'window')} of this run, found {splits} of other "
+            "data or with other window options; extract them."
         )
 
 

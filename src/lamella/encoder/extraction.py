@@ -31,7 +31,7 @@ from lamella.encoder.cache import (
 from lamella.encoder.device import autocast
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.storage import Storage, decode, encode, largest
-from lamella.errors import EncoderError, RunError, UsageError
+from lamella.errors import EncoderError, RunError, UsageError, counted
 from lamella.files import TEMPORARY, locked, write_bytes, write_json
 from lamella.progress import Log, progress
 
@@ -78,8 +78,9 @@ def write_cache(
     plan = _make_plan(encoder, splits, layers, identity, storage, precision)
     free = _free_bytes(folder)
     log(
-        f"{sum(map(len, splits.values()))} windows, {plan.tokens} tokens, {layers_in_words(plan.layers)}, "
-        f"width {plan.hidden_size}, in {storage}: {_size(plan.bytes)} to write, {_size(free)} free"
+        f"{counted(sum(map(len, splits.values())), 'window')}, {counted(plan.tokens, 'token')}, "
+        f"{layers_in_words(plan.layers)}, width {plan.hidden_size}, in {storage}: {_size(plan.bytes)} to write, "
+        f"{_size(free)} free"
     )
     _check_disk(folder, plan, _find_earlier(folder, plan, overwrite), free)
     with locked(folder):
@@ -206,7 +207,7 @@ def _keep_intact(folder: Path, earlier: Index, log: Log) -> Index:
             shards.append(shard)
             advance()
     done = sum(shard.sha256 is not None for shard in shards)
-    log(f"{done} of {len(shards)} shards exist already")
+    log(f"{done} of {counted(len(shards), 'shard')} exist already")
     return replace(earlier, shards=tuple(shards))
 
 
@@ -291,7 +292,7 @@ def _report_line(report: CacheReport, storage: Storage) -> str:
             f"; rounding error of {storage}: {100 * mean:.2g} % (RMS), {100 * most:.2g} % in {layers_in_words([worst])}"
         )
     if report.clamped:
-        line += f"; {report.clamped} values outside its range were clamped"
+        line += f"; {counted(report.clamped, 'value')} outside its range clamped"
     return line
 
 

@@ -16,7 +16,7 @@ import torch
 
 from lamella.encoder.encoder import Encoder, family_of
 from lamella.encoder.sources import MODEL_CONFIG, Source
-from lamella.errors import EncoderError, one_line
+from lamella.errors import EncoderError, counted, one_line
 from lamella.files import read_json
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def load_pretrained(source: Source, *, dropout: float | None = None, pooler: boo
     wrong = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     if wrong:
         raise EncoderError(
-            f"{folder}: expected the weights of a {config.model_type} encoder; {len(wrong)} tensors are missing or "
-            f"have another shape ({', '.join(wrong[:3])}{', …' if len(wrong) > 3 else ''})."
+            f"{folder}: expected the weights of a {config.model_type} encoder; {counted(len(wrong), 'tensor')} missing "
+            f"or of another shape ({', '.join(wrong[:3])}{', …' if len(wrong) > 3 else ''})."
         )
     return Encoder(model)
 

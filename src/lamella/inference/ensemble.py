@@ -24,7 +24,7 @@ from lamella.config import DecodingOptions
 from lamella.data.examples import Example
 from lamella.data.windows.features import Features, featurise
 from lamella.data.windows.padding import Padded, longest_first, pad
-from lamella.errors import DataError, UsageError
+from lamella.errors import DataError, UsageError, counted
 from lamella.inference.combine import Combination, combine_logits, combine_spans
 from lamella.inference.decode import decode
 from lamella.inference.members import Member
@@ -231,7 +231,7 @@ def _common_questions(members: Sequence[Member], examples: Sequence[Example] | N
         if missing or (examples is None and len(predictions) > len(questions)):
             found = f"{len(missing)} missing (first {missing[0]})" if missing else f"got {len(predictions)}"
             raise DataError(
-                f"{name}: expected answers to the same {len(questions)} questions as the other members, {found}; "
-                "predict with all members on one file."
+                f"{name}: expected answers to the same {counted(len(questions), 'question')} as the other members, "
+                f"{found}; predict with all members on one file."
             )
     return questions

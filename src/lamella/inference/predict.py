@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lamella.data.examples import Example
 from lamella.data.windows.features import Features, featurise_in_slices
 from lamella.data.windows.padding import Padded, longest_first, pad
-from lamella.errors import RunError
+from lamella.errors import RunError, counted
 from lamella.inference.decode import WindowSpans, decode, decode_answerability
 from lamella.inference.prediction import Prediction
 from lamella.inference.protocols import AnswerSource, LogitsSink, QAModel
@@ -81,6 +81,6 @@ def explain_out_of_memory(padded: Padded) -> Iterator[None]:
                 raise
         windows, tokens = padded.mask.shape
         raise RunError(
-            f"out of memory while answering {windows} windows of {tokens} tokens at once; lower the batch size "
-            "(--batch-size; in training, training.eval_batch_size)."
+            f"out of memory while answering {counted(windows, 'window')} of {counted(tokens, 'token')} at once; "
+            "lower the batch size (--batch-size; in training, training.eval_batch_size)."
         ) from None

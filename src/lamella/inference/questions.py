@@ -7,15 +7,24 @@ from collections.abc import Sequence
 
 from lamella.data.dataset import Dataset, load_examples
 from lamella.data.examples import Example
-from lamella.errors import DataError
+from lamella.errors import DataError, counted, shorten
+from lamella.progress import Log
 
 
-def read_questions(data: str, *, labelled: bool = False) -> Sequence[Example]:
+def read_questions(data: str, *, labelled: bool = False, log: Log | None = None) -> Sequence[Example]:
     """Read the questions of a file; `labelled` requires true answers, to score against.
 
-    The metric compares texts, so wrong answer offsets in the file do not matter.
+    The metric compares texts, so wrong answer offsets in the file do not matter. A blank question stays, since
+    predictions must have all ids; `log` receives a line about such questions.
     """
-    return _load(data, labelled).examples
+    examples = _load(data, labelled).examples
+    blank = {example.question_id: example for example in examples if not example.question.strip()}
+    if blank and log is not None:
+        first = shorten(next(iter(blank)))
+        log(
+            f"{data}: {counted(len(blank), 'question')} without text, the first: {first}; the predictions are arbitrary"
+        )
+    return examples
 
 
 def read_any_questions(data: str) -> tuple[Sequence[Example], bool]:
@@ -43,7 +52,9 @@ def check_unique_ids(examples: Sequence[Example]) -> None:
 def _load(data: str, labelled: bool) -> Dataset:
     dataset = load_examples([data], on_bad_answer="ignore", labelled=labelled)
     if dataset.skipped:
-        raise DataError(f"{data}: {dataset.skipped} questions cannot be read; list them with: lamella check {data}")
+        raise DataError(
+            f"{data}: {counted(dataset.skipped, 'question')} cannot be read; list them with: lamella check {data}"
+        )
     if not dataset.examples:
         raise DataError(f"{data}: expected questions, found none.")
     check_unique_ids(dataset.examples)

@@ -11,7 +11,7 @@ import numpy as np
 
 from lamella.data.examples import Context, Example
 from lamella.encoder.sources import DEFAULT_READER, READERS
-from lamella.errors import UsageError
+from lamella.errors import UsageError, counted, shorten
 from lamella.inference.answer_list import Answer, Answers
 from lamella.inference.no_answer import na_probability
 from lamella.inference.pipeline import answer_as_pipeline, checked_options
@@ -92,8 +92,8 @@ class Reader:
         contexts = [context] * len(questions) if isinstance(context, str) else _as_list("context", context)
         if len(contexts) != len(questions):
             raise UsageError(
-                f"ask: expected one context for all questions, or one per question, got {len(questions)} questions "
-                f"and {len(contexts)} contexts."
+                f"ask: expected one context for all questions, or one per question, got "
+                f"{counted(len(questions), 'question')} and {counted(len(contexts), 'context')}."
             )
         return self._ask(list(zip(questions, contexts, strict=True)), top_k)
 
@@ -124,8 +124,8 @@ class Reader:
             questions, contexts = (values * longest if len(values) == 1 else values for values in (questions, contexts))
             if len(questions) != len(contexts):
                 raise UsageError(
-                    f"expected as many questions as contexts, got {len(questions)} questions and {len(contexts)} "
-                    "contexts."
+                    f"expected as many questions as contexts, got {counted(len(questions), 'question')} and "
+                    f"{counted(len(contexts), 'context')}."
                 )
             pairs = list(zip(questions, contexts, strict=True))
         for pair in pairs:
@@ -228,7 +228,7 @@ def _pair(row: Any) -> tuple[Any, Any]:
 
 def _check_positive(name: str, value: Any) -> int:
     if not isinstance(value, Integral) or value < 1:
-        raise UsageError(f"{name}: expected a whole number of at least 1, got {value!r}.")
+        raise UsageError(f"{name}: expected a whole number of at least 1, got {shorten(value)}.")
     return int(value)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from lamella import registry
 from lamella.encoder.sources import hub_id
+from lamella.errors import counted
 from lamella.models.facts import Facts
 from lamella.models.names import short_model_name
 from lamella.models.saved import SavedModel
@@ -163,7 +164,7 @@ def _threshold(saved: SavedModel) -> str:
         return ""
     text = (
         f"The reader gives no answer if the null odds exceed {decoding.null_score_diff_threshold:.2f}. This threshold "
-        f"was tuned on {decoding.tuned_on.questions:,} questions of `{decoding.tuned_on.data}`."
+        f"was tuned on {counted(decoding.tuned_on.questions, 'question')} of `{decoding.tuned_on.data}`."
     )
     if not report:
         return text

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from lamella import runs
 from lamella.data.examples import Example
-from lamella.errors import UnreadableError
-from lamella.files import read_json, write_json
+from lamella.files import write_json
 from lamella.inference.model_record import model_record
 from lamella.inference.predict import predict
 from lamella.inference.prediction import Prediction
@@ -21,10 +20,12 @@ from lamella.inference.reader import Reader
 from lamella.inference.several_contexts import answers_by_question, has_several_contexts, one_example_per_question
 from lamella.inference.stored_logits import LogitsWriter
 from lamella.models.loading import Precision, load_model
+from lamella.progress import Log
 from lamella.scoring.best_answers import null_odds_of, score_best_answers
 from lamella.scoring.calibrate import threshold_report
 from lamella.scoring.cost import cost_of_answers, write_cost
 from lamella.scoring.metrics import language_of, score, summarise
+from lamella.scoring.score_files import read_na_prob, read_null_odds, read_predictions
 from lamella.stopwatch import Stopwatch
 
 Questions = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Sequence[Example]
@@ -40,14 +41,15 @@ def evaluate(
     language: str | None = None,
     keep_logits: bool = False,
     overwrite: bool = False,
+    log: Log | None = None,
 ) -> dict[str, Any]:
     """Answer the questions of `data` with `model` and return its scores, in percent.
 
     `model` is a name or a folder, as for `Reader.load`, or a loaded reader. `data` is a file, files or examples.
     With `out`, predictions, scores and cost are also written to a run folder; `keep_logits` adds the logits to it.
-    The language of the metric is detected from the contexts unless you name it.
+    The language of the metric is detected from the contexts unless you name it. `log` receives warnings.
     """
-    files, examples = _read_questions(data)
+    files, examples = _read_questions(data, log)
     if isinstance(model, str | os.PathLike):
         name = os.fspath(model)
         answering: QAModel = load_model(model, precision=precision)
@@ -97,17 +99,18 @@ def evaluate_file(
     threshold: float | None = None,
     missing: Literal["error", "empty"] = "error",
     language: str | None = None,
+    log: Log | None = None,
 ) -> dict[str, Any]:
-    """Score predictions: a file in the official format, or its content."""
-    (_, examples), answers = _read_questions(data), _read_scores(predictions)
+    """Score predictions: a file with {id: text}, as the official script reads it, a submission, or their content."""
+    (_, examples), answers = _read_questions(data, log), read_predictions(predictions)
     # Where questions have several contexts, the file may hold one answer per question instead of one per context.
     if answers.keys().isdisjoint(example.id for example in examples):
         examples = one_example_per_question(examples)
     return score(
         examples,
         answers,
-        null_odds=_read_scores(null_odds) if null_odds else None,
-        na_prob=_read_scores(na_prob) if na_prob else None,
+        null_odds=None if null_odds is None else read_null_odds(null_odds),
+        na_prob=None if na_prob is None else read_na_prob(na_prob),
         threshold=threshold,
         missing=missing,
         language=language or language_of(examples),
@@ -151,20 +154,11 @@ def _score_by_question(
     return {f"question_{key}": value for key, value in results.items()}
 
 
-def _read_questions(data: Questions) -> tuple[list[str], Sequence[Example]]:
+def _read_questions(data: Questions, log: Log | None) -> tuple[list[str], Sequence[Example]]:
     """Return the names of the files, none for examples, and all their questions."""
     given = [data] if isinstance(data, str | os.PathLike) else list(data)
     files = [os.fspath(item) for item in given if isinstance(item, str | os.PathLike)]
-    examples = [example for file in files for example in read_questions(file, labelled=True)]
+    examples = [example for file in files for example in read_questions(file, labelled=True, log=log)]
     examples += [item for item in given if isinstance(item, Example)]
     check_unique_ids(examples)
     return files, examples
-
-
-def _read_scores(path: Path | Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(path, Mapping):
-        return path
-    scores = read_json(path)
-    if not isinstance(scores, dict):
-        raise UnreadableError(f"{path}: expected a JSON object {{question id: value}}, got {type(scores).__name__}.")
-    return scores

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lamella.data.examples import Example
-from lamella.errors import DataError, UnknownNameError, UsageError
+from lamella.errors import DataError, UnknownNameError, UsageError, shorten, truncate
 from lamella.languages import detect_language, get_language
 
 Missing = Literal["error", "empty"]
@@ -300,16 +300,16 @@ def _predicted_texts(ids: Sequence[str], predictions: Mapping[str, str], missing
         absent = [id_ for id_ in ids if id_ not in predictions]
         if missing == "error":
             raise DataError(
-                f"predictions: expected all {len(ids)} questions, {len(absent)} missing: {_listed(absent)}; predict "
-                "them too, or count them as not answered with --missing empty."
+                f"predictions: expected one for every question, {len(absent)} of {len(ids)} missing: {_listed(absent)}"
+                "; predict them too, or count them as not answered with --missing empty."
             ) from None
         texts = [predictions.get(id_, "") for id_ in ids]
     if set(map(type, texts)) != {str}:
         for id_, text in zip(ids, texts, strict=True):
             if not isinstance(text, str):
-                got = " ".join(repr(text).split())
-                got = got if len(got) <= 80 else f"{got[:80]}…"
-                raise DataError(f'prediction of question {id_}: expected a text ("" for no answer), got {got}.')
+                raise DataError(
+                    f'prediction of question {id_}: expected a text ("" for no answer), got {shorten(text)}.'
+                )
     return texts
 
 
@@ -318,13 +318,13 @@ def _aligned(ids: Sequence[str], na_scores: Mapping[str, float], what: str) -> N
     absent = [id_ for id_ in ids if id_ not in na_scores]
     if absent:
         raise DataError(
-            f"{what}: expected a number for all {len(ids)} questions, {len(absent)} missing: {_listed(absent)}; give "
-            "one for every question, or none to score only the answers."
+            f"{what}: expected a number for every question, {len(absent)} of {len(ids)} missing: {_listed(absent)}; "
+            "give one for every question, or none to score only the answers."
         )
     values = [na_scores[id_] for id_ in ids]
     for id_, value in zip(ids, values, strict=True):
         if not _finite(value):
-            raise DataError(f"{what} of question {id_}: expected a finite number, got {value!r}.")
+            raise DataError(f"{what} of question {id_}: expected a finite number, got {shorten(value)}.")
     return np.array(values, dtype=np.float64)
 
 
@@ -337,4 +337,4 @@ def _finite(value: object) -> bool:
 
 def _listed(ids: Sequence[str], limit: int = 100) -> str:
     more = f" and {len(ids) - limit} more" if len(ids) > limit else ""
-    return ", ".join(ids[:limit]) + more
+    return ", ".join(map(truncate, ids[:limit])) + more

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lamella import runs
-from lamella.errors import LamellaError, RunError, UsageError
+from lamella.errors import LamellaError, RunError, UsageError, counted
 from lamella.files import read_json, write_json
 from lamella.progress import Log
 from lamella.sweep.engine import Engine, Job, LocalEngine
@@ -60,7 +60,7 @@ def run_sweep(sweep: Sweep, out: Path, *, engine: Engine | None = None, log: Log
         _run_jobs(jobs, sweep, out, engine or LocalEngine(out, log), outcomes, log)
         failed = [outcome.run for outcome in outcomes.values() if outcome.state != "finished"]
         if failed:
-            raise _SomeFailedError(f"{len(failed)} of {len(outcomes)} runs failed: {', '.join(failed)}")
+            raise _SomeFailedError(f"{len(failed)} of {counted(len(outcomes), 'run')} failed: {', '.join(failed)}")
     return [outcomes[name] for name in sweep.runs]
 
 

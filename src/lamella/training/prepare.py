@@ -20,7 +20,7 @@ from lamella.encoder.cache import open_cache
 from lamella.encoder.device import choose_precision
 from lamella.encoder.pretrained import LoadedEncoder
 from lamella.encoder.tuning import trainable_line
-from lamella.errors import DataError
+from lamella.errors import DataError, counted
 from lamella.inference.one_pass import Encode
 from lamella.models.base_encoder import load_encoder
 from lamella.models.facts import Facts, data_facts
@@ -169,7 +169,7 @@ def cut_windows(splits: Splits, config: RunConfig, tokenizer: PreTrainedTokenize
     if not len(train):
         raise DataError(f"{', '.join(config.data.train)}: no window is left to train on; see data.negative_windows.")
     if train.lost_answers:
-        log(f"{train.lost_answers} answers cover no token and are trained as no answer")
+        log(f"{counted(train.lost_answers, 'answer')} without any token, trained as no answer")
     dev = cached_features(splits.dev.examples, tokenizer, config.windows, log=log)
     threshold = cached_features(splits.threshold.examples, tokenizer, config.windows, log=log)
     return Windows(feed, train, dev, threshold)

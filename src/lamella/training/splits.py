@@ -7,7 +7,7 @@ from typing import Any
 
 from lamella.config import RunConfig
 from lamella.data.dataset import Dataset, load_examples
-from lamella.errors import ConfigError
+from lamella.errors import ConfigError, counted
 from lamella.progress import Log
 from lamella.scoring.calibrate import check_tunable
 from lamella.training.overfit import sample_evenly
@@ -41,13 +41,14 @@ def read_splits(config: RunConfig, *, overfit: int | None = None, log: Log) -> S
     else:
         dev = read_split("dev", config, data.max_eval_samples, log)
         if shared := _count_shared_contexts(train, dev):
-            log(f"{shared} contexts are in both the train and the dev data: the scores will be too high")
+            log(f"{counted(shared, 'context')} in both the train and the dev data: the scores will be too high")
     threshold = read_split("threshold", config, None, log)
     if threshold.examples:
         check_tunable(threshold.examples, data.threshold)
         for name, split in {"train": train, "dev": dev}.items():
             if shared := _count_shared_contexts(threshold, split):
-                log(f"{shared} contexts are in both the threshold and the {name} data: {THRESHOLD_OVERLAP[name]}")
+                overlap = f"{counted(shared, 'context')} in both the threshold and the {name} data"
+                log(f"{overlap}: {THRESHOLD_OVERLAP[name]}")
     _check_metric_on(dev, config)
     return Splits(train, dev, threshold)
 
@@ -59,7 +60,11 @@ def read_split(split: str, config: RunConfig, limit: int | None, log: Log) -> Da
         return Dataset((), (), fixed=0, skipped=0)
     loaded = load_examples(names, on_bad_answer=config.data.on_bad_answer, labelled=True)
     if loaded.fixed or loaded.skipped:
-        log(f"{', '.join(names)}: {loaded.fixed} problems fixed, {loaded.skipped} questions skipped")
+        done = f"{counted(loaded.fixed, 'problem')} fixed, {counted(loaded.skipped, 'question')} skipped"
+        log(f"{', '.join(names)}: {done}")
+    if loaded.warnings:
+        warnings = counted(loaded.warnings, "warning")
+        log(f"{', '.join(names)}: {warnings}; list them with: lamella check {' '.join(names)}")
     return replace(loaded, examples=loaded.examples[:limit])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from lamella import runs
 from lamella.config import RunConfig
-from lamella.errors import DivergedError
+from lamella.errors import DivergedError, counted
 from lamella.files import write_json
 from lamella.progress import Log
 from lamella.stopwatch import Stopwatch
@@ -85,7 +85,8 @@ def _log_plan(prepared: PreparedPass, processes: Processes, log: Log) -> None:
     together = f" for {len(learners)} learners at once" if len(learners) > 1 else ""
     together += f", {processes.count} processes" if processes.count > 1 else ""
     log(
-        f"training on {len(steps.ranks)} questions in {steps.windows} windows: {steps.total} steps{together}, "
+        f"training on {counted(len(steps.ranks), 'question')} in {counted(steps.windows, 'window')}: "
+        f"{counted(steps.total, 'step')}{together}, "
         f"{learners[0].model.precision} on {processes.device.type}"
     )
     epochs = steps.total / max(1, steps.per_epoch)

@@ -244,7 +244,7 @@ def _odd_characters(text: str) -> Iterator[tuple[str, str]]:
     if controls:
         yield "control_character", f"has {_code_points(controls)}"
     if "\ufffd" in text:
-        yield "replacement_character", f"has U+FFFD {text.count(chr(0xFFFD))} times"
+        yield "replacement_character", f"has {text.count(chr(0xFFFD))} of U+FFFD"
     for match in _MOJIBAKE.finditer(text):
         original = _undo_wrong_decoding(match[0])
         if original is not None:

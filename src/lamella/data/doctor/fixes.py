@@ -17,6 +17,8 @@ from typing import NamedTuple
 from lamella.data.doctor.problems import Problem, quote
 from lamella.data.examples import Answer, Example
 from lamella.data.file_formats.formats import DataFile
+from lamella.data.file_formats.question_parsing import occurrences
+from lamella.errors import counted, shorten
 
 
 class Fixed(NamedTuple):
@@ -101,7 +103,9 @@ def _other_units(answer: Answer, context: str) -> Diagnosis | None:
         before = context.encode(encoding, "surrogatepass")[: width * answer.begin_char]
         begin = len(before.decode(encoding, "ignore"))
         if begin != answer.begin_char and _is_at(answer.text, begin, context):
-            reason = f"answer {quote(answer.text)} is at {begin}; {answer.begin_char} counts {unit}, not characters"
+            reason = (
+                f"answer {quote(answer.text)} is at {begin}; {shorten(answer.begin_char)} counts {unit}, not characters"
+            )
             return Diagnosis(kind, reason, Answer(answer.text, begin))
     return None
 
@@ -112,11 +116,12 @@ def _stripped_space(answer: Answer, context: str) -> Diagnosis | None:
     shown, bare = quote(text), text.strip()
     leading = len(context) - len(context.lstrip())
     if leading and begin >= 0 and _is_at(text, begin + leading, context):
-        reason = f"answer {shown} is at {begin + leading}; {begin} ignores the {leading} leading spaces of the context"
+        spaces = counted(leading, "leading space")
+        reason = f"answer {shown} is at {begin + leading}; {begin} ignores the {spaces} of the context"
         return Diagnosis("offset_without_leading_space", reason, Answer(text, begin + leading))
     for place in (begin, begin + len(text) - len(text.lstrip())):
         if bare != text and _is_at(bare, place, context):
-            reason = f"answer {shown} has white space at its edge that the context does not have at {begin}"
+            reason = f"answer {shown} has white space at its edge that the context does not have at {shorten(begin)}"
             return Diagnosis("answer_edge_space", reason, Answer(bare, place))
     behind = begin + len(context[begin:]) - len(context[begin:].lstrip()) if begin >= 0 else begin
     if behind != begin and _is_at(text, behind, context):
@@ -127,13 +132,13 @@ def _stripped_space(answer: Answer, context: str) -> Diagnosis | None:
 
 def _elsewhere(answer: Answer, context: str) -> Diagnosis | None:
     text, begin = answer.text, answer.begin_char
-    places = list(_occurrences(text, context))
+    places = list(occurrences(text, context))
     if not places:
         return None
     nearest = _nearest(places, begin)
     times = "the only occurrence" if len(places) == 1 else f"the nearest of {len(places)} occurrences"
     if not 0 <= begin < len(context):
-        reason = f"answer_start {begin} is outside the context of {len(context)} characters; "
+        reason = f"answer_start {shorten(begin)} is outside the context of {counted(len(context), 'character')}; "
         reason += f"answer {quote(text)} is at {nearest} ({times})"
         return Diagnosis("answer_start_out_of_range", reason, Answer(text, nearest))
     reason = f"answer {quote(text)} is at {nearest}, not at {begin}: shifted by {begin - nearest:+d} ({times})"
@@ -169,7 +174,7 @@ def _respell(spelling: _Spelling, answer: Answer, begin: int, end: int, context:
     if spelling.kind == "answer_unicode":
         reason = f"answer {quote(answer.text)} is {_form(answer.text)}, but {_form(text)} in the context at {begin}"
     if begin != answer.begin_char:
-        reason += f" (not at {answer.begin_char})"
+        reason += f" (not at {shorten(answer.begin_char)})"
     return Diagnosis(spelling.kind, reason, Answer(text, begin))
 
 
@@ -192,7 +197,7 @@ class _Spelling(NamedTuple):
         folded = list(self._folded(context))
         haystack = "".join(character for character, _ in folded)
         owners = [owner for _, owner in folded]
-        for place in _occurrences(needle, haystack):
+        for place in occurrences(needle, haystack):
             last = place + len(needle) - 1
             # A match must not begin or end inside a character: `a` does not match `ä`, although its decomposition
             # is `a` + U+0308.
@@ -238,13 +243,6 @@ _LOOSEST = _Spelling("answer_spelling", "case, white space and Unicode form", _f
 def _joins_back(character: str) -> bool:
     """Check whether a character belongs to the previous one: a combining mark, a Korean vowel or final consonant."""
     return unicodedata.combining(character) > 0 or "\u1160" <= character <= "\u11ff"
-
-
-def _occurrences(text: str, context: str) -> Iterator[int]:
-    place = context.find(text) if text else -1
-    while place >= 0:
-        yield place
-        place = context.find(text, place + 1)
 
 
 def _nearest(places: Iterable[int], begin: int) -> int:

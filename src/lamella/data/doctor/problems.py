@@ -10,6 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from lamella.errors import truncate
+
+LONGEST_NAME = 100  # characters of an id or a title that a message shows
+
 Severity = Literal["error", "warning", "note"]
 
 
@@ -34,7 +38,11 @@ KINDS: dict[str, Kind] = {
     # Missing fields and wrong types
     "missing_field": Kind("error", None, "A required field is missing or null."),
     "missing_id": Kind("warning", "Generates an id from position and text.", "A question has no id."),
-    "missing_answer_start": Kind("error", "Uses the first occurrence of the text.", "An answer has no `answer_start`."),
+    "missing_answer_start": Kind(
+        "error",
+        "Uses the first occurrence of the text.",
+        "An answer has no `answer_start`. In flat data, only if its text occurs several times in the context.",
+    ),
     "wrong_type_data": Kind("error", None, "`data` is not a list."),
     "wrong_type_article": Kind("error", None, "An article, or a row of a flat file, is not an object."),
     "wrong_type_title": Kind("warning", "Converts a number to text, else drops the title.", "`title` is not text."),
@@ -45,7 +53,7 @@ KINDS: dict[str, Kind] = {
     "wrong_type_qa": Kind("error", None, "A question with its answers is not an object."),
     "wrong_type_id": Kind("error", "Converts a number to text, else generates an id.", "`id` is not text."),
     "wrong_type_question": Kind("error", None, "`question` is not text."),
-    "wrong_type_answers": Kind("error", None, "`answers` (or `answer`) is not a list."),
+    "wrong_type_answers": Kind("error", None, "`answers` (or `answer`) is neither a list nor text."),
     "wrong_type_answer": Kind("error", None, "An answer is not an object."),
     "wrong_type_answer_text": Kind("error", None, "The `text` of an answer is not text."),
     "wrong_type_answer_start": Kind(
@@ -57,6 +65,7 @@ KINDS: dict[str, Kind] = {
         "error", "Ignores it and uses the answers.", "`is_impossible` is neither true nor false."
     ),
     "wrong_type_plausible_answers": Kind("warning", "Drops them.", "`plausible_answers` cannot be read as answers."),
+    "wrong_type_group": Kind("warning", "Converts a number to text, else ignores it.", "`group` is not text."),
     # Empty and contradictory entries
     "empty_article": Kind("warning", "Drops it.", "An article has no paragraphs."),
     "empty_paragraph": Kind("note", "Drops it.", "A paragraph has no questions."),
@@ -190,7 +199,7 @@ class Problem:
     def __str__(self) -> str:
         """Format as one line, position first: `dev.json: Normans: 56dd: error answer_shifted: ... [--fix-to: ...]`."""
         position = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
-        place = ": ".join(_one_line(part) for part in (position, self.article, self.id) if part)
+        place = ": ".join([position, *(_one_line(part) for part in (self.article, self.id) if part)])
         fix = KINDS[self.kind].fix
         option = (
             "on_bad_answer='fix'" if self.file.startswith("<") else "--fix-to"
@@ -201,8 +210,8 @@ class Problem:
 
 def quote(text: str, longest: int = 40) -> str:
     """Return a text as messages show it: on one line, quoted, escaped and shortened."""
-    return repr(text if len(text) <= longest else f"{text[: longest - 3]}...")
+    return repr(truncate(text, longest))
 
 
 def _one_line(text: str) -> str:
-    return text if text.isprintable() else repr(text)[1:-1]
+    return truncate(text if text.isprintable() else repr(text)[1:-1], LONGEST_NAME)

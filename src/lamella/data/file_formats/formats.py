@@ -21,7 +21,7 @@ from lamella.data.examples import Answer, Context, Example
 from lamella.data.file_formats.in_memory import parse_records
 from lamella.data.file_formats.parsing import parse
 from lamella.data.file_formats.question_parsing import Faults, question_id, question_name, read_question
-from lamella.data.file_formats.source import Document, Place, Source, describe
+from lamella.data.file_formats.source import Document, Place, Source, describe, describe_absence
 from lamella.errors import UnreadableError
 from lamella.languages import detect_language
 from lamella.progress import progress
@@ -114,7 +114,8 @@ class Flat:
     """Flat rows of id, question, context, answers, title, is_impossible: JSON list, JSONL or CSV.
 
     The answers of a row are `[{"text", "answer_start"}]`, `{"text": [...], "answer_start": [...]}` as in Hugging Face
-    data sets, or plain texts, each placed at its first occurrence. No answers mean unanswerable.
+    data sets, or plain texts. Their field may also be called `answer` or `answer_text`, with `answer_start` beside it.
+    A text without `answer_start` is located if the context contains it once. No answers mean unanswerable.
     """
 
     def likeness(self, document: Document) -> int:
@@ -155,7 +156,7 @@ class MultiContext:
     def _read_entry(self, entry: dict[str, Any], qa: dict[str, Any], place: Place, source: Source) -> None:
         question = source.require(qa, "question", str, "wrong_type_question", place.at("qa"))
         faults: Faults = []
-        texts = self._answer_texts(qa.get("answer"), place, faults)
+        texts = self._answer_texts(qa, place, faults)
         paragraphs = source.require(entry, "paragraphs", list, "wrong_type_paragraphs", place)
         if question is None or texts is None or paragraphs is None:
             source.add(None, faults, place)
@@ -182,11 +183,11 @@ class MultiContext:
         if not paragraphs:
             source.report("empty_article", f"{place.path}: no paragraphs", place)
 
-    def _answer_texts(self, answer: Any, place: Place, faults: Faults) -> list[str] | None:
+    def _answer_texts(self, qa: dict[str, Any], place: Place, faults: Faults) -> list[str] | None:
         """Return the accepted answer texts; None if they cannot be read."""
-        where = place.at("qa", "answer").path
+        answer, where = qa.get("answer"), place.at("qa", "answer").path
         if answer is None:
-            faults.append(("unlabelled", f"{where} is missing; treated as unanswerable"))
+            faults.append(("unlabelled", f"{where} {describe_absence(qa, 'answer')}; treated as unanswerable"))
             return []
         texts = answer if isinstance(answer, list) else [answer]
         for text in texts:

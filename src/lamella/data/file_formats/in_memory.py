@@ -62,6 +62,10 @@ def parse_records(records: Any, source: Source) -> Document:
         return Document(replace_unusable(content, source, Place()))
     except RecursionError:
         raise UnreadableError(f"{source.path}: expected records, got values nested too deeply.") from None
+    except ValueError:
+        raise UnreadableError(
+            f"{source.path}: expected records, got a number of thousands of digits, or an object that contains itself."
+        ) from None
 
 
 def parse_rows(rows: list[Any], source: Source) -> Document:

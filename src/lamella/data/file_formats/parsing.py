@@ -12,11 +12,20 @@ import zlib
 from pathlib import Path
 
 from lamella.data.demo import data_path
+from lamella.data.doctor.problems import quote
 from lamella.data.file_formats.file_types import recognise_binary
 from lamella.data.file_formats.in_memory import parse_rows
 from lamella.data.file_formats.json_text import parse_json
 from lamella.data.file_formats.source import Document, Place, Source
-from lamella.data.file_formats.tables import parse_csv, read_with_pandas
+from lamella.data.file_formats.tables import (
+    COLUMNS,
+    NEEDED_COLUMNS,
+    PREDICTION_COLUMNS,
+    parse_csv,
+    read_with_pandas,
+    split_header,
+)
+from lamella.data.html_text import looks_like_html
 from lamella.errors import UnreadableError
 from lamella.text_encoding import decode_text
 
@@ -34,6 +43,8 @@ def parse(source: Source, encoding: str | None = None) -> Document:
     text = decode_text(data, source.path, encoding, advice=_ADVICE)
     if not text.strip():
         raise UnreadableError(f"{source.path}: the file is empty.")
+    if not text.strip("\0"):
+        raise UnreadableError(f"{source.path}: the file is damaged: it contains only zero bytes.")
     return _parse_text(text, source)
 
 
@@ -67,16 +78,54 @@ def _parse_text(text: str, source: Source) -> Document:
         document = _parse_lines(text, source) if _looks_like_lines(text) else None
         if document is not None and document.entries:
             return document
-        where = f"{source.path}:{error.lineno}:{error.colno}"
-        raise UnreadableError(f"{where}: broken JSON: {error.msg}.") from None
-    except (RecursionError, ValueError) as error:  # ValueError: an integer of thousands of digits
-        raise UnreadableError(f"{source.path}: JSON that cannot be parsed ({error}).") from None
+        raise UnreadableError(_explain(text, error, source.path)) from None
+    except (RecursionError, ValueError) as error:
+        raise UnreadableError(f"{source.path}: JSON that cannot be parsed: {_explain_refusal(error)}.") from None
+
+
+def _explain(text: str, error: json.JSONDecodeError, path: str) -> str:
+    """Return the message about a text that is neither JSON nor JSONL nor a CSV table of questions."""
+    if text.lstrip().startswith(("{", "[")):
+        end = " (the file ends here; it may be truncated)" if error.pos >= len(text.rstrip()) else ""
+        return f"{path}:{error.lineno}:{error.colno}: broken JSON: {error.msg}{end}."
+    _, header = split_header(text)
+    if set(header) >= PREDICTION_COLUMNS:
+        return (
+            f"{path}:1: expected questions, got predictions (the columns {_list(header)}); score them with: "
+            f"lamella evaluate DATA {path}"
+        )
+    if len(header) > 1 and COLUMNS.intersection(header):
+        missing = " and ".join(sorted(NEEDED_COLUMNS.difference(header), reverse=True))
+        return (
+            f"{path}:1: expected a CSV header with the columns question and context, got {_list(header)}; add the "
+            f"column {missing}, or rename the one that holds it."
+        )
+    found = "an HTML page" if looks_like_html(text) else f"text that begins with {quote(text.strip())}"
+    return f"{path}: expected JSON, JSONL, or CSV with a header of the columns question and context, got {found}."
+
+
+def _list(header: list[str]) -> str:
+    return ", ".join(quote(name) for name in header[:12]) + (", …" if len(header) > 12 else "")
+
+
+def _explain_refusal(error: Exception) -> str:
+    """Explain why Python does not parse valid JSON."""
+    return "it is nested too deeply" if isinstance(error, RecursionError) else "it has a number of thousands of digits"
 
 
 def _looks_like_lines(text: str) -> bool:
-    """Check whether most lines begin with a bracket, as in JSONL; in indented JSON, only the first one does."""
+    """Check for JSONL: the first line is JSON, or most lines begin with a bracket; in indented JSON, neither is so."""
     lines = [line for line in text.split("\n") if line.strip()]
-    return len(lines) > 1 and 2 * sum(line.startswith(("{", "[")) for line in lines) > len(lines)
+    if len(lines) < 2:
+        return False
+    return 2 * sum(line.startswith(("{", "[")) for line in lines) > len(lines) or _is_json_object(lines[0])
+
+
+def _is_json_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _parse_lines(text: str, source: Source) -> Document:
@@ -92,6 +141,6 @@ def _parse_lines(text: str, source: Source) -> Document:
             source.report("broken_line", f"broken JSON: {error.msg}", place, column=error.colno)
             source.unread += 1
         except (RecursionError, ValueError) as error:
-            source.report("broken_line", f"JSON that cannot be parsed ({error})", place)
+            source.report("broken_line", f"JSON that cannot be parsed: {_explain_refusal(error)}", place)
             source.unread += 1
     return Document(rows, "jsonl", lines)

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from lamella.data.doctor.problems import Problem, quote
 from lamella.data.examples import Context, Example
+from lamella.errors import shorten, truncate
 
 T = TypeVar("T", str, list[Any], dict[str, Any])
 
@@ -111,7 +112,7 @@ class Source:
             return value
         where = place.at(key).path
         if value is None:
-            self.report("missing_field", f"{where} is missing", place)
+            self.report("missing_field", f"{where} {describe_absence(owner, key)}", place)
         else:
             self.report(kind, f"{where}: expected {_TYPE_NAMES[type_]}, got {describe(value)}", place)
         return None
@@ -147,6 +148,13 @@ def describe(value: Any) -> str:
     if isinstance(value, str):
         return f"the text {quote(value)}"
     try:
-        return json.dumps(value)
+        return truncate(json.dumps(value))
     except TypeError:  # data in memory may hold any object
         return f"a value of type {type(value).__name__}"
+    except ValueError:
+        return shorten(value)
+
+
+def describe_absence(owner: dict[str, Any], key: str) -> str:
+    """Describe how a field without a value is absent."""
+    return "is null" if key in owner else "is missing"

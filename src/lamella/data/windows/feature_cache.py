@@ -30,7 +30,7 @@ from lamella.data.windows import features as windows_module
 from lamella.data.windows.feature_arrays import NAMES, context_indices, from_arrays, to_arrays
 from lamella.data.windows.features import Features, featurise, pair_template
 from lamella.data.windows.tokens import Tokenizing, without_truncation
-from lamella.errors import RunError
+from lamella.errors import RunError, counted
 from lamella.files import TEMPORARY, write_bytes
 from lamella.progress import Log, progress
 
@@ -68,11 +68,12 @@ def cached_features(
             max_seq_length=windows.max_seq_length,
             lost_answers=int(arrays[LOST]),
         )
-        log(f"read {len(features)} cached windows of {len(examples)} questions from {path}")
+        log(f"read {counted(len(features), 'cached window')} of {counted(len(examples), 'question')} from {path}")
         return features
     features = featurise(examples, tokenizer, windows, negative_windows=negative_windows, seed=seed)
     if _write(path, key, to_arrays(features) | {LOST: np.array(features.lost_answers)}):
-        log(f"cached {len(features)} windows of {len(examples)} questions for later runs in {path}")
+        content = f"{counted(len(features), 'window')} of {counted(len(examples), 'question')}"
+        log(f"cached {content} for later runs in {path}")
     return features
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from lamella import runs as run_folders
 from lamella.config import Share
 from lamella.data.windows.batches import Batch, Totals, send
-from lamella.errors import ConfigError
+from lamella.errors import ConfigError, counted
 from lamella.heads.losses import Weight
 from lamella.heads.tasks import Span
 from lamella.inference.stored_logits import has_logits
@@ -91,7 +91,7 @@ class Stored(DistillationLoss):
             raise ConfigError("learner.distil", problems)
         self.aligned = align(self.folders, facts.train, temperature=temperature if measure == "kl" else None)
         taught, windows = int(self.aligned.taught.sum()), len(facts.train)
-        self.remark = f"{taught} of {windows} windows are taught by the stored logits of {_count(len(runs))}"
+        self.remark = f"{taught} of {counted(windows, 'window')} taught by the stored logits of {_count(len(runs))}"
         self.source_hashes = {"kept logits": self.aligned.sha256}
         self.teacher_facts = _teachers(self.folders, self.aligned.models)
 

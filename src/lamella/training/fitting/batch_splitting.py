@@ -8,7 +8,7 @@ from accelerate.utils.memory import clear_device_cache
 
 from lamella.data.windows.padding import Indices
 from lamella.encoder.device import is_out_of_memory
-from lamella.errors import RunError
+from lamella.errors import RunError, counted
 from lamella.progress import Log, silent
 from lamella.training.fitting.learner import Learner
 from lamella.training.fitting.steps import Step
@@ -49,8 +49,8 @@ class Splitter:
                 learner.zero_gradients()
                 learner.random_stream.state = state
             self.log(
-                f"out of memory: {size} windows of {longest} tokens; continuing with {-(-largest // self.pieces)} "
-                "at a time"
+                f"out of memory: {counted(size, 'window')} of {longest} tokens; continuing with "
+                f"{-(-largest // self.pieces)} at a time"
             )
 
 
@@ -59,6 +59,6 @@ def _describe_out_of_memory(size: int, longest: int, learners: int, automatic: b
     if automatic:
         return f"out of memory on a single window of {longest} tokens: lower windows.max_seq_length{fewer}."
     return (
-        f"out of memory on a batch of {size} windows of up to {longest} tokens: lower training.batch_size (and raise "
-        f"training.accumulate), lower windows.max_seq_length{fewer}, or pass --auto-batch."
+        f"out of memory on a batch of {counted(size, 'window')} of up to {longest} tokens: lower training.batch_size "
+        f"(and raise training.accumulate), lower windows.max_seq_length{fewer}, or pass --auto-batch."
     )

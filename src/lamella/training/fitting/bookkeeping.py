@@ -12,7 +12,7 @@ from lamella import runs
 from lamella.data.windows.features import Features
 from lamella.encoder.sources import MODEL_WEIGHTS
 from lamella.encoder.tensors import put_tensors, read_tensors
-from lamella.errors import ConfigError
+from lamella.errors import ConfigError, counted
 from lamella.files import append_json_line, write_json
 from lamella.inference.one_pass import Encode, predict_many
 from lamella.inference.prediction import Prediction
@@ -106,7 +106,7 @@ class Bookkeeper:
         if target is not None and results[metric] >= target - 1e-9:
             learner.ended = f"reached {metric} {results[metric]:.2f}"
         elif self.options.patience and learner.stale >= self.options.patience:
-            learner.ended = f"no better {metric} for {learner.stale} evaluations"
+            learner.ended = f"no better {metric} for {counted(learner.stale, 'evaluation')}"
         if len(self.learners) == 1:
             self.log(f"epoch {epoch:.2f}: {describe_scores(learner.model, results, self.options.metric)}")
 

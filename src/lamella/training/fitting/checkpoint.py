@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lamella.errors import RunError
+from lamella.errors import RunError, counted
 from lamella.files import TEMPORARY
 from lamella.training.fitting.learner import Learner
 from lamella.training.fitting.processes import Processes
@@ -109,8 +109,8 @@ def load_checkpoint(
         )
     if content["processes"] != processes.count:
         raise RunError(
-            f"{path}: expected {content['processes']} processes, as the run began with, got {processes.count}; "
-            f"resume it with {content['processes']}."
+            f"{path}: expected {counted(content['processes'], 'process', 'processes')}, as the run began with, got "
+            f"{processes.count}; resume it with {content['processes']}."
         )
     return Checkpoint(
         position=Position(*content["position"]),
