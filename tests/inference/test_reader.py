@@ -381,7 +381,7 @@ class TestStock:
         assert kernels() == before
 
     def test_an_encoder_is_not_a_reader(self, tmp_path: Path) -> None:
-        with pytest.raises(ModelError, match="no head for it"):
+        with pytest.raises(ModelError, match="without a head for it"):
             Reader.load(save_tiny_encoder(tmp_path / "encoder"))
 
     def test_a_checkpoint_without_its_head_is_refused(self, tmp_path: Path) -> None:
