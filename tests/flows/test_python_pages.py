@@ -131,3 +131,12 @@ def test_the_list_of_decisions_is_complete() -> None:
     pages = sorted(path.name for path in (ROOT / "docs" / "decisions").glob("0*.md"))
     listed = re.findall(r"^(\d+)\. \[.*\]\((.*)\)$", (ROOT / "docs/decisions/README.md").read_text("utf-8"), re.M)
     assert [(f"{int(number):04}", name) for number, name in listed] == [(name[:4], name) for name in pages]
+
+
+def test_the_page_about_the_layout_names_every_room_and_no_module_that_is_gone() -> None:
+    page = (ROOT / "docs/decisions/0008-layout.md").read_text(encoding="utf-8")
+    source = ROOT / "src" / "lamella"
+    rooms = {path.parent.name for path in source.glob("*/__init__.py")}
+    assert all(f"`{room}/`" in page for room in rooms)
+    for module in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", page):
+        assert (source / module).is_file() or (ROOT / module).is_file(), module
