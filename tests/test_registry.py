@@ -1,4 +1,4 @@
-"""The registry: names, options read off signatures, problems told in words, families loaded on first use."""
+"""The registry: names, options from signatures, problems in words, families loaded on first use."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from lamella.registry import Family, build, describe, names, part, register
 
 @pytest.fixture
 def shapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
-    """A family of its own, so that no real one is touched."""
-    family = Family("shape", "what is drawn", ())
+    """Return a family for one test, so that no real family changes."""
+    family = Family("shape", "is drawn", ())
     monkeypatch.setitem(registry.FAMILIES, "shape", family)
     return family
 
@@ -43,7 +43,7 @@ def polygon(shapes: Family) -> Callable[..., Any]:
     ) -> dict[str, Any]:
         """A figure with corners.
 
-        More is said further down.
+        More details follow.
         """
         return {"size": size, "corners": corners, "line": line, "angle": angle, "layers": layers, "weights": weights}
 
@@ -69,10 +69,10 @@ def test_a_name_taken_by_a_part_of_the_same_name_elsewhere_is_an_error(shapes: F
         circle.__module__, circle.__qualname__ = module, "circle"
         return circle
 
-    register("shape", "circle")(part_in("one"))
-    register("shape", "circle")(part_in("one"))  # the same place again: its module was reloaded
-    with pytest.raises(UsageError, match=r"registered twice: by one\.circle and by two\.circle"):
-        register("shape", "circle")(part_in("two"))
+    register("shape", "circle")(part_in("first"))
+    register("shape", "circle")(part_in("first"))  # the same name again: its module was reloaded
+    with pytest.raises(UsageError, match=r"registered twice: by first\.circle and by second\.circle"):
+        register("shape", "circle")(part_in("second"))
 
 
 def test_an_unknown_name_offers_the_nearest(polygon: Callable[..., Any]) -> None:
@@ -90,7 +90,7 @@ def test_an_unknown_family_offers_the_nearest() -> None:
             ask("mixr")
 
 
-def test_options_are_read_off_the_signature(polygon: Callable[..., Any]) -> None:
+def test_options_come_from_the_signature(polygon: Callable[..., Any]) -> None:
     options = {option.name: option for option in part("shape", "polygon").options}
     assert list(options) == ["corners", "line", "angle", "layers", "width", "weights", "filled"]
     assert {name: option.type for name, option in options.items()} == {
@@ -107,7 +107,7 @@ def test_options_are_read_off_the_signature(polygon: Callable[..., Any]) -> None
     assert part("shape", "polygon").summary == "A figure with corners."
 
 
-def test_options_of_a_class_are_those_of_its_constructor(shapes: Family) -> None:
+def test_options_of_a_class_come_from_its_constructor(shapes: Family) -> None:
     @register("shape", "ball")
     class Ball:
         def __init__(self, size: int, *, colour: str = "red") -> None:
@@ -123,7 +123,7 @@ def test_options_of_a_class_are_those_of_its_constructor(shapes: Family) -> None
     assert isinstance(build("shape", "nothing"), Nothing)
 
 
-def test_build_gives_facts_options_and_defaults(polygon: Callable[..., Any]) -> None:
+def test_build_passes_facts_options_and_defaults(polygon: Callable[..., Any]) -> None:
     made = build("shape", {"name": "polygon", "angle": 30, "layers": [0, 2]}, 7)
     assert made == {
         "size": 7, "corners": 4, "line": "solid", "angle": 30.0, "layers": [0, 2], "weights": (0.5, 0.5)
@@ -133,7 +133,7 @@ def test_build_gives_facts_options_and_defaults(polygon: Callable[..., Any]) -> 
     assert str(caught.value) == "shape 'polygon': 1 problem\n  angle: is required and was not given."
 
 
-def test_all_problems_are_told_at_once_with_path_and_value(polygon: Callable[..., Any]) -> None:
+def test_all_problems_are_reported_at_once_with_path_and_value(polygon: Callable[..., Any]) -> None:
     options = {
         "corners": 2,
         "line": "dashed",
@@ -157,18 +157,18 @@ def test_all_problems_are_told_at_once_with_path_and_value(polygon: Callable[...
 
 
 @pytest.mark.parametrize("value", [True, "3", 3.0, [3], None])
-def test_nothing_is_turned_into_a_whole_number(polygon: Callable[..., Any], value: object) -> None:
+def test_nothing_is_converted_to_a_whole_number(polygon: Callable[..., Any], value: object) -> None:
     assert part("shape", "polygon").problems({"angle": 1, "corners": value}, "") == [
         f"corners: expected a whole number, got {value!r}."
     ]
 
 
-def test_a_part_without_options_says_so(shapes: Family) -> None:
+def test_the_message_for_a_part_without_options(shapes: Family) -> None:
     register("shape", "point")(lambda: None)
     assert part("shape", "point").problems({"k": 3}, "shape") == ["shape.k: no such option; it takes none."]
 
 
-def test_a_long_value_is_cut(polygon: Callable[..., Any]) -> None:
+def test_a_long_value_is_shortened(polygon: Callable[..., Any]) -> None:
     (problem,) = part("shape", "polygon").problems({"angle": "x" * 5000}, "shape")
     assert len(problem) < 150
     assert problem.endswith("xxx….")
@@ -179,18 +179,18 @@ def test_describe_is_plain_data(polygon: Callable[..., Any]) -> None:
     assert json.loads(json.dumps(listing))["parts"][0]["options"][0] == {
         "name": "corners", "type": "int (>= 3, <= 12)", "default": 4, "required": False
     }  # fmt: skip
-    assert listing["summary"] == "what is drawn"
+    assert listing["summary"] == "is drawn"
 
 
 def test_every_registered_part_can_be_described() -> None:
     listing = json.loads(json.dumps(describe()))
-    assert [one["family"] for one in listing] == list(registry.FAMILIES)
+    assert [family["family"] for family in listing] == list(registry.FAMILIES)
     for family in listing:
         assert family["parts"], f"{family['family']} has no parts"
-        assert [one["name"] for one in family["parts"]] == names(family["family"])
-        for one in family["parts"]:
-            assert one["summary"].strip(), f"{family['family']} {one['name']} has no docstring"
-            for option in one["options"]:
+        assert [entry["name"] for entry in family["parts"]] == names(family["family"])
+        for entry in family["parts"]:
+            assert entry["summary"].strip(), f"{family['family']} {entry['name']} has no docstring"
+            for option in entry["options"]:
                 assert not re.search(r"typing|class|\[|'", option["type"]), option
 
 
@@ -205,7 +205,7 @@ def test_families_are_loaded_on_first_use_only() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_the_reader_is_offered_before_it_is_imported() -> None:
+def test_the_reader_is_listed_before_it_is_imported() -> None:
     script = (
         "import sys, lamella\n"
         "assert {'Reader', 'LamellaError', '__version__', '__name__'} <= set(dir(lamella)), dir(lamella)\n"
@@ -216,7 +216,7 @@ def test_the_reader_is_offered_before_it_is_imported() -> None:
 
 
 def test_a_part_declares_traits_that_differ_from_the_defaults_of_its_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    family = Family("shape", "what is drawn", (), traits={"closed": True, "corners": 0})
+    family = Family("shape", "is drawn", (), traits={"closed": True, "corners": 0})
     monkeypatch.setitem(registry.FAMILIES, "shape", family)
 
     @register("shape", "square", corners=4)

@@ -204,14 +204,14 @@ def not_a_class(shape: StageShape) -> Plain:
 def test_a_mixer_that_breaks_the_contract_is_refused_in_words(
     kind: Any, message: str, mixer: Callable[[Any], str]
 ) -> None:
-    said = failure(mixer(kind))
-    assert message in said
-    assert said.startswith("mixer 'wrong' with task "), said
+    actual = failure(mixer(kind))
+    assert message in actual
+    assert actual.startswith("mixer 'wrong' with task "), actual
 
 
 def test_a_mixer_that_cannot_be_built_is_refused_in_words() -> None:
-    said = failure("encoder_block", heads=5)
-    assert said.startswith(
+    actual = failure("encoder_block", heads=5)
+    assert actual.startswith(
         "mixer 'encoder_block' with task 'answerability' on albert: cannot be built: encoder_block.heads"
     )
 

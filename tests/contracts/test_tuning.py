@@ -144,7 +144,7 @@ def test_a_part_added_to_a_tuned_encoder_starts_from_it_and_leaves_what_it_learn
 ) -> None:
     """A saved model as the base of the next one."""
     if (family, first, second["name"]) == ("albert", "adapter", "ia3"):
-        second = {**second, "targets": ["key", "value"]}  # the adapter stands on the third
+        second = {**second, "targets": ["key", "value"]}  # the third has the adapter
     tuned_model(bases[family], first).save(tmp_path / "first")
     loaded = load_encoder(str(tmp_path / "first"))
     before, parts = last_layer(loaded.encoder, family), snapshot(loaded.encoder)

@@ -53,8 +53,8 @@ def make_input(
 
 
 def run(stage: Stage, x: Tensor, hidden: HiddenStates) -> Tensor:
-    found: Tensor = stage(x, hidden, torch.zeros(2, 1))
-    return found
+    output: Tensor = stage(x, hidden, torch.zeros(2, 1))
+    return output
 
 
 class TestParameterCounts:
@@ -67,7 +67,7 @@ class TestParameterCounts:
     def count(*mixer: dict[str, Any], task: str = "span", layers: str = "all", skip: bool = False) -> tuple[int, int]:
         with torch.device("meta"):
             head = Head(24, 1024, mixer=mixer, task={"name": task}, layers=layers, skip=skip)  # type: ignore[arg-type]
-        return sum(one.numel() for one in head.parameters()), sum(one.numel() for one in head.buffers())
+        return sum(map(Tensor.numel, head.parameters())), sum(map(Tensor.numel, head.buffers()))
 
     @pytest.mark.parametrize(
         ("variant", "skip", "everything", "statistics"),
@@ -81,20 +81,20 @@ class TestParameterCounts:
         self, variant: str, skip: bool, everything: int, statistics: int
     ) -> None:
         mixer = {"name": "xception", "variant": variant}
-        trained, kept = self.count(mixer, task="answerability", layers="pooled+all", skip=skip)
-        assert (trained + kept, kept) == (everything, statistics)
+        trained, buffers = self.count(mixer, task="answerability", layers="pooled+all", skip=skip)
+        assert (trained + buffers, buffers) == (everything, statistics)
 
     @pytest.mark.parametrize("dropout", [0.1, 0.0])
     def test_the_1xn_network_of_all_layers_is_within_the_papers_rounding(self, dropout: float) -> None:
         trained, _ = self.count({"name": "conv_1xn", "dropout": dropout})
         assert 330_116 <= trained <= 333_468
 
-    def test_so_is_the_dilated_one(self) -> None:
+    def test_the_dilated_network_is_within_the_papers_rounding(self) -> None:
         trained, _ = self.count({"name": "conv_1xn", "dilation": 2, "maps": 47})
         assert 403_848 <= trained <= 407_199
 
     @pytest.mark.parametrize("pooling", [POOLING, {"name": "average"}], ids=["learned", "average"])
-    def test_so_is_the_1xn_network_behind_a_pooling(self, pooling: dict[str, Any]) -> None:
+    def test_the_1xn_network_after_pooling_is_within_the_papers_rounding(self, pooling: dict[str, Any]) -> None:
         trained, _ = self.count(pooling, {"name": "conv_1xn"})
         assert 310_008 <= trained <= 313_359
 
@@ -117,13 +117,13 @@ class TestParameterCounts:
         ],
         ids=lambda value: value["name"] if isinstance(value, dict) else "",
     )
-    def test_so_are_the_networks_behind_pooling_and_compress(
+    def test_the_networks_after_pooling_and_compress_are_within_the_papers_rounding(
         self, mixer: dict[str, Any], least: int, most: int
     ) -> None:
         assert least <= sum(self.count(self.POOLING, self.COMPRESS, mixer, skip=True)) <= most
 
 
-# The same formulas, place by place and without pads.
+# The same formulas in numpy, position by position and without pads.
 
 
 def numbers(stage: nn.Module) -> dict[str, np.ndarray]:
@@ -135,32 +135,32 @@ def np_relu(x: np.ndarray) -> np.ndarray:
 
 
 def np_conv(x: np.ndarray, kernel: np.ndarray, *, stride: int = 1, dilation: int = 1, same: bool = True) -> np.ndarray:
-    """`x[C, n]` with `kernel[F, C, k]`; beyond the ends there are zeros, the odd one behind."""
+    """`x[C, n]` with `kernel[F, C, k]`; zeros beyond the ends, the odd zero after the end."""
     size, reach = x.shape[1], (kernel.shape[2] - 1) * dilation
     before = reach // 2 if same else 0
-    places = range(0, size if same else size - reach, stride)
-    out = np.zeros((len(kernel), len(places)))
-    for index, place in enumerate(places):
+    positions = range(0, size if same else size - reach, stride)
+    out = np.zeros((len(kernel), len(positions)))
+    for index, position in enumerate(positions):
         for k in range(kernel.shape[2]):
-            at = place - before + k * dilation
+            at = position - before + k * dilation
             if 0 <= at < size:
                 out[:, index] += kernel[:, :, k] @ x[:, at]
     return out
 
 
 def np_grid(stage: Stage, x: np.ndarray, stride: int, dilation: int) -> np.ndarray:
-    """`x[C, T, W]` to [T, maps]: the kernel's rows are convolutions of the tokens that they lie on, added up."""
+    """`x[C, T, W]` to [T, maps]: the rows of the kernel convolve their tokens, and are summed."""
     weights = numbers(stage)
     kernel = weights["conv.weight"]  # [F, C, N, N]
     T, rows = x.shape[1], kernel.shape[2]
     out = []
     for t in range(T):
-        found = 0
+        total = 0
         for row in range(rows):
             at = t - (rows - 1) // 2 + row
             if 0 <= at < T:
-                found = found + np_conv(x[:, at], kernel[:, :, row], stride=stride, dilation=dilation)
-        hidden = np_relu(found + weights["conv.bias"][:, None]).ravel()
+                total = total + np_conv(x[:, at], kernel[:, :, row], stride=stride, dilation=dilation)
+        hidden = np_relu(total + weights["conv.bias"][:, None]).ravel()
         out.append(np_relu(weights["read.weight"] @ hidden + weights["read.bias"]))
     return np.stack(out)
 
@@ -199,13 +199,13 @@ class NumpyXception:
         return w[f"{name}.weight"][:, None] * x + w[f"{name}.bias"][:, None]
 
     def block(self, name: str, x: np.ndarray, layers: int, *, opening: bool = True, halve: bool = True) -> np.ndarray:
-        found = x
-        for place in range(layers):
-            found = self.normed(f"{name}.layers.{place}", np_relu(found) if place or opening else found)
+        out = x
+        for index in range(layers):
+            out = self.normed(f"{name}.layers.{index}", np_relu(out) if index or opening else out)
         if not halve:
-            return x + found
+            return x + out
         middles = range(0, x.shape[1], 2)
-        mean = np.stack([found[:, max(0, m - 1) : m + 2].mean(1) for m in middles], 1)
+        mean = np.stack([out[:, max(0, m - 1) : m + 2].mean(1) for m in middles], 1)
         return self.normed(f"{name}.shortcut", x, stride=2) + mean
 
     def __call__(self, x: np.ndarray, full: bool) -> np.ndarray:
@@ -226,9 +226,9 @@ class NumpyXception:
 def test_it_equals_its_formula_for_every_window_without_its_pads(kind: str) -> None:
     stage = make(kind)
     x, hidden = make_input()
-    found = run(stage, x, hidden)  # [1, C', B, T, 1]
-    assert found.shape[1] == stage.out_shape.channels
-    assert found.shape[4] == stage.out_shape.width == 1
+    output = run(stage, x, hidden)  # [1, C', B, T, 1]
+    assert output.shape[1] == stage.out_shape.channels
+    assert output.shape[4] == stage.out_shape.width == 1
     for row, length in enumerate(LENGTHS):
         image = x[0, :, row, :length].double().numpy()  # [C, T, W]
         if kind == "inception":
@@ -238,7 +238,7 @@ def test_it_equals_its_formula_for_every_window_without_its_pads(kind: str) -> N
         else:
             net = NumpyXception(stage)
             expected = np.stack([net(image[:, t], "full" in kind) for t in range(length)])
-        np.testing.assert_allclose(found[0, :, row, :length, 0].detach().T.numpy(), expected, rtol=2e-4, atol=2e-4)
+        np.testing.assert_allclose(output[0, :, row, :length, 0].detach().T.numpy(), expected, rtol=2e-4, atol=2e-4)
 
 
 @every_mixer
@@ -253,46 +253,46 @@ def test_streams_do_not_mix(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "reach"), [("conv_1xn", (0, 0)), ("conv_nxn", (2, 1)), ("inception", (4, 4)), ("xception", (0, 0))]
 )
-def test_a_token_sees_no_further_than_the_kernels_reach(kind: str, reach: tuple[int, int]) -> None:
+def test_a_token_depends_on_no_more_tokens_than_the_kernels_cover(kind: str, reach: tuple[int, int]) -> None:
     """Kernels of 4 tokens reach 1 back and 2 forward; two Inception modules 2 · 2 both ways."""
     stage = make(kind)
     x, hidden = make_input((12,), pads=0)
-    other = x.clone()
-    other[:, :, :, 6] += 3 * torch.randn(x[:, :, :, 6].shape, generator=torch.Generator().manual_seed(2))
-    moved = (run(stage, x, hidden) != run(stage, other, hidden)).any((0, 1, 2, 4)).nonzero().flatten()
+    changed = x.clone()
+    changed[:, :, :, 6] += 3 * torch.randn(x[:, :, :, 6].shape, generator=torch.Generator().manual_seed(2))
+    moved = (run(stage, x, hidden) != run(stage, changed, hidden)).any((0, 1, 2, 4)).nonzero().flatten()
     assert moved.tolist() == list(range(6 - reach[0], 6 + reach[1] + 1))
 
 
 @every_mixer
-def test_pads_change_nothing_in_training_either(kind: str) -> None:
+def test_pads_change_nothing_in_training(kind: str) -> None:
     results = []
     for pads, garbage in ((0, 0.0), (5, -70.0)):
         stage = make(kind).train()
         x, hidden = make_input(pads=pads, garbage=garbage)
-        found = run(stage, x, hidden)[:, :, hidden.mask]
-        found.square().sum().backward()
+        output = run(stage, x, hidden)[:, :, hidden.mask]
+        output.square().sum().backward()
         gradients = [value.grad for value in stage.parameters()]
-        results.append([found, *gradients, *stage.buffers()])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        results.append([output, *gradients, *stage.buffers()])
+    for unpadded, padded in zip(*results, strict=True):
+        torch.testing.assert_close(unpadded, padded, rtol=1e-4, atol=1e-4)
 
 
 class TestStatistics:
-    def test_they_are_those_of_the_real_tokens(self) -> None:
+    def test_running_statistics_come_from_real_tokens(self) -> None:
         stage = make("xception").train()
         normed: Any = stage.first
         before = numbers(stage)
         x, hidden = make_input()
         run(stage, x, hidden)
         tokens = x[0].permute(1, 2, 0, 3)[hidden.mask].double().numpy()  # [12, C, W]
-        found = np.stack([np_conv(one, before["first.conv.0.weight"], stride=3, same=False) for one in tokens])
-        mean, var = found.mean((0, 2)), found.var((0, 2), ddof=1)
+        convolved = np.stack([np_conv(token, before["first.conv.0.weight"], stride=3, same=False) for token in tokens])
+        mean, var = convolved.mean((0, 2)), convolved.var((0, 2), ddof=1)
         expected_mean = 0.9 * before["first.running_mean"] + 0.1 * mean
         expected_var = 0.9 * before["first.running_var"] + 0.1 * var
         np.testing.assert_allclose(normed.running_mean.numpy(), expected_mean, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(normed.running_var.numpy(), expected_var, rtol=1e-4, atol=1e-5)
 
-    def test_in_training_what_is_real_is_normalised_with_them(self) -> None:
+    def test_real_tokens_are_normalised_in_training(self) -> None:
         normed: Any = make("xception").train().first
         nn.init.ones_(normed.weight)
         nn.init.zeros_(normed.bias)
@@ -301,22 +301,22 @@ class TestStatistics:
         torch.testing.assert_close(out.mean((0, 2)), torch.zeros(4), rtol=0, atol=1e-5)
         torch.testing.assert_close(out.var((0, 2), correction=0), torch.ones(4), rtol=0, atol=5e-3)
 
-    def test_evaluation_leaves_them_alone(self) -> None:
+    def test_evaluation_does_not_change_them(self) -> None:
         stage = make("xception")
         before = [value.clone() for value in stage.buffers()]
         run(stage, *make_input())
         assert all(torch.equal(old, new) for old, new in zip(before, stage.buffers(), strict=True))
 
-    def test_one_token_alone_can_be_trained_on(self) -> None:
+    def test_a_single_token_can_be_trained_on(self) -> None:
         stage = make("xception full").train()
-        found = run(stage, *make_input((1,), pads=0))
-        found.sum().backward()
-        assert found.isfinite().all()
+        output = run(stage, *make_input((1,), pads=0))
+        output.sum().backward()
+        assert output.isfinite().all()
         assert all(value.isfinite().all() for value in stage.buffers())
         assert all(value.grad is not None and value.grad.isfinite().all() for value in stage.parameters())
 
 
-def test_dropout_is_on_in_training_alone() -> None:
+def test_dropout_applies_in_training_only() -> None:
     stage, (x, hidden) = make("conv_1xn", dropout=0.5), make_input()
     assert torch.equal(run(stage, x, hidden), run(stage, x, hidden))
     stage.train()
@@ -332,7 +332,7 @@ def test_dropout_is_on_in_training_alone() -> None:
         ({"widths": []}, W, "widths"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(options: dict[str, Any], width: int, message: str) -> None:
+def test_impossible_sizes_are_refused(options: dict[str, Any], width: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make("xception", width=width, **options)
 
@@ -360,34 +360,34 @@ def plain_input(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
     return x[0], hidden.mask, hidden.is_context
 
 
-def free_shapes() -> tuple[dict[int, Any], ...]:
+def dynamic() -> tuple[dict[int, Any], ...]:
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
     return {1: batch, 2: length}, {0: batch, 1: length}, {0: batch, 1: length}
 
 
 @every_mixer
-def test_it_exports_with_batch_and_length_left_free(kind: str) -> None:
+def test_it_exports_with_dynamic_batch_and_length(kind: str) -> None:
     if kind == "inception" and Version(torch.__version__) < Version("2.12"):
-        pytest.skip("torch 2.11 fixes the length of a max pool when it exports")
+        pytest.skip("torch 2.11 exports a max pool with a fixed length")
     head = plain_head(kind)
-    exported = torch.export.export(head, plain_input(LENGTHS), dynamic_shapes=free_shapes()).module()
+    exported = torch.export.export(head, plain_input(LENGTHS), dynamic_shapes=dynamic()).module()
     for lengths in ((14, 3), (1,)):
         torch.testing.assert_close(exported(*plain_input(lengths)), head(*plain_input(lengths)))
 
 
 @pytest.mark.filterwarnings("ignore")
 @every_mixer
-def test_it_is_the_same_in_onnx(kind: str) -> None:
+def test_onnx_gives_the_same_logits(kind: str) -> None:
     for library in ("onnx", "onnxscript"):
         pytest.importorskip(library)
     runtime = pytest.importorskip("onnxruntime")
     head, file = plain_head(kind), io.BytesIO()
-    program = torch.onnx.export(head, plain_input(LENGTHS), dynamo=True, dynamic_shapes=free_shapes(), verbose=False)
+    program = torch.onnx.export(head, plain_input(LENGTHS), dynamo=True, dynamic_shapes=dynamic(), verbose=False)
     assert program is not None
     program.save(file)
     session = runtime.InferenceSession(file.getvalue())
     for lengths in ((14, 3), (1,)):
         given = plain_input(lengths)
-        names = [one.name for one in session.get_inputs()]
-        (found,) = session.run(None, {name: value.numpy() for name, value in zip(names, given, strict=True)})
-        np.testing.assert_allclose(found, head(*given).detach().numpy(), rtol=0, atol=1e-5)
+        names = [entry.name for entry in session.get_inputs()]
+        (output,) = session.run(None, {name: value.numpy() for name, value in zip(names, given, strict=True)})
+        np.testing.assert_allclose(output, head(*given).detach().numpy(), rtol=0, atol=1e-5)

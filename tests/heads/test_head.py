@@ -1,4 +1,4 @@
-"""A head: which layers it asks for, how its branches join, what it refuses, where the pooled output comes from."""
+"""A head: the layers it reads, how its branches join, what it refuses, and the pooled output."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def make_head(*mixer: Any, task: str = "span", beside: Any = (), **options: Any)
     def table(spec: Any) -> Any:
         return {"name": spec} if isinstance(spec, str) else spec
 
-    stages, others = [table(one) for one in mixer], [table(one) for one in beside]
-    return Head(L, H, mixer=stages, beside=others, task={"name": task}, **options).eval()
+    main, second = [table(spec) for spec in mixer], [table(spec) for spec in beside]
+    return Head(L, H, mixer=main, beside=second, task={"name": task}, **options).eval()
 
 
 def problem(*mixer: Any, **options: Any) -> str:
-    """The one line that says what is wrong."""
+    """Return the single problem that building the head reports."""
     with pytest.raises(ConfigError) as caught:
         make_head(*mixer, **options)
     (line,) = caught.value.problems
@@ -52,7 +52,7 @@ def problem(*mixer: Any, **options: Any) -> str:
         ("pooled+all", "answerability", (POOLED, 0, 1, 2, 3, 4)),
     ],
 )
-def test_what_a_mixer_of_all_layers_asks_of_the_encoder(layers: Any, task: str, expected: tuple[int, ...]) -> None:
+def test_the_layers_that_a_mixer_of_all_layers_reads(layers: Any, task: str, expected: tuple[int, ...]) -> None:
     head = make_head("average", layers=layers, task=task)
     assert head.layers == head.main_layers == expected
 
@@ -65,14 +65,14 @@ def test_what_a_mixer_of_all_layers_asks_of_the_encoder(layers: Any, task: str, 
         pytest.param(["last"], {"layers": [3, 1]}, (1,), id="last of a list is its last, not its highest"),
         pytest.param(["first_last"], {}, (1, 4), id="first_last"),
         pytest.param(["first_last"], {"layers": "all"}, (0, 4), id="first_last with the embeddings"),
-        pytest.param(["first_last"], {"layers": [2]}, (2,), id="first_last of one"),
+        pytest.param(["first_last"], {"layers": [2]}, (2,), id="first_last of a single layer"),
         pytest.param(["average"], {"layers": [0, 2], "skip": True}, (0, 2, 4), id="a skip adds the last"),
-        pytest.param(["average"], {"skip": True}, (1, 2, 3, 4), id="a skip that is there already"),
-        pytest.param(["last"], {"beside": ["first_last"]}, (1, 4), id="what stands beside adds its own"),
+        pytest.param(["average"], {"skip": True}, (1, 2, 3, 4), id="a skip of a layer that is read already"),
+        pytest.param(["last"], {"beside": ["first_last"]}, (1, 4), id="stages beside add their layers"),
         pytest.param(["last", "compress"], {}, (4,), id="the first stage decides"),
     ],
 )
-def test_no_layer_is_asked_for_that_is_not_read(
+def test_only_layers_that_are_read_are_requested(
     mixer: list[str], options: dict[str, Any], expected: tuple[int, ...]
 ) -> None:
     assert make_head(*mixer, **options).layers == expected
@@ -83,47 +83,47 @@ def test_layers_are_read_in_the_order_of_the_list(layers: list[int]) -> None:
     head = make_head({"name": "compress", "size": 2}, layers=layers)
     h = {0: torch.randn(B, T, H), 3: torch.randn(B, T, H)}
     mask = torch.ones(B, T, dtype=torch.bool)
-    assert head.layers == (0, 3)  # the encoder gives them from the bottom up
-    found = head(HiddenStates((h[0], h[3]), mask, mask))
+    assert head.layers == (0, 3)  # the encoder returns them from the bottom up
+    logits = head(HiddenStates((h[0], h[3]), mask, mask))
     x = torch.stack([h[layer] for layer in layers])[None]
     narrow = head.stages[0](x, None, head.task.q)  # [1, C, B, T, 2]
-    torch.testing.assert_close(found, head.task(torch.cat(list(narrow[0]), -1)[None]))
+    torch.testing.assert_close(logits, head.task(torch.cat(list(narrow[0]), -1)[None]))
 
 
 @pytest.mark.parametrize("layers", [[5], [-1], [0, 9, 2], [1, 1], []])
-def test_a_list_with_other_than_different_layers_of_the_encoder(layers: list[int]) -> None:
+def test_layers_must_exist_and_differ(layers: list[int]) -> None:
     line = problem("average", layers=layers)
     assert line == f"expected different layers from 0 to 4, got {layers}."
 
 
-def test_the_pooled_output_is_for_a_task_that_reads_cls() -> None:
+def test_the_pooled_output_needs_a_task_that_reads_cls() -> None:
     for layers in ("pooled", "pooled+all"):
         assert "the pooled output needs a task that reads [CLS] alone" in problem("average", layers=layers)
 
 
-@pytest.mark.parametrize("reader", ["dot", "multiplicative", "encoder_block"])
+@pytest.mark.parametrize("stage", ["dot", "multiplicative", "encoder_block"])
 @pytest.mark.parametrize(
     "options",
     [
         pytest.param({"after": ["compress"]}, id="followed by compress"),
         pytest.param({"after": [{"name": "compress", "size": H}]}, id="followed by compress of the same width"),
-        pytest.param({"before": ["scalar_mix"]}, id="behind another"),
-        pytest.param({"before": [{"name": "compress", "size": 3}]}, id="behind compress"),
+        pytest.param({"before": ["scalar_mix"]}, id="after another"),
+        pytest.param({"before": [{"name": "compress", "size": 3}]}, id="after compress"),
         pytest.param({"skip": True}, id="with a skip"),
-        pytest.param({"beside": ["last"]}, id="with another beside"),
+        pytest.param({"beside": ["last"]}, id="with stages beside"),
     ],
 )
-def test_a_stage_that_reads_the_tasks_vectors_stands_alone(reader: str, options: dict[str, Any]) -> None:
-    mixer = [*options.get("before", []), reader, *options.get("after", [])]
+def test_a_stage_that_reads_the_tasks_vectors_is_the_only_stage(stage: str, options: dict[str, Any]) -> None:
+    mixer = [*options.get("before", []), stage, *options.get("after", [])]
     line = problem(*mixer, **{name: value for name, value in options.items() if name in ("skip", "beside")})
-    assert line.startswith(f"{reader} compares the layers with the task's vectors: expected no other stage")
+    assert line.startswith(f"{stage} compares the layers with the task's vectors: expected no other stage")
     if "beside" in options:
-        problem(*options["beside"], beside=[reader])
+        problem(*options["beside"], beside=[stage])
 
 
 def test_the_heads_of_an_encoder_block() -> None:
     assert problem({"name": "encoder_block", "heads": 3}) == "encoder_block.heads: expected a divisor of 8, got 3."
-    for width, heads in [(768, 12), (384, 6), (312, 4), (200, 2), (50, 1)]:  # by default one that divides it
+    for width, heads in [(768, 12), (384, 6), (312, 4), (200, 2), (50, 1)]:  # by default a divisor of the width
         head = Head(1, width, mixer=[{"name": "encoder_block"}], task={"name": "span"})
         assert head.stages[0].heads == heads
 
@@ -132,14 +132,14 @@ def test_a_task_that_reads_cls_reads_nothing_else() -> None:
     for options in ({}, {"skip": True}, {"beside": [{"name": "compress", "size": 2}]}):
         head = make_head("scalar_mix", task="answerability", **options)
         h = [torch.randn(B, T, H) for _ in head.layers]
-        other = [torch.cat([layer[:, :1], torch.randn(B, T - 1, H)], 1) for layer in h]
+        changed = [torch.cat([layer[:, :1], torch.randn(B, T - 1, H)], 1) for layer in h]
         mask = torch.ones(B, T, dtype=torch.bool)
         logits = head(HiddenStates(tuple(h), mask, mask))
         assert logits.shape == (2, B, 1)
-        assert torch.equal(head(HiddenStates(tuple(other), mask, mask)), logits)
+        assert torch.equal(head(HiddenStates(tuple(changed), mask, mask)), logits)
 
 
-def test_the_stages_beside_are_built_for_as_many_tokens_as_the_main_ones() -> None:
+def test_the_stages_beside_are_built_for_the_same_number_of_tokens() -> None:
     for task, longest in (("span", 100), ("answerability", 1)):
         head = make_head("last", beside=["last"], task=task, longest=100)
         assert [stage.out_shape.longest for stage in (head.stages[0], head.beside[0])] == [longest, longest]
@@ -158,36 +158,36 @@ def pooled_run(tuning: Any = "frozen", **learner: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", POOLED_FAMILIES)
-def test_the_pooled_output_is_that_of_transformers(family: str, tmp_path: Path) -> None:
+def test_the_pooled_output_equals_that_of_transformers(family: str, tmp_path: Path) -> None:
     folder, batch = save_with_pooler(tmp_path / "base", family), tiny_batch(family)
     encoder = load_encoder(str(folder), pooler=True).encoder
     inputs = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
     if encoder.family.token_types:
         inputs["token_type_ids"] = batch.token_types
-    theirs = transformers.AutoModel.from_pretrained(folder).eval()(**inputs)
+    reference = transformers.AutoModel.from_pretrained(folder).eval()(**inputs)
     hidden = encoder.eval()(batch, (POOLED, 0, DEPTH))
     assert hidden.pooled is not None
     assert len(hidden.layers) == 2
-    torch.testing.assert_close(hidden.pooled, theirs.pooler_output, atol=1e-6, rtol=0)
+    torch.testing.assert_close(hidden.pooled, reference.pooler_output, atol=1e-6, rtol=0)
     at_cls = hidden.at_cls()
     assert torch.equal(at_cls.layers[0][:, 0], hidden.pooled)
     assert torch.equal(at_cls.layers[2], hidden.layers[1][:, :1])
     assert encoder(batch, (0, DEPTH)).pooled is None
 
-    # In the head it is the first of the channels: with all weight on that one, it alone is read.
+    # In the head it is the first of the channels: with all weight on it, nothing else is read.
     model = ReaderModel(load_encoder(str(folder), pooler=True), pooled_run()).eval()
     with torch.no_grad():
         mix = model.head.stages[0]
         assert mix.w.shape == (2, DEPTH + 2)
         mix.w.zero_()[:, 0] = 1
         logits = model(batch)
-        expected = theirs.pooler_output @ model.head.task.q.T + model.head.task.b
+        expected = reference.pooler_output @ model.head.task.q.T + model.head.task.b
     torch.testing.assert_close(logits[:, :, 0].T, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("tuning", ["frozen", "full", {"name": "top_k", "k": 1}], ids=str)
 @pytest.mark.parametrize("family", POOLED_FAMILIES)
-def test_a_reader_of_the_pooled_output_comes_back_as_it_was(family: str, tuning: Any, tmp_path: Path) -> None:
+def test_a_reader_of_the_pooled_output_survives_saving(family: str, tuning: Any, tmp_path: Path) -> None:
     if family == "albert" and tuning not in ("frozen", "full"):
         tuning = "layer_norm"
     folder, batch = save_with_pooler(tmp_path / "base", family), tiny_batch(family)
@@ -206,14 +206,14 @@ def test_an_encoder_without_a_pooler_is_refused_by_name(family: str, tmp_path: P
     folder = save_tiny_encoder(tmp_path / "base", family)
     with pytest.raises(EncoderError) as caught:
         load_encoder(str(folder), pooler=True)
-    said = str(caught.value)
-    assert said.startswith(str(folder))
-    assert "\n" not in said
+    message = str(caught.value)
+    assert message.startswith(str(folder))
+    assert "\n" not in message
     if family in POOLED_FAMILIES:
-        assert "pooler." in said
-        assert "missing" in said
+        assert "pooler." in message
+        assert "missing" in message
     else:
-        assert f"{family} encoders have no pooled output" in said
+        assert f"{family} encoders have no pooled output" in message
     load_encoder(str(folder))
 
 
@@ -231,7 +231,7 @@ def test_a_model_on_an_encoder_that_lost_its_pooler(tmp_path: Path) -> None:
 def test_a_tuned_encoder_serves_heads_that_read_the_pooled_output_and_heads_that_do_not(
     first: str, second: str, tuning: str, tmp_path: Path
 ) -> None:
-    """BERTVision's two stages, where only one of them reads it: what the first did not read is as it was pretrained."""
+    """BERTVision's two stages, of which only one reads it: if the first does not, its pretrained weights stay."""
     folder, batch = save_with_pooler(tmp_path / "base", "bert"), tiny_batch()
     tuned = ReaderModel(load_encoder(str(folder), pooler=first == "pooled+all"), pooled_run(tuning, layers=first))
     with torch.no_grad():

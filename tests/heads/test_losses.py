@@ -1,4 +1,4 @@
-"""The loss against the same in numpy, for every option."""
+"""The loss against a numpy implementation, for every option."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = 9
 
 
 def make_batch(answers: tuple[bool, ...] = (True, False, False, True, False)) -> Batch:
-    """Windows of unlike length; with an answer from the third token to the one after it, or none."""
+    """Return windows of different lengths, with an answer in the third and fourth token, or without."""
     places, lengths = torch.arange(T), torch.tensor(LENGTHS[: len(answers)])
     mask = places < lengths[:, None]
     is_context = (places >= 2) & (places < lengths[:, None] - 1)
@@ -40,35 +40,35 @@ def make_choices(batch: Batch, task: str = "span", *, seed: int = 0) -> tuple[li
     return (Span(4) if task == "span" else Answerability(4)).choices(logits, batch), logits
 
 
-def errors_by_hand(scores: NDArray[np.float64], target: int, length: int, smoothing: float) -> float:
-    """Cross-entropy of one window over its real candidates, with a share of the target spread over them."""
+def numpy_error(scores: NDArray[np.float64], target: int, length: int, smoothing: float) -> float:
+    """Cross-entropy of one window over its real candidates, with label smoothing."""
     powers = np.exp(scores[:length])
     log_p = np.log(powers / powers.sum())
-    wanted = np.full(length, smoothing / length)
-    wanted[target] += 1 - smoothing
-    return float(-(wanted * log_p).sum())
+    target_share = np.full(length, smoothing / length)
+    target_share[target] += 1 - smoothing
+    return float(-(target_share * log_p).sum())
 
 
-def loss_by_hand(choices: list[Choice], batch: Batch, **options: Any) -> float:
+def numpy_loss(choices: list[Choice], batch: Batch, **options: Any) -> float:
     weights = {"start": options.get("start", 1.0), "end": options.get("end", 1.0), "answerability": 1.0}
     errors, total = np.zeros(len(batch.mask)), 0.0
     for choice in choices:
         scores, lengths = choice.scores.detach().double().numpy(), choice.real.sum(1).tolist()
-        found = [
-            errors_by_hand(row, int(target), length, options.get("label_smoothing", 0.0))
+        window_errors = [
+            numpy_error(row, int(target), length, options.get("label_smoothing", 0.0))
             for row, target, length in zip(scores, choice.target, lengths, strict=True)
         ]
-        errors += weights[choice.name] * np.array(found)
+        errors += weights[choice.name] * np.array(window_errors)
         total += weights[choice.name]
     errors /= total
     has = batch.start.numpy() > 0
     answerable, unanswerable = options.get("answerable", 1.0), options.get("unanswerable", 1.0)
     if options.get("weigh_by") == "group":
         groups = [(answerable, errors[has]), (unanswerable, errors[~has])]
-        there = [(weight, group.mean()) for weight, group in groups if len(group)]
-        return sum(weight * mean for weight, mean in there) / sum(weight for weight, _ in there)
-    each = np.where(has, answerable, unanswerable)
-    return float((each * errors).sum() / each.sum())
+        present = [(weight, group.mean()) for weight, group in groups if len(group)]
+        return sum(weight * mean for weight, mean in present) / sum(weight for weight, _ in present)
+    weight = np.where(has, answerable, unanswerable)
+    return float((weight * errors).sum() / weight.sum())
 
 
 OPTIONS = [
@@ -85,7 +85,7 @@ def test_every_combination_of_options(task: str) -> None:
     choices, _ = make_choices(batch, task)
     for options in OPTIONS:
         loss = registry.build("loss", {"name": "cross_entropy", **options})(choices, batch)["loss"]
-        assert loss.item() == pytest.approx(loss_by_hand(choices, batch, **options), rel=1e-5), options
+        assert loss.item() == pytest.approx(numpy_loss(choices, batch, **options), rel=1e-5), options
 
 
 def test_the_default_is_the_plain_mean() -> None:
@@ -94,20 +94,20 @@ def test_the_default_is_the_plain_mean() -> None:
     scores = logits.masked_fill(~batch.mask, -torch.inf)
     start = torch.nn.functional.cross_entropy(scores[0], batch.start)
     end = torch.nn.functional.cross_entropy(scores[1], batch.end)
-    found = CrossEntropy()(choices, batch)
-    torch.testing.assert_close(found["loss"], (start + end) / 2)
-    torch.testing.assert_close(found["start"], start)
-    torch.testing.assert_close(found["end"], end)
-    assert not found["start"].requires_grad
+    losses = CrossEntropy()(choices, batch)
+    torch.testing.assert_close(losses["loss"], (start + end) / 2)
+    torch.testing.assert_close(losses["start"], start)
+    torch.testing.assert_close(losses["end"], end)
+    assert not losses["start"].requires_grad
 
 
 def parts(batch: Batch, choices: list[Choice]) -> dict[str, float]:
-    found = CrossEntropy()(choices, batch)
-    return {name: value.item() for name, value in found.items()}
+    losses = CrossEntropy()(choices, batch)
+    return {name: value.item() for name, value in losses.items()}
 
 
 def rows(choices: list[Choice], batch: Batch, which: Tensor) -> tuple[list[Choice], Batch]:
-    some = [Choice(one.name, one.scores[which], one.target[which], one.real[which]) for one in choices]
+    some = [Choice(choice.name, choice.scores[which], choice.target[which], choice.real[which]) for choice in choices]
     tensors = {
         name: getattr(batch, name)[which] for name in ("input_ids", "mask", "token_types", "is_context", "start", "end")
     }
@@ -128,9 +128,10 @@ def test_the_korean_papers_answer_weighted_loss(start: float) -> None:
     batch = make_batch()
     choices, _ = make_choices(batch)
     a, u = (
-        parts(some, found) for found, some in (rows(choices, batch, w) for w in (batch.start > 0, batch.start == 0))
+        parts(some, selected)
+        for selected, some in (rows(choices, batch, w) for w in (batch.start > 0, batch.start == 0))
     )
-    A, U = ((start * one["start"] + one["end"]) / (start + 1) for one in (a, u))
+    A, U = ((start * group["start"] + group["end"]) / (start + 1) for group in (a, u))
     weighted = CrossEntropy(answerable=2, weigh_by="group", start=start)(choices, batch)["loss"].item()
     assert weighted == pytest.approx((2 * A + U) / 3, rel=1e-5)
     # By example the same weights give something else: two windows against three.
@@ -140,7 +141,7 @@ def test_the_korean_papers_answer_weighted_loss(start: float) -> None:
 
 @pytest.mark.parametrize("answer", [True, False])
 @pytest.mark.parametrize("weigh_by", ["example", "group"])
-def test_a_batch_of_one_kind_alone_has_its_plain_loss(weigh_by: Any, answer: bool) -> None:
+def test_a_batch_with_one_group_has_its_plain_loss(weigh_by: Any, answer: bool) -> None:
     batch = make_batch((answer,) * 4)
     choices, _ = make_choices(batch)
     weighted = CrossEntropy(answerable=2, unanswerable=0.5, weigh_by=weigh_by)(choices, batch)["loss"].item()
@@ -149,7 +150,7 @@ def test_a_batch_of_one_kind_alone_has_its_plain_loss(weigh_by: Any, answer: boo
 
 @pytest.mark.parametrize("weigh_by", ["example", "group"])
 @pytest.mark.parametrize("weight", ["answerable", "unanswerable"])
-def test_windows_without_weight_teach_nothing(weight: str, weigh_by: Any) -> None:
+def test_windows_with_weight_zero_have_no_gradient(weight: str, weigh_by: Any) -> None:
     loss = CrossEntropy(**{weight: 0.0}, weigh_by=weigh_by)
     mixed = make_batch()
     choices, logits = make_choices(mixed)
@@ -161,24 +162,24 @@ def test_windows_without_weight_teach_nothing(weight: str, weigh_by: Any) -> Non
 
     alone = make_batch((weight == "answerable",) * 3)  # not a division by zero
     choices, logits = make_choices(alone)
-    found = loss(choices, alone)["loss"]
-    found.backward()
-    assert found.item() == 0
+    value = loss(choices, alone)["loss"]
+    value.backward()
+    assert value.item() == 0
     assert logits.grad is not None
     assert not logits.grad.any()
 
 
 @pytest.mark.parametrize("options", OPTIONS[:: len(OPTIONS) // 16], ids=str)
-def test_pads_never_matter(options: dict[str, Any]) -> None:
+def test_pads_do_not_change_the_loss(options: dict[str, Any]) -> None:
     batch = make_batch()
     loss = CrossEntropy(**options)
     logits = make_choices(batch)[1].detach()
     expected = loss(Span(4).choices(logits, batch), batch)["loss"]
     for garbage in (0.0, 1e4, -1e4, float("inf"), float("nan")):
         other = logits.masked_fill(~batch.mask, garbage).requires_grad_()
-        found = loss(Span(4).choices(other, batch), batch)["loss"]
-        assert torch.equal(found, expected)
-        found.backward()
+        value = loss(Span(4).choices(other, batch), batch)["loss"]
+        assert torch.equal(value, expected)
+        value.backward()
         assert other.grad is not None
         assert other.grad.isfinite().all()
         assert not other.grad[:, ~batch.mask].any()
@@ -188,16 +189,16 @@ def test_pads_never_matter(options: dict[str, Any]) -> None:
     torch.testing.assert_close(loss(Span(4).choices(longer, wider), wider)["loss"], expected)
 
 
-def test_label_smoothing_is_over_the_real_tokens_alone() -> None:
-    """A window whose real tokens all score alike loses log(n), n its real tokens, however the target is spread."""
+def test_label_smoothing_is_over_real_tokens_only() -> None:
+    """A window whose real tokens all score alike loses log(n), n its real tokens, whatever the label smoothing."""
     batch = make_batch()
     logits = torch.zeros(2, len(LENGTHS), T)
     for smoothing in (0.0, 0.1, 0.9):
-        found = CrossEntropy(label_smoothing=smoothing)(Span(4).choices(logits, batch), batch)["loss"]
-        assert found.item() == pytest.approx(np.log(LENGTHS).mean(), rel=1e-5)
-    choices, one = rows(make_choices(batch)[0], batch, torch.tensor([1]))  # a window without pads
+        value = CrossEntropy(label_smoothing=smoothing)(Span(4).choices(logits, batch), batch)["loss"]
+        assert value.item() == pytest.approx(np.log(LENGTHS).mean(), rel=1e-5)
+    choices, single = rows(make_choices(batch)[0], batch, torch.tensor([1]))  # a window without pads
     expected = torch.nn.functional.cross_entropy(choices[0].scores, choices[0].target, label_smoothing=0.2)
-    torch.testing.assert_close(CrossEntropy(end=0, label_smoothing=0.2)(choices, one)["loss"], expected)
+    torch.testing.assert_close(CrossEntropy(end=0, label_smoothing=0.2)(choices, single)["loss"], expected)
 
 
 @pytest.mark.parametrize("scale", [1.0, 300.0])
@@ -214,13 +215,13 @@ def test_gradients_are_finite(scale: float) -> None:
 def test_half_precision_is_computed_in_full() -> None:
     batch = make_batch()
     logits = make_choices(batch)[1].detach().bfloat16()
-    found = CrossEntropy()(Span(4).choices(logits, batch), batch)["loss"]
-    assert found.dtype == torch.float32
-    assert torch.equal(found, CrossEntropy()(Span(4).choices(logits.float(), batch), batch)["loss"])
+    value = CrossEntropy()(Span(4).choices(logits, batch), batch)["loss"]
+    assert value.dtype == torch.float32
+    assert torch.equal(value, CrossEntropy()(Span(4).choices(logits.float(), batch), batch)["loss"])
 
 
 def test_the_labels_of_answerability() -> None:
-    """0 is that the window holds the answer, 1 that it does not; both classes are always candidates."""
+    """0: the window contains the answer, 1: it does not; both classes are always candidates."""
     batch = make_batch()
     ((choice,), logits) = make_choices(batch, "answerability")
     assert choice.name == "answerability"
@@ -249,7 +250,7 @@ def test_the_labels_of_a_span() -> None:
         ({"answerable": 0.0, "unanswerable": 0.0}, "answerable and unanswerable"),
     ],
 )
-def test_weights_that_leave_nothing_are_refused(options: dict[str, float], names: str) -> None:
+def test_weights_that_are_all_zero_are_refused(options: dict[str, float], names: str) -> None:
     with pytest.raises(ConfigError) as caught:
         CrossEntropy(**options)
     assert caught.value.problems == (f"{names}: expected a weight above 0 for at least one of them, got 0 for both.",)

@@ -1,4 +1,4 @@
-"""The last-layer head on real weights is BERT's own question answering model: same logits, same loss."""
+"""The last-layer head on real weights is BERT's own question answering model: with the same logits and loss."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def ours() -> ReaderModel:
+def reader() -> ReaderModel:
     torch.manual_seed(0)
     config = check_config({"windows": {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 32}}, where="")
     model = ReaderModel(load_encoder(ENCODER), config).eval()
     with torch.no_grad():
-        model.head.task.b.copy_(torch.tensor([0.3, -0.2]))  # they start as zeros, and would not be compared
+        model.head.task.b.copy_(torch.tensor([0.3, -0.2]))  # they start at zero, and would not be tested
     return model
 
 
 @pytest.fixture(scope="module")
-def theirs(ours: ReaderModel) -> BertForQuestionAnswering:
-    model = BertForQuestionAnswering(ours.encoder.model.config).eval()
-    model.bert.load_state_dict(ours.encoder.model.state_dict())
+def reference(reader: ReaderModel) -> BertForQuestionAnswering:
+    model = BertForQuestionAnswering(reader.encoder.model.config).eval()
+    model.bert.load_state_dict(reader.encoder.model.state_dict())
     with torch.no_grad():
-        model.qa_outputs.weight.copy_(ours.head.task.q)
-        model.qa_outputs.bias.copy_(ours.head.task.b)
+        model.qa_outputs.weight.copy_(reader.head.task.q)
+        model.qa_outputs.bias.copy_(reader.head.task.b)
     return model
 
 
 @pytest.fixture(scope="module")
-def windows(ours: ReaderModel) -> Features:
-    return featurise(load_examples(["demo:dev"]).examples, ours.tokenizer, ours.windows)
+def windows(reader: ReaderModel) -> Features:
+    return featurise(load_examples(["demo:dev"]).examples, reader.tokenizer, reader.windows)
 
 
 def inputs(batch: Batch) -> dict[str, torch.Tensor]:
@@ -62,27 +62,27 @@ def inputs(batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def test_the_logits_are_equal_at_every_real_token(
-    ours: ReaderModel, theirs: BertForQuestionAnswering, windows: Features
+    reader: ReaderModel, reference: BertForQuestionAnswering, windows: Features
 ) -> None:
-    chosen = np.argsort(windows.lengths, kind="stable")[:: len(windows) // 8]  # from the shortest to the longest
-    batch = collate(windows, chosen)
+    selected = np.argsort(windows.lengths, kind="stable")[:: len(windows) // 8]  # from the shortest to the longest
+    batch = collate(windows, selected)
     assert (~batch.mask).any()
     with torch.no_grad():
-        logits, expected = ours(batch), theirs(**inputs(batch))
-    for found, wanted in zip(logits, (expected.start_logits, expected.end_logits), strict=True):
-        assert wanted[batch.mask].std() > 0.05  # there is something to compare
-        torch.testing.assert_close(found[batch.mask], wanted[batch.mask], atol=1e-5, rtol=0)
+        logits, expected = reader(batch), reference(**inputs(batch))
+    for actual, target in zip(logits, (expected.start_logits, expected.end_logits), strict=True):
+        assert target[batch.mask].std() > 0.05  # there is something to compare
+        torch.testing.assert_close(actual[batch.mask], target[batch.mask], atol=1e-5, rtol=0)
 
 
-def test_the_loss_is_equal_where_nothing_is_padded(
-    ours: ReaderModel, theirs: BertForQuestionAnswering, windows: Features
+def test_the_loss_is_equal_without_pads(
+    reader: ReaderModel, reference: BertForQuestionAnswering, windows: Features
 ) -> None:
-    chosen = np.flatnonzero(windows.lengths == windows.lengths.max())[:8]  # full windows, some without an answer
-    batch = collate(windows, chosen)
+    selected = np.flatnonzero(windows.lengths == windows.lengths.max())[:8]  # full windows, some without an answer
+    batch = collate(windows, selected)
     assert batch.mask.all()
-    assert len(chosen) > 3
+    assert len(selected) > 3
     assert len(set(batch.start.tolist())) > 1
     with torch.no_grad():
-        found = CrossEntropy()(ours.head.task.choices(ours(batch), batch), batch)["loss"]
-        wanted = theirs(**inputs(batch), start_positions=batch.start, end_positions=batch.end).loss
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+        loss = CrossEntropy()(reader.head.task.choices(reader(batch), batch), batch)["loss"]
+        expected = reference(**inputs(batch), start_positions=batch.start, end_positions=batch.end).loss
+    torch.testing.assert_close(loss, expected, atol=1e-5, rtol=0)

@@ -1,4 +1,4 @@
-"""Every mixer and adapter against its formula, computed again in numpy."""
+"""Every mixer and adapter against its formula, computed in numpy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REAL = "all-MiniLM-L6-v2"
 
 
 def make_head(*mixer: Any, task: str = "span", layers: Any = "encoder", **options: Any) -> Head:
-    """A head with none of its parameters at a special value."""
+    """Return a head with random parameters."""
     torch.manual_seed(0)
     stages = [{"name": stage} if isinstance(stage, str) else stage for stage in mixer]
     head = Head(L, H, mixer=stages, task={"name": task}, layers=layers, **options).eval()
@@ -45,25 +45,25 @@ def make_head(*mixer: Any, task: str = "span", layers: Any = "encoder", **option
 
 
 def make_hidden(head: Head, *, seed: int = 1) -> HiddenStates:
-    """Random layers, each other than the rest; the same for every head."""
+    """Return random layers, all different, and the same for every head."""
     generator = torch.Generator().manual_seed(seed)
     everything = [torch.randn(B, T, H, generator=generator) for _ in range(L + 1)]
     pooled = torch.randn(B, H, generator=generator)
     mask = torch.ones(B, T, dtype=torch.bool)
-    wanted = tuple(everything[layer] for layer in head.layers if layer >= 0)
-    return HiddenStates(wanted, mask, mask, pooled if -1 in head.layers else None)
+    layers = tuple(everything[layer] for layer in head.layers if layer >= 0)
+    return HiddenStates(layers, mask, mask, pooled if -1 in head.layers else None)
 
 
 def array(tensor: Tensor) -> Array:
     return tensor.detach().double().numpy()
 
 
-def chosen(head: Head, hidden: HiddenStates) -> Array:
-    """The layers that the main stages read, in their order: [C, B, T, H], with T = 1 for a task that reads [CLS]."""
-    found = {layer: array(h) for layer, h in zip([n for n in head.layers if n >= 0], hidden.layers, strict=True)}
+def selected(head: Head, hidden: HiddenStates) -> Array:
+    """Return the layers that the main stages read, in order: [C, B, T, H]; T = 1 for a task that reads [CLS]."""
+    by_number = {layer: array(h) for layer, h in zip([n for n in head.layers if n >= 0], hidden.layers, strict=True)}
     if hidden.pooled is not None:
-        found[-1] = np.repeat(array(hidden.pooled)[:, None], T, axis=1)
-    stacked = np.stack([found[layer] for layer in head.main_layers])
+        by_number[-1] = np.repeat(array(hidden.pooled)[:, None], T, axis=1)
+    stacked = np.stack([by_number[layer] for layer in head.main_layers])
     return stacked[:, :, :1] if head.at_cls else stacked
 
 
@@ -91,14 +91,14 @@ def linear(x: Array, layer: nn.Linear) -> Array:
 
 
 def output(head: Head, x: Array) -> Array:
-    """The task's q_o · x_o + b_o of what was mixed for every output: [O, B, T, W] -> [O, B, T]."""
+    """The task's q_o · x_o + b_o for the mixed input of every output: [O, B, T, W] -> [O, B, T]."""
     q, b = array(head.task.q), array(head.task.b)
     return np.stack([x[o] @ q[o] + b[o] for o in range(O)])
 
 
-def assert_equal(found: Tensor, expected: Array) -> None:
-    assert found.shape == expected.shape
-    np.testing.assert_allclose(array(found), expected, atol=1e-5, rtol=1e-5)
+def assert_equal(actual: Tensor, expected: Array) -> None:
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(array(actual), expected, atol=1e-5, rtol=1e-5)
 
 
 LINEAR = [  # every mixer that weighs layers, and its forms
@@ -115,8 +115,8 @@ LINEAR = [  # every mixer that weighs layers, and its forms
 ]
 
 
-def weights_by_hand(name: str, stage: Any, h: Array, q: Array) -> Array:
-    """w[O, C, B, T] of a mixer that adds up layers, one token at a time."""
+def numpy_weights(name: str, stage: Any, h: Array, q: Array) -> Array:
+    """w[O, C, B, T] of a mixer that sums layers, token by token."""
     C, rows, tokens = h.shape[:3]
     w = np.zeros((O, C, rows, tokens))
     for o, b, t in itertools.product(range(O), range(rows), range(tokens)):
@@ -142,7 +142,7 @@ def weights_by_hand(name: str, stage: Any, h: Array, q: Array) -> Array:
     return w
 
 
-def test_every_mixer_that_weighs_layers_is_here() -> None:
+def test_every_mixer_that_weighs_layers_is_tested() -> None:
     here = {spec if isinstance(spec, str) else spec["name"] for spec in LINEAR}
     kinds = {name: registry.part("mixer", name).make for name in registry.names("mixer")}
     assert here == {name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, LayerWeights)}
@@ -154,13 +154,13 @@ def test_every_mixer_that_weighs_layers_is_here() -> None:
 def test_mixers_that_weigh_layers(spec: Any, task: str, layers: Any) -> None:
     head = make_head(spec, task=task, layers=layers)
     hidden = make_hidden(head)
-    h, stage = chosen(head, hidden), head.stages[0]
-    w = weights_by_hand(spec if isinstance(spec, str) else spec["name"], stage, h, array(head.task.q))
+    h, stage = selected(head, hidden), head.stages[0]
+    w = numpy_weights(spec if isinstance(spec, str) else spec["name"], stage, h, array(head.task.q))
     expected = output(head, np.einsum("ocbt,cbtw->obtw", w, h))
     logits = head(hidden)
     assert_equal(logits, expected)
 
-    # The same where the sum is built, as it is when a stage follows.
+    # The same when the sum is computed, as for a stage that follows.
     x = torch.from_numpy(h).float()[None]
     mixed = stage(x, hidden, head.task.q)
     assert mixed.shape[1:] == (1, *h.shape[1:])
@@ -168,7 +168,7 @@ def test_mixers_that_weigh_layers(spec: Any, task: str, layers: Any) -> None:
     built = head.task(mixed[:, 0])
     torch.testing.assert_close(logits, built, atol=1e-5, rtol=1e-5)
 
-    # What the analyses show is what made the logits.
+    # The weights that the analyses show are those behind the logits.
     shown = head.layer_weights(hidden)
     assert shown is not None
     assert_equal(shown, w)
@@ -209,10 +209,10 @@ def test_the_weights_of_a_head_that_reads_the_pooled_output() -> None:
     shown = head.layer_weights(hidden)
     assert shown is not None
     assert shown.shape == (O, L + 2, B, 1)
-    assert_equal(head(hidden), output(head, np.einsum("ocbt,cbtw->obtw", array(shown), chosen(head, hidden))))
+    assert_equal(head(hidden), output(head, np.einsum("ocbt,cbtw->obtw", array(shown), selected(head, hidden))))
 
 
-def test_a_head_without_layer_weights_says_so() -> None:
+def test_a_head_without_layer_weights_returns_none() -> None:
     head = make_head("compress")
     assert head.layer_weights(make_hidden(head)) is None
 
@@ -221,7 +221,7 @@ def test_a_head_without_layer_weights_says_so() -> None:
 def test_a_logit_of_dot_is_the_sum_of_softmax_z_times_z(task: str) -> None:
     head = make_head("dot", task=task)
     hidden = make_hidden(head)
-    z = np.einsum("cbth,oh->ocbt", chosen(head, hidden), array(head.task.q))
+    z = np.einsum("cbth,oh->ocbt", selected(head, hidden), array(head.task.q))
     assert_equal(head(hidden) - head.task.b[:, None, None], (softmax(z, axis=1) * z).sum(1))
 
 
@@ -231,7 +231,7 @@ def test_encoder_block(task: str, heads: int | None) -> None:
     spec = {"name": "encoder_block", **({"heads": heads} if heads else {})}
     head = make_head(spec, task=task)
     hidden = make_hidden(head)
-    h, block, q = chosen(head, hidden), head.stages[0], array(head.task.q)
+    h, block, q = selected(head, hidden), head.stages[0], array(head.task.q)
     N = heads or 1
     D = H // N
     mixed = np.zeros((O, *h.shape[1:]))
@@ -264,7 +264,7 @@ def twice(x: Array) -> Array:
 def test_compress(task: str, shared: bool, skip: bool) -> None:
     head = make_head({"name": "compress", "size": 3, "shared": shared}, task=task, skip=skip, layers="all")
     hidden = make_hidden(head)
-    h = chosen(head, hidden)
+    h = selected(head, hidden)
     x = compressed(h, head.stages[0])
     if skip:
         x = np.concatenate([x, h[-1]], -1)
@@ -273,14 +273,14 @@ def test_compress(task: str, shared: bool, skip: bool) -> None:
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("task", TASKS)
-def test_compress_behind_scalar_mix_skips_the_last_layer_of_the_encoder(task: str, shared: bool) -> None:
-    """Not the last of what the stages read, nor what scalar_mix made: no count could tell them apart."""
+def test_compress_after_scalar_mix_skips_the_last_layer_of_the_encoder(task: str, shared: bool) -> None:
+    """Not the last layer that the stages read, nor the output of scalar_mix: both have the same width."""
     mix = {"name": "scalar_mix", "shared": shared}
     head = make_head(mix, {"name": "compress", "size": 3}, task=task, skip=True, layers=[0, 2])
     assert head.layers == (0, 2, L)
     hidden = make_hidden(head)
-    h = chosen(head, hidden)
-    w = weights_by_hand("scalar_mix", head.stages[0], h, array(head.task.q))
+    h = selected(head, hidden)
+    w = numpy_weights("scalar_mix", head.stages[0], h, array(head.task.q))
     last = array(hidden.layers[-1])[:, : h.shape[2]]
     mixed = np.einsum("ocbt,cbtw->obtw", w, h)
     x = np.stack([np.concatenate([compressed(mixed[None, o], head.stages[1]), last], -1) for o in range(O)])
@@ -289,8 +289,8 @@ def test_compress_behind_scalar_mix_skips_the_last_layer_of_the_encoder(task: st
 
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("task", TASKS)
-def test_beside_is_concatenated_behind_the_main_stages_and_before_the_skip(task: str, skip: bool) -> None:
-    """The main stages have one stream and those beside two, one for the start and one for the end."""
+def test_beside_is_concatenated_after_the_main_stages_and_before_the_skip(task: str, skip: bool) -> None:
+    """The main stages have one stream; the stages beside have two, for start and end."""
     head = make_head(
         {"name": "compress", "size": 3},
         beside=[{"name": "scalar_mix"}, {"name": "compress", "size": 2}],
@@ -298,28 +298,28 @@ def test_beside_is_concatenated_behind_the_main_stages_and_before_the_skip(task:
         skip=skip,
     )
     hidden = make_hidden(head)
-    h = chosen(head, hidden)
+    h = selected(head, hidden)
     main = compressed(h, head.stages[0])
-    w = weights_by_hand("scalar_mix", head.beside[0], h, array(head.task.q))
+    w = numpy_weights("scalar_mix", head.beside[0], h, array(head.task.q))
     mixed = np.einsum("ocbt,cbtw->obtw", w, h)
     parts = [[main, compressed(mixed[None, o], head.beside[1])] + ([h[-1]] if skip else []) for o in range(O)]
-    assert_equal(head(hidden), output(head, np.stack([np.concatenate(one, -1) for one in parts])))
+    assert_equal(head(hidden), output(head, np.stack([np.concatenate(part, -1) for part in parts])))
 
 
-def test_the_streams_of_the_main_stages_are_met_by_the_single_one_beside() -> None:
+def test_a_single_stream_beside_joins_several_main_streams() -> None:
     head = make_head("scalar_mix", beside=[{"name": "last"}])
     hidden = make_hidden(head)
-    h = chosen(head, hidden)
-    mixed = np.einsum("ocbt,cbtw->obtw", weights_by_hand("scalar_mix", head.stages[0], h, array(head.task.q)), h)
+    h = selected(head, hidden)
+    mixed = np.einsum("ocbt,cbtw->obtw", numpy_weights("scalar_mix", head.stages[0], h, array(head.task.q)), h)
     assert_equal(head(hidden), output(head, np.concatenate([mixed, twice(h[-1])], -1)))
 
 
-def test_stages_that_pool_can_follow_one_that_compresses() -> None:
+def test_pooling_can_follow_compress() -> None:
     for name in ("last", "average", "first_last"):
         head = make_head({"name": "compress", "size": 3}, name)
         hidden = make_hidden(head)
-        narrow = np.split(compressed(chosen(head, hidden), head.stages[0]), L, axis=-1)
-        weights = weights_by_hand(name, None, np.stack(narrow), array(head.task.q))
+        narrow = np.split(compressed(selected(head, hidden), head.stages[0]), L, axis=-1)
+        weights = numpy_weights(name, None, np.stack(narrow), array(head.task.q))
         assert_equal(head(hidden), output(head, np.einsum("ocbt,cbtw->obtw", weights, np.stack(narrow))))
 
 
@@ -328,7 +328,7 @@ def adapted(x: Array, adapter: Adapter) -> Array:
 
 
 def shake(encoder: Encoder, part: str, std: float = 0.3) -> None:
-    """Give the parameters with that in their names values that show."""
+    """Set the parameters whose names contain `part` to large random values."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
@@ -351,15 +351,15 @@ def test_how_an_adapter_starts() -> None:
     for layer in (adapter.down, adapter.up):
         assert not layer.bias.any()
         assert layer.weight.abs().max() <= 2e-3
-        assert layer.weight.std().item() == pytest.approx(0.88e-3, rel=0.02)  # of a normal one cut at two deviations
+        assert layer.weight.std().item() == pytest.approx(0.88e-3, rel=0.02)  # truncated at two deviations
     assert not Adapter(8, 3, zero=True).up.weight.any()
     assert Adapter(8, 3, zero=True).down.weight.any()
 
 
-def layer_by_hand(x: Array, layer: Any, heads: int) -> Array:
-    """One layer of BERT over one window without padding, [T, H], with its adapters."""
+def numpy_layer(x: Array, layer: Any, heads: int) -> Array:
+    """Return the output of a BERT layer with adapters for a window without pads, [T, H]."""
     own, size = layer.attention.self, x.shape[1] // heads
-    query, key, value = (linear(x, one) for one in (own.query, own.key, own.value))
+    query, key, value = (linear(x, projection) for projection in (own.query, own.key, own.value))
     attended = np.zeros_like(x)
     for head in range(heads):
         part = slice(head * size, (head + 1) * size)
@@ -379,12 +379,12 @@ def test_a_layer_of_bert_with_adapters() -> None:
     with torch.no_grad():
         states = [array(state)[0, :length] for state in encoder(batch, range(DEPTH + 1)).layers]
     for below, above, layer in zip(states, states[1:], encoder.layer_modules, strict=False):
-        np.testing.assert_allclose(layer_by_hand(below, layer, 4), above, atol=1e-5)
+        np.testing.assert_allclose(numpy_layer(below, layer, 4), above, atol=1e-5)
 
 
 @pytest.mark.parametrize("half", ["attention.output", "output"])
 def test_the_dropout_comes_before_the_adapter(half: str) -> None:
-    """With all of the dense layer's output dropped, what is added to the residual is adapter(0), not 0."""
+    """With the whole output of the dense layer dropped, adapter(0) is added to the residual, not 0."""
     encoder = tiny_encoder("bert", hidden_dropout_prob=0.0).encoder
     tuning.adapter(encoder, size=5)
     shake(encoder, ".adapter.")
@@ -397,7 +397,7 @@ def test_the_dropout_comes_before_the_adapter(half: str) -> None:
 
 
 def change(encoder: Encoder, batch: Batch, tune: Any) -> Array:
-    """How far each layer's output is moved by a way of tuning that has not been trained yet."""
+    """Return how much an untrained tuning changes the output of each layer."""
     layers = range(encoder.depth + 1)
     encoder.eval()
     with torch.no_grad():
@@ -422,7 +422,7 @@ def test_where_tuning_starts(family: str) -> None:
     assert not starts(tuning.ia3).any()
     near = starts(tuning.adapter)
     assert 0 < near.max() < (1e-2 if family == "albert" else 1e-3)
-    assert near[0] == 0  # the embeddings have none
+    assert near[0] == 0  # the embeddings have no adapter
 
 
 @pytest.mark.skipif(importlib.util.find_spec(PACKAGED[REAL].module) is None, reason="the bundled encoder is absent")

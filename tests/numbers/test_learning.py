@@ -1,4 +1,4 @@
-"""A real encoder learns: a few questions by heart, and from the bundled set something that carries over."""
+"""A real encoder learns: it memorises a few questions, and it improves on the bundled dev set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
     return [record for record in history if "f1" in record]
 
 
-def test_a_fully_tuned_encoder_learns_32_questions_by_heart(lamella: Any, tmp_path: Path) -> None:
+def test_a_fully_tuned_encoder_memorises_32_questions(lamella: Any, tmp_path: Path) -> None:
     changes = [
         "data.dev=demo:train",
         "data.max_train_samples=32",
@@ -41,7 +41,7 @@ def test_the_demo_run_improves_over_its_epochs(lamella: Any, tmp_path: Path) -> 
     assert (code, err) == (0, "")
     scores = evaluations(tmp_path / "run")
     first, last = scores[0], scores[-1]
-    assert max(one["f1"] for one in scores) > 100 / 3 + 1
+    assert max(score["f1"] for score in scores) > 100 / 3 + 1
     assert last["f1"] > first["f1"]
     assert last["HasAns_f1"] > first["HasAns_f1"] + 5
     assert last["best_f1"] > first["best_f1"]

@@ -1,4 +1,4 @@
-"""The metric against the official SQuAD 2.0 and KorQuAD 1.0 definitions, written out below as plain loops."""
+"""The metric against the official SQuAD 2.0 and KorQuAD 1.0 definitions, written below as plain loops."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def plain_units(text, language):
 
 
 def plain_f1(gold, predicted, language):
-    wanted, given_ = plain_units(gold, language), plain_units(predicted, language)
-    if not wanted or not given_:
-        return 1.0 if wanted == given_ else 0.0
-    same = sum((Counter(wanted) & Counter(given_)).values())
+    gold_units, given_ = plain_units(gold, language), plain_units(predicted, language)
+    if not gold_units or not given_:
+        return 1.0 if gold_units == given_ else 0.0
+    same = sum((Counter(gold_units) & Counter(given_)).values())
     if same == 0:
         return 0.0
     precision = same / len(given_)
-    recall = same / len(wanted)
+    recall = same / len(gold_units)
     return (2 * precision * recall) / (precision + recall)
 
 
@@ -81,7 +81,7 @@ def plain_raw(examples, predictions, language="en"):
 def plain_best(predictions, raw, na, has_answer):
     current = sum(1 for answerable in has_answer.values() if not answerable)
     best, threshold = current, 0.0
-    for id_ in sorted(na, key=lambda one: na[one]):
+    for id_ in sorted(na, key=lambda id_: na[id_]):
         if has_answer[id_]:
             current += raw[id_]
         elif predictions[id_]:
@@ -93,13 +93,13 @@ def plain_best(predictions, raw, na, has_answer):
 
 def plain_average_precision(gain, na, total):
     """Recall only grows at the end of a run of equal na scores."""
-    ordered = sorted(na, key=lambda one: na[one])
-    found, last_recall, area = 0.0, 0.0, 0.0
-    for place, id_ in enumerate(ordered):
-        found += gain[id_]
-        if place == len(ordered) - 1 or na[ordered[place + 1]] != na[id_]:
-            area += found / (place + 1) * (found / total - last_recall)
-            last_recall = found / total
+    ordered = sorted(na, key=lambda id_: na[id_])
+    gained, last_recall, area = 0.0, 0.0, 0.0
+    for position, id_ in enumerate(ordered):
+        gained += gain[id_]
+        if position == len(ordered) - 1 or na[ordered[position + 1]] != na[id_]:
+            area += gained / (position + 1) * (gained / total - last_recall)
+            last_recall = gained / total
     return 100.0 * area
 
 
@@ -137,17 +137,17 @@ def plain_score(examples, predictions, na=None, language="en", threshold=None):
 
 def plain_answerability(examples, na, cut):
     """Positive class: no answer."""
-    hit = false_alarm = overlooked = right = 0
+    hit = false_alarm = missed = right = 0
     for example in examples:
-        none, said_none = not example.answers, na[example.id] > cut
-        right += none == said_none
-        hit += none and said_none
-        false_alarm += said_none and not none
-        overlooked += none and not said_none
+        none, predicted_none = not example.answers, na[example.id] > cut
+        right += none == predicted_none
+        hit += none and predicted_none
+        false_alarm += predicted_none and not none
+        missed += none and not predicted_none
     result = {"answerability_accuracy": 100.0 * right / len(examples)}
-    unanswerable = hit + overlooked
+    unanswerable = hit + missed
     if unanswerable:
-        result["answerability_f1"] = 100.0 * 2 * hit / (2 * hit + false_alarm + overlooked)
+        result["answerability_f1"] = 100.0 * 2 * hit / (2 * hit + false_alarm + missed)
         result["answerability_ap"] = plain_average_precision(
             {example.id: float(not example.answers) for example in examples},
             {example.id: -na[example.id] for example in examples},
@@ -158,7 +158,7 @@ def plain_answerability(examples, na, cut):
 
 # ---------------------------------------------------------------- small data sets
 
-# Words that make the rules bite: articles, punctuation alone, accents, letters whose lower case is two characters,
+# Words that exercise the rules: articles, punctuation alone, accents, letters whose lower case is two characters,
 # a non-breaking and an ideographic space, Korean brackets.
 PIECES = [
     *("a", "An", "THE", "there", "theory", "river", "River's", "Straße", "İstanbul", "über", "1,234", "3.5%", "U.S."),
@@ -178,7 +178,7 @@ ANY_TEXT = st.one_of(texts(), texts(), st.text(max_size=6))
 
 @st.composite
 def data_sets(draw, text=ANY_TEXT):
-    """(examples, predictions, na scores); the na scores tie often, come in their own order, and may name strangers."""
+    """(examples, predictions, na scores); na scores are often equal, in their own order, and include an unknown id."""
     kinds = draw(st.sampled_from([(True,), (False,), (True, False), (True, False)]))
     examples, predictions = [], {}
     for number in range(draw(st.integers(1, 9))):
@@ -195,11 +195,11 @@ def example(id_, *golds):
     return Example(id_, "?", Context(" ".join(golds)), tuple(Answer(gold, 0) for gold in golds))
 
 
-def assert_same(ours, expected):
-    assert list(ours) == list(expected)  # the order of the keys is the official one
+def assert_same(scores, expected):
+    assert list(scores) == list(expected)  # in the official order of keys
     for key, value in expected.items():
-        assert ours[key] == pytest.approx(value, rel=1e-12, abs=1e-9), key
-        assert type(ours[key]) is (int if key.endswith("total") else float), key
+        assert scores[key] == pytest.approx(value, rel=1e-12, abs=1e-9), key
+        assert type(scores[key]) is (int if key.endswith("total") else float), key
 
 
 # ---------------------------------------------------------------- agreement
@@ -221,10 +221,10 @@ def test_na_scores_search_and_precision_recall_score_as_defined(data, language, 
     expected = plain_score(examples, predictions, na, language, threshold)
     for name, neutral in (("null_odds", 0.0), ("na_prob", 0.5)):
         cut = neutral if threshold is None else threshold
-        ours = score(examples, predictions, language=language, threshold=threshold, **{name: na})
-        assert_same(ours, expected | plain_answerability(examples, na, cut))
-        # Not merely close: a best threshold is the na score of one question, and a different last digit picks another.
-        assert (ours["best_exact_thresh"], ours["best_f1_thresh"]) == (
+        scores = score(examples, predictions, language=language, threshold=threshold, **{name: na})
+        assert_same(scores, expected | plain_answerability(examples, na, cut))
+        # Exactly: a best threshold is the na score of a question, and another last digit selects another question.
+        assert (scores["best_exact_thresh"], scores["best_f1_thresh"]) == (
             expected["best_exact_thresh"],
             expected["best_f1_thresh"],
         )
@@ -235,9 +235,9 @@ def test_na_scores_search_and_precision_recall_score_as_defined(data, language, 
 def test_null_odds_drive_the_search_and_probabilities_the_answerability(data, chance, threshold):
     examples, predictions, odds = data
     probability = {id_: chance.choice([0.1, 0.5, 0.9]) for id_ in predictions}
-    ours = score(examples, predictions, null_odds=odds, na_prob=probability, threshold=threshold)
+    scores = score(examples, predictions, null_odds=odds, na_prob=probability, threshold=threshold)
     expected = plain_score(examples, predictions, odds, threshold=threshold)
-    assert_same(ours, expected | plain_answerability(examples, probability, 0.5))
+    assert_same(scores, expected | plain_answerability(examples, probability, 0.5))
 
 
 @settings(max_examples=150, deadline=None)
@@ -254,7 +254,7 @@ def test_a_single_pair_scores_as_defined(gold, predicted):
 def test_the_official_half_dev_set_scores_as_defined():
     path = SHARED_DATA / "cs224n-dev.json.gz"
     if not path.exists():
-        pytest.skip(f"{path.name} is not beside the repository")
+        pytest.skip(f"{path.name} is not next to the repository")
     with gzip.open(path, "rt", encoding="utf-8") as file:
         articles = json.load(file)["data"]
     examples = [
@@ -269,30 +269,32 @@ def test_the_official_half_dev_set_scores_as_defined():
         for question in paragraph["qas"]
     ]
     chance = random.Random(7)
-    predictions = {one.id: guess(one, chance) for one in examples}
-    odds = {one.id: round(chance.gauss(-2 if one.answers else 2, 2), 2) for one in examples}  # rounded: many ties
-    ours = score(examples, predictions, null_odds=odds, threshold=1.5)
+    predictions = {example.id: guess(example, chance) for example in examples}
+    odds = {  # rounded, so that many are equal
+        example.id: round(chance.gauss(-2 if example.answers else 2, 2), 2) for example in examples
+    }
+    scores = score(examples, predictions, null_odds=odds, threshold=1.5)
     assert_same(
-        ours, plain_score(examples, predictions, odds, threshold=1.5) | plain_answerability(examples, odds, 1.5)
+        scores, plain_score(examples, predictions, odds, threshold=1.5) | plain_answerability(examples, odds, 1.5)
     )
-    assert (ours["total"], ours["HasAns_total"], ours["NoAns_total"]) == (6078, 2910, 3168)
+    assert (scores["total"], scores["HasAns_total"], scores["NoAns_total"]) == (6078, 2910, 3168)
     # The guesses are neither all right nor all wrong, and the search did not end where it began.
-    assert 15 < ours["HasAns_exact"] < ours["HasAns_f1"] < 80
-    assert ours["best_exact_thresh"] != 0.0 != ours["best_f1_thresh"]
+    assert 15 < scores["HasAns_exact"] < scores["HasAns_f1"] < 80
+    assert scores["best_exact_thresh"] != 0.0 != scores["best_f1_thresh"]
 
 
-def guess(one, chance):
-    """Nothing, an answer, an answer and its surroundings, or any words of the context."""
+def guess(example, chance):
+    """Return nothing, an answer, an answer and its surroundings, or any words of the context."""
     kind = chance.choice(["nothing", "gold", "wider", "words", "words"])
     if kind == "nothing":
         return ""
-    if kind == "words" or not one.answers:
-        words = one.context.text.split(" ")
+    if kind == "words" or not example.answers:
+        words = example.context.text.split(" ")
         begin = chance.randrange(len(words))
         return " ".join(words[begin : begin + chance.randint(1, 6)])
-    answer = chance.choice(one.answers)
+    answer = chance.choice(example.answers)
     wider = chance.randint(1, 12) if kind == "wider" else 0
-    return one.context.text[max(answer.begin_char - wider, 0) : answer.end_char + wider]
+    return example.context.text[max(answer.begin_char - wider, 0) : answer.end_char + wider]
 
 
 # ---------------------------------------------------------------- worked out by hand
@@ -305,12 +307,12 @@ TOWER = [
     example("q5"),  # ""                                                      exact 1, F1 1
     example("q6"),  # "1901"                                                  exact 0, F1 0
 ]
-SAID = {"q1": "Eiffel tower!", "q2": "1889", "q3": "Maurice Koechlin", "q4": "", "q5": "", "q6": "1901"}
+PREDICTED = {"q1": "Eiffel tower!", "q2": "1889", "q3": "Maurice Koechlin", "q4": "", "q5": "", "q6": "1901"}
 ODDS = {"q1": -4.0, "q2": -2.0, "q3": 1.0, "q4": 3.0, "q5": 2.0, "q6": -1.0}  # ascending: q1 q2 q6 q3 q5 q4
 
 
 def test_hand_worked_scores():
-    assert score(TOWER, SAID, null_odds=ODDS) == pytest.approx(
+    assert score(TOWER, PREDICTED, null_odds=ODDS) == pytest.approx(
         {
             "exact": 100 * 2 / 6,
             "f1": 100 * (1 + 2 / 3 + 1) / 6,
@@ -336,7 +338,7 @@ def test_hand_worked_scores():
             # Odds above 0: q3, q4, q5; without an answer: q5, q6. Right are q1, q2, q5.
             "answerability_accuracy": 50,
             "answerability_f1": 100 * 2 * 1 / (3 + 2),
-            # Descending q4 q5 q3 q6 ...: q5 is the 1st found at place 2, q6 the 2nd at place 4.
+            # Descending q4 q5 q3 q6 ...: q5 is the first at rank 2, q6 the second at rank 4.
             "answerability_ap": 100 * (1 / 2 + 2 / 4) / 2,
         }
     )
@@ -344,24 +346,24 @@ def test_hand_worked_scores():
 
 def test_hand_worked_threshold():
     # Above -1.5 are all but q1 and q2: q3 and q4 are now wrong, q5 and q6 right.
-    ours = score(TOWER, SAID, null_odds=ODDS, threshold=-1.5)
-    assert ours["exact"] == pytest.approx(100 * (1 + 0 + 0 + 0 + 1 + 1) / 6)
-    assert ours["f1"] == pytest.approx(100 * (1 + 2 / 3 + 0 + 0 + 1 + 1) / 6)
-    assert (ours["HasAns_exact"], ours["NoAns_exact"]) == (25, 100)
+    scores = score(TOWER, PREDICTED, null_odds=ODDS, threshold=-1.5)
+    assert scores["exact"] == pytest.approx(100 * (1 + 0 + 0 + 0 + 1 + 1) / 6)
+    assert scores["f1"] == pytest.approx(100 * (1 + 2 / 3 + 0 + 0 + 1 + 1) / 6)
+    assert (scores["HasAns_exact"], scores["NoAns_exact"]) == (25, 100)
     # A question exactly at the threshold keeps its answer: q6 does at -1, not just below.
-    assert score(TOWER, SAID, null_odds=ODDS, threshold=-1.0)["NoAns_exact"] == 50
+    assert score(TOWER, PREDICTED, null_odds=ODDS, threshold=-1.0)["NoAns_exact"] == 50
     # The answerability numbers are decided at the same threshold: of q3 to q6 above -1.5, q5 and q6 have no answer.
-    assert ours["answerability_accuracy"] == pytest.approx(100 * 4 / 6)
-    raw = score(TOWER, SAID, null_odds=ODDS)
+    assert scores["answerability_accuracy"] == pytest.approx(100 * 4 / 6)
+    raw = score(TOWER, PREDICTED, null_odds=ODDS)
     for key in raw:
         if key.startswith(("best_", "pr_")):
-            assert ours[key] == raw[key]
+            assert scores[key] == raw[key]
 
 
 def test_equal_na_scores_are_searched_in_the_order_of_the_file_as_the_official_script_does():
-    examples, said = [example("right", "river"), example("none")], {"right": "river", "none": "bank"}
-    assert score(examples, said, null_odds={"right": 1.0, "none": 1.0})["best_exact"] == 100
-    assert score(examples, said, null_odds={"none": 1.0, "right": 1.0})["best_exact"] == 50
+    examples, predicted = [example("right", "river"), example("none")], {"right": "river", "none": "bank"}
+    assert score(examples, predicted, null_odds={"right": 1.0, "none": 1.0})["best_exact"] == 100
+    assert score(examples, predicted, null_odds={"none": 1.0, "right": 1.0})["best_exact"] == 50
 
 
 def test_normalisation_by_example():
@@ -375,26 +377,26 @@ def test_normalisation_by_example():
 def test_korean_by_example():
     assert Korean().normalise("《햄릿》(Hamlet), 3.5막 the ‘a’") == "햄릿 hamlet 35막 the a"  # articles stay
     assert Korean().normalise("“독도”") == "“독도”"  # double curly quotes are not on KorQuAD's list
-    # 대한민국 and 한국의: the characters 한, 국 are shared; 2/3 of what was said, 2/4 of what was wanted.
+    # 대한민국 and 한국의: the characters 한, 국 are shared; 2/3 of the prediction, 2/4 of the gold.
     assert f1("대한민국", "한국의", language="ko") == pytest.approx(2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4))
     assert f1("대한민국", "한국의") == 0
     # Spaces are no characters: F1 1, but not an exact match.
     assert f1("임진 왜란", "임진왜란", language="ko") == 1
     assert exact_match("임진 왜란", "임진왜란", language="ko") == 0
-    # A character counts as often as it stands: 가가나 wants 가 twice.
+    # A character counts as often as it occurs: 가가나 has 가 twice.
     assert f1("가가나", "가가가", language="ko") == pytest.approx(2 / 3)
     korean = score([example("q", "《햄릿》")], {"q": "햄릿"}, language="ko")
     assert korean == {"exact": 100, "f1": 100, "total": 1, "HasAns_exact": 100, "HasAns_f1": 100, "HasAns_total": 1}
 
 
-def test_words_count_as_often_as_they_stand():
+def test_words_count_as_often_as_they_occur():
     assert f1("new york new york", "new york") == pytest.approx(2 * 1 * 0.5 / 1.5)
     assert f1("york new", "new york") == 1
     assert exact_match("york new", "new york") == 0
 
 
 def test_answers_that_normalise_to_nothing():
-    # Beside a real answer, "the" is no gold: "" is wrong. Alone, it leaves "" as the only right answer.
+    # Next to a real answer, "the" is no gold: "" is wrong. Alone, it leaves "" as the only right answer.
     assert score([example("q", "the", "river")], {"q": ""})["exact"] == 0
     only = score([example("q", "the")], {"q": "!"}, null_odds={"q": 0.0})
     assert (only["exact"], only["HasAns_total"]) == (100, 1)  # still a question with answers
@@ -411,7 +413,9 @@ def test_answers_that_normalise_to_nothing():
 @given(data_sets(), st.data())
 def test_a_right_answer_never_lowers_a_score(data, draw):
     examples, predictions, _ = data
-    answerable = [one for one in examples if any(English().normalise(answer.text) for answer in one.answers)]
+    answerable = [
+        example for example in examples if any(English().normalise(answer.text) for answer in example.answers)
+    ]
     assume(answerable)
     chosen = draw.draw(st.sampled_from(answerable))
     gold = next(answer.text for answer in chosen.answers if English().normalise(answer.text))
@@ -423,7 +427,7 @@ def test_a_right_answer_never_lowers_a_score(data, draw):
 
 @settings(max_examples=100, deadline=None)
 @given(data_sets(text=texts(WORDS)))
-def test_no_threshold_beats_the_best_one(data):
+def test_no_threshold_beats_the_best(data):
     examples, predictions, na = data
     best = score(examples, predictions, null_odds=na)
     for threshold in [*na.values(), -math.inf, math.inf]:
@@ -433,14 +437,14 @@ def test_no_threshold_beats_the_best_one(data):
 
 
 def test_perfect_and_silent_readers():
-    perfect = {one.id: one.answers[0].text if one.answers else "" for one in TOWER}
+    perfect = {example.id: example.answers[0].text if example.answers else "" for example in TOWER}
     assert score(TOWER, perfect)["exact"] == score(TOWER, perfect)["f1"] == 100
-    silent = score(TOWER, dict.fromkeys(SAID, ""))
+    silent = score(TOWER, dict.fromkeys(PREDICTED, ""))
     assert (silent["HasAns_f1"], silent["NoAns_f1"]) == (0, 100)
 
 
-def test_scores_of_each_question_are_what_the_means_are_made_of():
-    questions = score_questions(TOWER, SAID)
+def test_the_scores_of_each_question():
+    questions = score_questions(TOWER, PREDICTED)
     assert questions.ids == ("q1", "q2", "q3", "q4", "q5", "q6")
     assert questions.exact.tolist() == [1, 0, 0, 0, 1, 0]
     assert questions.f1.tolist() == pytest.approx([1, 2 / 3, 0, 0, 1, 0])
@@ -475,17 +479,17 @@ def test_many_readers_score_as_each_of_them_alone():
             Example(str(n), "?", Context("c"), tuple(Answer(draw.choice(texts[1:]), 0) for _ in range(n % 4)))
             for n in range(40)
         ]
-        readers = [{one.id: draw.choice(texts) for one in asked} for _ in range(12)]
-        for found, answers in zip(score_readers(asked, readers, language=language), readers, strict=True):
-            assert found.answered.tolist() == [answers[id] != "" for id in found.ids]
-            assert found.answerable.tolist() == [bool(one.answers) for one in asked]
-            for example, exact, overlap in zip(asked, found.exact, found.f1, strict=True):
-                golds = [one.text for one in example.answers if plain_normalise(one.text, language)] or [""]
+        readers = [{example.id: draw.choice(texts) for example in asked} for _ in range(12)]
+        for scores, answers in zip(score_readers(asked, readers, language=language), readers, strict=True):
+            assert scores.answered.tolist() == [answers[id] != "" for id in scores.ids]
+            assert scores.answerable.tolist() == [bool(example.answers) for example in asked]
+            for example, exact, overlap in zip(asked, scores.exact, scores.f1, strict=True):
+                golds = [answer.text for answer in example.answers if plain_normalise(answer.text, language)] or [""]
                 given_ = answers[example.id]
                 assert exact == max(
-                    plain_normalise(one, language) == plain_normalise(given_, language) for one in golds
+                    plain_normalise(gold, language) == plain_normalise(given_, language) for gold in golds
                 )
-                assert overlap == max(plain_f1(one, given_, language) for one in golds)
+                assert overlap == max(plain_f1(gold, given_, language) for gold in golds)
 
 
 def test_missing_predictions_are_counted_and_named():
@@ -503,29 +507,31 @@ def test_missing_predictions_are_counted_and_named():
 
 
 def test_predictions_for_other_questions_are_ignored():
-    assert score(TOWER, SAID | {"stranger": None}, null_odds=ODDS | {"stranger": math.nan}) == score(
-        TOWER, SAID, null_odds=ODDS
+    assert score(TOWER, PREDICTED | {"stranger": None}, null_odds=ODDS | {"stranger": math.nan}) == score(
+        TOWER, PREDICTED, null_odds=ODDS
     )
 
 
 @pytest.mark.parametrize("wrong", [None, 3, ["iron"]])
 def test_a_prediction_must_be_a_text(wrong):
     with pytest.raises(DataError, match="prediction of question q4: expected a text"):
-        score(TOWER, SAID | {"q4": wrong})
+        score(TOWER, PREDICTED | {"q4": wrong})
 
 
 @pytest.mark.parametrize("name", ["null_odds", "na_prob"])
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, "0.5", None, True, 10**400])
 def test_na_scores_must_be_finite_numbers(name, wrong):
     with pytest.raises(DataError, match="of question q4: expected a finite number"):
-        score(TOWER, SAID, **{name: ODDS | {"q4": wrong}})
+        score(TOWER, PREDICTED, **{name: ODDS | {"q4": wrong}})
 
 
 def test_na_scores_may_be_numpy_numbers_or_integers():
     odds = {id_: np.float32(value) for id_, value in ODDS.items()}
     whole = {id_: int(value) for id_, value in ODDS.items()}
     assert (
-        score(TOWER, SAID, null_odds=odds) == score(TOWER, SAID, null_odds=whole) == score(TOWER, SAID, null_odds=ODDS)
+        score(TOWER, PREDICTED, null_odds=odds)
+        == score(TOWER, PREDICTED, null_odds=whole)
+        == score(TOWER, PREDICTED, null_odds=ODDS)
     )
 
 
@@ -533,12 +539,12 @@ def test_na_scores_may_be_numpy_numbers_or_integers():
 @pytest.mark.parametrize("missing", ["error", "empty"])
 def test_missing_na_scores_are_counted_and_named(given_, missing):
     with pytest.raises(DataError, match=r"for every question, [56] of 6 missing: q"):
-        score(TOWER, SAID, missing=missing, **given_)
+        score(TOWER, PREDICTED, missing=missing, **given_)
 
 
 def test_an_id_used_twice_is_an_error():
     with pytest.raises(DataError, match="got 1 used more than once: q1"):
-        score([*TOWER, example("q1", "steel")], SAID)
+        score([*TOWER, example("q1", "steel")], PREDICTED)
 
 
 def test_no_questions_is_an_error():
@@ -548,19 +554,19 @@ def test_no_questions_is_an_error():
 
 def test_options_are_checked():
     with pytest.raises(UsageError, match="expected null_odds or na_prob to apply it to"):
-        score(TOWER, SAID, threshold=0.0)
+        score(TOWER, PREDICTED, threshold=0.0)
     with pytest.raises(UsageError, match="got nan"):
-        score(TOWER, SAID, null_odds=ODDS, threshold=math.nan)
+        score(TOWER, PREDICTED, null_odds=ODDS, threshold=math.nan)
     with pytest.raises(UsageError, match="expected one of en, ko, got 'kr'"):
-        score(TOWER, SAID, language="kr")
+        score(TOWER, PREDICTED, language="kr")
     with pytest.raises(UnknownNameError, match=r"missing 'emtpy' does not exist\. Did you mean 'empty'"):
-        score(TOWER, SAID, missing="emtpy")
+        score(TOWER, PREDICTED, missing="emtpy")
 
 
 def test_every_message_is_one_line():
     for mistake in ({"predictions": {}}, {"null_odds": {}}, {"threshold": 1.0}, {"language": "kr"}, {"missing": "no"}):
         with pytest.raises((DataError, UsageError)) as caught:
-            score(TOWER, **{"predictions": SAID} | mistake)
+            score(TOWER, **{"predictions": PREDICTED} | mistake)
         assert "\n" not in str(caught.value)
 
 

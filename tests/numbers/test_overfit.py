@@ -1,4 +1,4 @@
-"""Any head learns a few questions by heart when its encoder is tuned with it (the appendix figure of the PCE paper)."""
+"""Every head with a tuned encoder can memorise a few questions (the appendix figure of the PCE paper)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled questions with a sentence or two around their answers, so that many steps take seconds."""
     path = tmp_path_factory.mktemp("short") / "train.jsonl"
     lines = []
-    for one in read("demo:train").examples[::12]:
-        middle = one.answers[0].begin_char if one.answers else len(one.context.text) // 2
-        begin = one.context.text.rfind(" ", 0, max(0, middle - 60)) + 1
-        text = one.context.text[begin : begin + 200]
-        answers = [{"text": a.text, "answer_start": a.begin_char - begin} for a in one.answers[:1]]
-        lines.append(json.dumps({"id": one.id, "question": one.question, "context": text, "answers": answers}))
+    for example in read("demo:train").examples[::12]:
+        middle = example.answers[0].begin_char if example.answers else len(example.context.text) // 2
+        begin = example.context.text.rfind(" ", 0, max(0, middle - 60)) + 1
+        text = example.context.text[begin : begin + 200]
+        answers = [{"text": a.text, "answer_start": a.begin_char - begin} for a in example.answers[:1]]
+        lines.append(json.dumps({"id": example.id, "question": example.question, "context": text, "answers": answers}))
     path.write_text("\n".join(lines))
     return path
 
@@ -50,7 +50,7 @@ def check(out: Path, train: object = "demo:train", **sections: Any) -> list[str]
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_a_tiny_reader_learns_32_questions_by_heart(mixer: str, encoder: Path, short: Path, tmp_path: Path) -> None:
+def test_a_tiny_reader_memorises_32_questions(mixer: str, encoder: Path, short: Path, tmp_path: Path) -> None:
     lines = check(
         tmp_path / "run",
         short,
@@ -63,12 +63,12 @@ def test_a_tiny_reader_learns_32_questions_by_heart(mixer: str, encoder: Path, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_a_real_reader_learns_32_questions_by_heart(mixer: str, tmp_path: Path) -> None:
+def test_a_real_reader_memorises_32_questions(mixer: str, tmp_path: Path) -> None:
     check(tmp_path / "run", encoder={"name": DEFAULT_ENCODER}, learner={"mixer": mixer})
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_one_that_cannot_learn_is_told_so(encoder: Path, short: Path, tmp_path: Path) -> None:
-    """A frozen random encoder: nothing in its layers tells the answers apart."""
+def test_a_reader_that_cannot_memorise_is_an_error(encoder: Path, short: Path, tmp_path: Path) -> None:
+    """A frozen random encoder: its layers do not distinguish the answers."""
     with pytest.raises(RunError, match=r"not memorised within 400 steps: run: exact .* possible"):
         check(tmp_path / "run", short, windows=WINDOWS, encoder={"name": str(encoder), "tuning": "frozen"})

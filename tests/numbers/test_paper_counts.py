@@ -1,4 +1,4 @@
-"""The parameter counts that the papers print, found again by building the same models (without their weights)."""
+"""The parameter counts that the papers print, for the same models built here without their weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BERT = {  # the rest are the defaults of a BertConfig
     "base cased": {"vocab_size": 28996},
 }
 ALBERT_BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
-WHOLE = 335_143_938  # BERT-large with a span head: what BERTVision's percentages are of
+WHOLE = 335_143_938  # BERT-large with a span head: BERTVision's percentages refer to it
 
 LP = {"name": "scalar_mix", "shared": True, "normalise": "softmax"}
 AP = {"name": "average"}
@@ -74,8 +74,8 @@ def test_span_heads_of_bertvision(mixer: list[Any], skip: bool, parameters: int,
     assert f"{100 * count(head) / WHOLE:.4f}" == percentage
 
 
-def test_flat_compression_beside_the_compressed_pool_is_inside_the_window_of_the_printed_percentage() -> None:
-    """ "A386 shared skip Tenney pooling": only 0.242 % is left of it. This reading of the words fits, and is ours."""
+def test_flat_compression_beside_the_compressed_pool_fits_the_printed_percentage() -> None:
+    """The paper gives only "A386 shared skip Tenney pooling" and 0.242 %. This interpretation is ours, and fits."""
     head = make_head([A386], beside=[LP, A386], layers="all")
     assert count(head) == 2 * (1024 * 386 + 386) + 26 + 2 * (25 * 386 + 386) + 2 == 811_400
     assert 809_372 <= count(head) <= 812_724
@@ -132,7 +132,7 @@ def test_freezing_and_adapters_of_hulburd(how: Any, options: dict[str, int], par
     assert count(encoder, trained=True) + count(head, trained=True) == parameters - unused
 
 
-def test_what_hulburds_printed_counts_are_made_of() -> None:
+def test_the_components_of_hulburds_counts() -> None:
     encoder = bert("base cased", pooler=False)
     layer = encoder.layer_modules[0]
     norms = [module for module in encoder.modules() if isinstance(module, nn.LayerNorm)]
@@ -158,7 +158,7 @@ def test_an_adapter_has_2hm_m_h_parameters(width: int, size: int, parameters: in
     ],
 )
 def test_mixers_of_the_pce_paper(stage: dict[str, Any], parameters: int) -> None:
-    """12 layers of 768, with start and end of their own; the same block as one of BERT-base."""
+    """12 layers of width 768, with separate start and end; the block is as large as one of BERT-base."""
     head = make_head([stage], depth=12, width=768)
     assert head.layers == tuple(range(1, 13))
     assert count(head.stages) == parameters

@@ -1,4 +1,4 @@
-"""Training takes the same steps as `transformers.Trainer`: same batches in, same losses out, step by step."""
+"""Training takes the same steps as `transformers.Trainer`: on the same batches, the losses are equal at every step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class RecordingTrainer(Trainer):
-    """Keeps the weights it starts from, every batch that it is given, and the loss it finds."""
+    """A Trainer that records its initial weights, every batch and every loss."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -98,7 +98,7 @@ def cut() -> Features:
 
 
 def as_batch(inputs: dict[str, Tensor]) -> Batch:
-    """The trainer's tensors under our names; where the context lies follows from the token types."""
+    """Return the trainer's tensors as a batch; the token types mark the context."""
     context = inputs["token_type_ids"].bool()
     context[:, -1] = False  # [SEP]
     return Batch(
@@ -125,7 +125,7 @@ def like(start: dict[str, Tensor]) -> ReaderModel:
 
 
 def follow(trainer: RecordingTrainer, options: LearnerOptions) -> tuple[Learner, list[float]]:
-    """Train ours on the batches that the trainer saw."""
+    """Train a learner on the batches that the trainer saw."""
     learner = make_learner(like(trainer.start), options, STEPS)
     for step, inputs in enumerate(trainer.batches):
         batch = as_batch(inputs)
@@ -134,21 +134,21 @@ def follow(trainer: RecordingTrainer, options: LearnerOptions) -> tuple[Learner,
     return learner, [record["loss"] for record in learner.take_records(lambda values: values)[0]]
 
 
-def test_fed_the_trainers_batches_the_losses_are_the_trainers(trainer: RecordingTrainer) -> None:
-    """Dropout is off. No window has pads: BERT's own loss lets a window choose a pad for its answer, ours does not."""
+def test_the_losses_equal_the_trainers_on_its_batches(trainer: RecordingTrainer) -> None:
+    """Dropout is off. No window has pads: BERT's own loss includes the pads in the softmax, ours does not."""
     assert all(batch["attention_mask"].all() for batch in trainer.batches)
     assert len(trainer.batches) == STEPS
     learner, losses = follow(trainer, OPTIONS)
-    assert abs(losses[0] - losses[-1]) > 0.5  # something was learnt that could have gone another way
+    assert abs(losses[0] - losses[-1]) > 0.5  # training changed something
     np.testing.assert_allclose(losses, trainer.losses, atol=1e-4, rtol=0)
 
-    theirs = trainer.model.state_dict()
-    ours = {f"bert.{name}": tensor for name, tensor in learner.model.encoder.model.state_dict().items()}
-    ours["qa_outputs.weight"] = learner.model.head.task.q.detach()
-    assert {*theirs} - {*ours} == {"qa_outputs.bias"}
-    for name, tensor in ours.items():
-        if "key.bias" not in name:  # the softmax leaves it no gradient but noise, which AdamW blows up
-            torch.testing.assert_close(tensor, theirs[name], atol=1e-3, rtol=0, msg=name)
+    reference = trainer.model.state_dict()
+    learned = {f"bert.{name}": tensor for name, tensor in learner.model.encoder.model.state_dict().items()}
+    learned["qa_outputs.weight"] = learner.model.head.task.q.detach()
+    assert {*reference} - {*learned} == {"qa_outputs.bias"}
+    for name, tensor in learned.items():
+        if "key.bias" not in name:  # its gradient is rounding noise, which AdamW amplifies
+            torch.testing.assert_close(tensor, reference[name], atol=1e-3, rtol=0, msg=name)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_fed_the_trainers_batches_the_losses_are_the_trainers(trainer: Recording
     ],
     ids=str,
 )
-def test_the_losses_tell_one_training_from_another(trainer: RecordingTrainer, changed: dict[str, Any]) -> None:
-    """Each of these options moves them by more than the bound above, so that bound compares them all."""
+def test_every_option_changes_the_losses(trainer: RecordingTrainer, changed: dict[str, Any]) -> None:
+    """Each of these options changes the losses by more than the tolerance above."""
     _, losses = follow(trainer, OPTIONS.model_copy(update=changed))
     assert np.abs(np.array(losses) - trainer.losses).max() > 3e-4
