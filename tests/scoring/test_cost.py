@@ -138,4 +138,4 @@ def test_training_and_scoring_write_their_cost(tmp_path: Path, lamella: Any) -> 
     assert len(fronts["train_seconds"]) >= 1
     code, out, err = lamella("compare", tmp_path / "runs", tmp_path / "scored")
     assert (code, out) == (1, "")
-    assert "only scored answers 123 of them" in err
+    assert "123 questions answered only by scored" in err
