@@ -56,6 +56,7 @@ PARQUET = b"PAR1\x15\x04 and so on PAR1"
         (b"SQLite format 3\x00", "an SQLite database", "export its table to CSV"),
         (b"ARROW1\x00\x00", "an Arrow file", "convert it to CSV or JSONL"),
     ],
+    ids=["bzip2", "xz", "zip", "truncated zip", "word", "tar", "pdf", "sqlite", "arrow"],  # archives contain the time
 )
 def test_a_binary_file_is_named(data: bytes, name: str, advice: str, tmp_path: Path) -> None:
     (tmp_path / "data.json").write_bytes(data)
@@ -70,6 +71,7 @@ def test_a_binary_file_is_named(data: bytes, name: str, advice: str, tmp_path: P
 @pytest.mark.parametrize(
     ("data", "reader"),
     [(PARQUET, "read_parquet"), (XLSX, "read_excel"), (zipped("mimetype"), "read_excel")],
+    ids=["parquet", "xlsx", "ods"],
 )
 def test_tables_are_read_with_pandas(data: bytes, reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def make_frame(file: Any, **options: Any) -> Any:
@@ -84,7 +86,9 @@ def test_tables_are_read_with_pandas(data: bytes, reader: str, tmp_path: Path, m
     assert file.size == len(data)
 
 
-@pytest.mark.parametrize(("data", "libraries"), [(PARQUET, "pandas pyarrow"), (XLSX, "pandas openpyxl")])
+@pytest.mark.parametrize(
+    ("data", "libraries"), [(PARQUET, "pandas pyarrow"), (XLSX, "pandas openpyxl")], ids=["parquet", "xlsx"]
+)
 def test_without_pandas_the_error_names_what_to_install(
     data: bytes, libraries: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
