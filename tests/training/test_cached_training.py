@@ -1,4 +1,4 @@
-"""Training from a cache: live's losses, up to what storage rounds away."""
+"""Training from a cache gives the losses of a live encoder, up to the rounding of the storage."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def train(given: dict[str, Any], out: Path, **options: Any) -> dict[str, list[di
 
 
 @pytest.mark.parametrize("storage", ["fp32", "fp16", "bf16", "int8"])
-def test_an_epoch_from_the_cache_has_the_losses_of_live(
+def test_an_epoch_from_the_cache_has_the_losses_of_a_live_encoder(
     storage: Any, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Live hidden states are rounded as storing rounds them; then the two agree to 1e-4."""
+    """If live hidden states are rounded as storage rounds them, the losses agree to 1e-4."""
     given = table(encoder)
     extract(make_plan(given, where="test"), tmp_path / "cache", storage=storage)
     encode = ReaderModel.encode
@@ -74,13 +74,13 @@ def test_an_epoch_from_the_cache_has_the_losses_of_live(
                 assert found[key] == pytest.approx(expected[key], rel=1e-4), (name, key)
 
 
-def test_rounding_shows_without_the_same_rounding(encoder: Path, tmp_path: Path) -> None:
-    """So that the test above can fail."""
+def test_losses_differ_without_the_same_rounding(encoder: Path, tmp_path: Path) -> None:
+    """Without it the losses differ, so the test above can fail."""
     given = table(encoder, grid={"learner": {"seed": [0]}})
     extract(make_plan(given, where="test"), tmp_path / "cache", storage="int8")
     live, cached = train(given, tmp_path / "live"), train(given, tmp_path / "cached", cache=tmp_path / "cache")
     pairs = zip(live["live"], cached["cached"], strict=True)
-    assert any(abs(one["loss"] / two["loss"] - 1) > 1e-4 for one, two in pairs if "loss" in one)
+    assert any(abs(live["loss"] / cached["loss"] - 1) > 1e-4 for live, cached in pairs if "loss" in live)
 
 
 def test_the_pooled_output_is_cached_too(encoder: Path, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_pooled_output_is_cached_too(encoder: Path, tmp_path: Path) -> None:
                 assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
 
 
-def test_what_does_not_fit_is_refused_in_a_line(encoder: Path, tmp_path: Path) -> None:
+def test_mismatches_are_reported_in_one_line(encoder: Path, tmp_path: Path) -> None:
     given = table(encoder)
     extract(make_plan(given, where="test"), tmp_path / "cache")
 
@@ -108,8 +108,8 @@ def test_what_does_not_fit_is_refused_in_a_line(encoder: Path, tmp_path: Path) -
     refused(ConfigError, "expected frozen", encoder={"tuning": "full"})
     refused(RunError, "other data or with other window options", data={"max_train_samples": 10})
     refused(RunError, "other data or with other window options", windows={"doc_stride": 16})
-    other = save_tiny_encoder(tmp_path / "other", seed=1)
-    refused(RunError, "expected a cache with sha256", encoder={"name": str(other)})
+    another = save_tiny_encoder(tmp_path / "other", seed=1)
+    refused(RunError, "expected a cache with sha256", encoder={"name": str(another)})
     with pytest.raises(ConfigError, match="augmented texts"):
         extract(make_plan(table(encoder, data={"augment": "eda"}), where="test"), tmp_path / "new")
     several = make_plan(table(encoder, grid={"training": {"order_seed": [0, 1]}}), where="test")

@@ -1,4 +1,4 @@
-"""GraphedBackward steps: the same as plain ones, whatever the shape; on a GPU, with its graphs."""
+"""Steps with CUDA graphs equal plain steps, for all shapes; on a GPU with real graphs."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ class FakeCuda:
 def test_a_failed_capture_is_cleaned_up(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A value that is read back breaks the capture; an error of a part, or a full memory, does not."""
     cuda = FakeCuda(monkeypatch, broken=broken)
-    plain, other = (learner_of(LOSSES[0], "full") for _ in range(2))
-    backward, captured_tensors = other.backward, []
+    plain, graphed = (learner_of(LOSSES[0], "full") for _ in range(2))
+    backward, captured_tensors = graphed.backward, []
 
     def reading_back(*arguments: Any) -> Any:
         if cuda.stream is cuda.inside:
@@ -134,11 +134,11 @@ def test_a_failed_capture_is_cleaned_up(broken: bool, monkeypatch: pytest.Monkey
         assert all(tensor() is None for tensor in captured_tensors), "the error still holds them"
         return backward(*arguments)
 
-    other.graphed = GraphedBackward(reading_back)
+    graphed.graphed = GraphedBackward(reading_back)
     features = some_features(plain.model)
-    assert train(plain, features) == train(other, features)
+    assert train(plain, features) == train(graphed, features)
     assert len(captured_tensors) == 1
-    assert other.graphed.problem == "operation not permitted when stream is capturing"
+    assert graphed.graphed.problem == "operation not permitted when stream is capturing"
     assert cuda.stream is cuda.outside
     ended = ["clone_state", "graphsafe_set_state", ("endAllocateToPool", 0, "pool"), ("releasePool", 0, "pool")]
     assert cuda.calls == (ended if broken else [])
@@ -163,7 +163,7 @@ def test_a_gpu_continues_after_a_failed_capture() -> None:
     plain, graphs = run(graphed=False), run(graphed=True)
     assert [record["loss"] for record in graphs] == pytest.approx([record["loss"] for record in plain], rel=2e-2)
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
-    test_graphs_repeat_the_steps("bert", "full")  # another learner captures its own
+    test_real_graphs_equal_plain_steps("bert", "full")  # another learner captures its own
 
 
 @pytest.mark.filterwarnings("ignore:.*GradScaler is enabled, but CUDA is not available")
@@ -199,7 +199,7 @@ def test_which_learners_capture_graphs_on_a_gpu(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need an NVIDIA GPU")
 @pytest.mark.parametrize("tuning", ["full", "adapter"])
 @pytest.mark.parametrize("family", ["bert", "mpnet", "albert", "distilbert", "electra", "roberta"])
-def test_graphs_repeat_the_steps(family: str, tuning: str) -> None:
+def test_real_graphs_equal_plain_steps(family: str, tuning: str) -> None:
     def run(graphed: bool) -> list[dict[str, Any]]:
         torch.manual_seed(1)
         model = tiny_model(family, encoder={"tuning": {"name": tuning}}, dropout=True).cuda()

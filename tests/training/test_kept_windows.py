@@ -1,4 +1,4 @@
-"""A run on windows that an earlier one kept is the run that it would have been."""
+"""A run on cached windows gives the same result as a run that cuts them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
 
 
 def outcome(out: Path) -> dict[str, bytes]:
-    """Everything that a run leaves behind, but for the clock."""
+    """Return all files of a run, except those with times."""
     clocks = (runs.RUN, runs.ENVIRONMENT, runs.COST)
     return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*.*") if path.name not in clocks}
 
 
-def test_kept_windows_train_and_score_as_fresh_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_windows_train_and_score_as_fresh_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(
         {
             "data": {

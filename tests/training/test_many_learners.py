@@ -1,4 +1,4 @@
-"""Many learners in one pass: each becomes what it would have become alone, bit for bit."""
+"""Many learners in one pass: each ends as it would alone, bit for bit."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ MIXERS = [
 ]
 
 
-def test_each_learner_is_what_it_is_alone(encoder: Path, tmp_path: Path) -> None:
-    """Mixers with dropout and with batch norm among them: each draws its own randomness."""
+def test_each_learner_ends_as_it_would_alone(encoder: Path, tmp_path: Path) -> None:
+    """Some mixers have dropout or batch norm: each learner draws its own random numbers."""
     together = train(
         table(encoder, learner={"learning_rate": 1e-2}) | {"grid": {"learner": {"mixer": MIXERS}}},
         tmp_path / "together",
@@ -75,7 +75,7 @@ def test_each_learner_is_what_it_is_alone(encoder: Path, tmp_path: Path) -> None
         assert results(alone) == results(folder), folder.name
 
 
-def test_fractions_learn_alone_what_they_learn_together(encoder: Path, tmp_path: Path) -> None:
+def test_learners_of_fractions_end_as_they_would_alone(encoder: Path, tmp_path: Path) -> None:
     grid = {"learner": {"fraction": [0.1, 0.5, 1.0], "mixer": ["dot", "conv_1xn"]}}
     together = train(table(encoder) | {"grid": grid}, tmp_path / "together")
     folders = sorted(path for path in together.iterdir() if path.is_dir())
@@ -91,7 +91,7 @@ def test_fractions_learn_alone_what_they_learn_together(encoder: Path, tmp_path:
     assert steps["0.1"] < steps["0.5"] < steps["1"]
 
 
-def test_the_encoder_runs_once_for_all(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_encoder_runs_once_for_all_learners(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     encode = ReaderModel.encode
     monkeypatch.setattr(
@@ -105,7 +105,7 @@ def test_the_encoder_runs_once_for_all(encoder: Path, tmp_path: Path, monkeypatc
     assert counts[0] == counts[1] > 0
 
 
-def test_the_summary_says_what_varied(encoder: Path, tmp_path: Path) -> None:
+def test_the_summary_lists_the_options_that_varied(encoder: Path, tmp_path: Path) -> None:
     out = train(table(encoder) | {"grid": {"learner": {"seed": [0, 1]}}}, tmp_path / "out")
     summary = json.loads((out / "runs.json").read_text())
     assert summary["varied"] == ["learner.seed"]
@@ -116,7 +116,7 @@ def test_the_summary_says_what_varied(encoder: Path, tmp_path: Path) -> None:
     assert all("f1" in row["scores"] for row in summary["runs"])
 
 
-def test_a_learner_that_diverges_does_not_take_the_others_with_it(encoder: Path, tmp_path: Path) -> None:
+def test_a_learner_that_diverges_does_not_affect_the_others(encoder: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     given = table(encoder) | {"grid": {"learner": {"learning_rate": [1e-3, 1e38]}}}
     train_plan(make_plan(given, where="test"), tmp_path / "out", log=lines.append)
@@ -129,7 +129,7 @@ def test_a_learner_that_diverges_does_not_take_the_others_with_it(encoder: Path,
     assert states == ["finished", "failed"]
 
 
-def test_a_pass_that_diverges_does_not_take_the_next_with_it(encoder: Path, tmp_path: Path) -> None:
+def test_a_pass_that_diverges_does_not_stop_the_next(encoder: Path, tmp_path: Path) -> None:
     given = table(encoder, encoder={"tuning": "full"}) | {"grid": {"learner": {"learning_rate": [1e30, 1e-4]}}}
     train(given, tmp_path / "out")
     assert runs.run_state(tmp_path / "out") == "finished"
@@ -139,7 +139,7 @@ def test_a_pass_that_diverges_does_not_take_the_next_with_it(encoder: Path, tmp_
         train({**given, "grid": {"learner": {"learning_rate": [1e30, 1e31]}}}, tmp_path / "both")
 
 
-def test_weights_that_are_no_numbers_end_a_learner_before_they_are_scored(encoder: Path, tmp_path: Path) -> None:
+def test_a_learner_with_infinite_weights_stops_before_it_is_scored(encoder: Path, tmp_path: Path) -> None:
     given = table(encoder, training={"evaluate_every": "1 steps", "max_steps": 3}, learner={"schedule": "constant"})
     train(given | {"grid": {"learner": {"learning_rate": [1e38, 1e-3]}}}, tmp_path / "out")
     assert runs.run_state(tmp_path / "out" / "learning_rate0.001") == "finished"
@@ -147,7 +147,7 @@ def test_weights_that_are_no_numbers_end_a_learner_before_they_are_scored(encode
     assert (tmp_path / "out" / "learning_rate1e+38" / "history.jsonl").read_text().count("\n") >= 1
 
 
-def test_overwriting_spares_an_encoder_that_a_later_pass_needs(encoder: Path, tmp_path: Path) -> None:
+def test_an_encoder_that_a_later_pass_reads_is_not_overwritten(encoder: Path, tmp_path: Path) -> None:
     old = train(table(encoder, training={"max_steps": 1}), tmp_path / "old")
     before = results(old)
     given = table(encoder, training={"max_steps": 1}) | {"grid": {"encoder": {"name": [str(encoder), str(old)]}}}
@@ -166,7 +166,7 @@ def test_overwriting_spares_an_encoder_that_a_later_pass_needs(encoder: Path, tm
         ),
     ],
 )
-def test_a_metric_that_cannot_be_taken_is_said_at_once(
+def test_a_metric_that_cannot_be_computed_is_reported_at_once(
     changes: dict[str, Any], problem: str, encoder: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "dev.jsonl"
@@ -216,7 +216,7 @@ def test_the_contexts_of_a_question_stay_together() -> None:
 
 
 @pytest.mark.parametrize("interrupted_after", [0, 1, 5, 6, 7, 11])
-def test_steps_go_on_in_the_middle(interrupted_after: int) -> None:
+def test_steps_continue_in_the_middle(interrupted_after: int) -> None:
     model = tiny_model()
     examples = [example("A text.", id=f"q{n}") for n in range(22)]
     features = featurise(examples, model.tokenizer, model.windows)
@@ -225,12 +225,12 @@ def test_steps_go_on_in_the_middle(interrupted_after: int) -> None:
     assert len(whole) == 12
     at = whole[interrupted_after - 1].position if interrupted_after else Position()
     rest = list(steps.after(at))
-    for step, other in zip(rest, whole[interrupted_after:], strict=True):
-        assert (step.position, step.epoch) == (other.position, other.epoch)
-        assert all(np.array_equal(one, two) for one, two in zip(step.batches, other.batches, strict=True))
+    for step, expected in zip(rest, whole[interrupted_after:], strict=True):
+        assert (step.position, step.epoch) == (expected.position, expected.epoch)
+        assert all(np.array_equal(*batches) for batches in zip(step.batches, expected.batches, strict=True))
 
 
-def test_a_pass_ends_when_all_its_learners_have_learnt_enough(encoder: Path, tmp_path: Path) -> None:
+def test_a_pass_ends_when_all_its_learners_have_stopped(encoder: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     given = table(encoder, training={"epochs": 50, "patience": 2, "evaluate_every": "2 steps"})
     train_plan(
@@ -252,7 +252,7 @@ def test_training_stops_at_the_target(encoder: Path, tmp_path: Path) -> None:
     assert json.loads((out / "eval_results.json").read_text())["step"] == 3
 
 
-def test_the_best_model_may_be_the_best_by_another_metric(encoder: Path, tmp_path: Path) -> None:
+def test_another_metric_can_select_the_best_model(encoder: Path, tmp_path: Path) -> None:
     given = table(encoder, training={"metric": "HasAns_f1"}, learner={"learning_rate": 1e-2})
     out = train(given, tmp_path / "out")
     history = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
@@ -268,7 +268,7 @@ def test_the_best_model_may_be_the_best_by_another_metric(encoder: Path, tmp_pat
     ],
     ids=["PyTorch", "cuBLAS"],
 )
-def test_out_of_memory_is_one_line_with_what_helps(
+def test_out_of_memory_is_one_line_with_advice(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     starve(monkeypatch, largest=2, error=error)
@@ -277,18 +277,18 @@ def test_out_of_memory_is_one_line_with_what_helps(
 
 
 @pytest.mark.parametrize("tuning", ["frozen", "full"])
-def test_a_batch_that_does_not_fit_is_computed_in_halves(
+def test_a_batch_that_does_not_fit_is_split(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuning: str
 ) -> None:
-    """The result is the same but for rounding: the step is the same one, in pieces."""
+    """The result is the same up to rounding, as the step is only computed in pieces."""
     given = table(encoder, encoder={"tuning": tuning, "dropout": 0.0}, learner={"weight_decay": 0.0})
     plain = train(given, tmp_path / "plain")
     starve(monkeypatch, largest=1)
     halved = train(given, tmp_path / "halved", auto_batch=True)
-    one, two = (
+    whole, split = (
         [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()] for folder in (plain, halved)
     )
-    for before, after in zip(one, two, strict=True):
+    for before, after in zip(whole, split, strict=True):
         assert before.keys() == after.keys()
         if before["event"] == "step":
             assert after["loss"] == pytest.approx(before["loss"], rel=1e-4)
@@ -306,7 +306,7 @@ NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 G
 
 
 def starve(monkeypatch: pytest.MonkeyPatch, *, largest: int, error: Exception = NO_MEMORY) -> None:
-    """A machine that cannot hold more than so many windows in training."""
+    """A machine that runs out of memory above a number of windows per batch."""
     encode = ReaderModel.encode
 
     def limited(self: ReaderModel, batch: Any, layers: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Two real processes train what one does: the same losses, weights and scores, and nothing is written twice."""
+"""Two real processes give the losses, weights and scores of a single one, and nothing is written twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outcomes import outcome
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# Every process of the launch trains each plan, and writes down what was logged. Then only the second one gets a signal.
+# Every process of the launch trains each plan and writes down what was logged. Then only the second gets a signal.
 SCRIPT = """
 import json, os, signal, sys
 from pathlib import Path
@@ -68,14 +68,14 @@ def plans(encoder: Path) -> dict[str, Any]:
     by_group = {"name": "cross_entropy", "answerable": 2.0, "weigh_by": "group"}
     return {
         "full": {**common, "encoder": full, "learner": {"learning_rate": 1e-3}},
-        # Batches of three for two processes, several of them a step, means over the groups of the whole step.
+        # Batches of three for two processes, several per step, and means over the groups of the whole step.
         "groups": {
             **common,
             "encoder": full,
             "learner": {"learning_rate": 1e-3, "loss": by_group},
             "training": {**common["training"], "accumulate": 2},
         },
-        # One window a batch: one of the two processes has nothing to do.
+        # One window per batch: one of the two processes has nothing to do.
         "lonely": {
             **common,
             "encoder": {**full, "tuning": {"name": "adapter", "size": 4}},
@@ -120,13 +120,13 @@ def run_folders(plan: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", list(plans(Path())))
-def test_two_processes_learn_what_one_does(folder: Path, name: str) -> None:
+def test_two_processes_train_as_one_does(folder: Path, name: str) -> None:
     ones, twos = run_folders(folder / "one" / name), run_folders(folder / "two" / name)
     assert [path.name for path in ones] == [path.name for path in twos]
     assert len(ones) == (4 if name == "many" else 1)
-    for one, two in zip(ones, twos, strict=True):
+    for single, double in zip(ones, twos, strict=True):
         before, after = (
-            [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()] for run in (one, two)
+            [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()] for run in (single, double)
         )
         assert len(before) == len(after)
         for left, right in zip(before, after, strict=True):
@@ -134,14 +134,14 @@ def test_two_processes_learn_what_one_does(folder: Path, name: str) -> None:
             for key, value in left.items():
                 expected = pytest.approx(value, rel=2e-4, abs=1e-5) if isinstance(value, float) else value
                 assert right[key] == expected, (left, right)
-        weights, others = (load_file(run / "model" / "model.safetensors") for run in (one, two))
+        weights, others = (load_file(run / "model" / "model.safetensors") for run in (single, double))
         assert weights.keys() == others.keys()
         for key, value in weights.items():
-            if not key.endswith(("key.bias", "task.b")):  # no gradient but noise, which AdamW blows up
+            if not key.endswith(("key.bias", "task.b")):  # their gradient is only noise, which AdamW amplifies
                 torch.testing.assert_close(others[key], value, rtol=1e-3, atol=2e-4, msg=key)
-        assert json.loads((one / "predictions.json").read_text() if (one / "predictions.json").exists() else "{}") == (
-            json.loads((two / "predictions.json").read_text() if (two / "predictions.json").exists() else "{}")
-        )
+        assert json.loads(
+            (single / "predictions.json").read_text() if (single / "predictions.json").exists() else "{}"
+        ) == (json.loads((double / "predictions.json").read_text() if (double / "predictions.json").exists() else "{}"))
 
 
 def test_a_signal_to_one_process_stops_all_after_the_same_step(folder: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(folder: Path) -> 
 
 
 @pytest.mark.parametrize("name", list(plans(Path())))
-def test_all_processes_know_the_scores_and_one_speaks(folder: Path, name: str) -> None:
+def test_all_processes_return_the_scores_and_one_logs(folder: Path, name: str) -> None:
     first, second = (json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in (0, 1))
     assert first["best"] == second["best"]
     assert first["best"]

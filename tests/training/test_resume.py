@@ -1,4 +1,4 @@
-"""A run that was killed goes on to the same weights and the same history as one that never was."""
+"""A run that was killed resumes to the same weights and history as a run that was not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 class Killed(BaseException):
-    """Stands for a kill inside one process: nothing after it is written, not even the state of the run."""
+    """Simulates a kill inside the process: nothing after it is written, not even the state of the run."""
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def table(folder: Path, **sections: Any) -> dict[str, Any]:
     return {**given, **{name: {**given.get(name, {}), **options} for name, options in sections.items()}}
 
 
-# One process imports the libraries and then forks a training process for every line it reads: a start costs a fork.
-NURSERY = """
+# One process imports the libraries and forks a training process for every line it reads: a start costs only a fork.
+FORK_SERVER = """
 import os, sys
 from pathlib import Path
 from lamella.plan import load_plan
@@ -91,17 +91,17 @@ def test_killed_ten_times_at_random_moments(encoder: Path, tmp_path: Path) -> No
     train_plan(make_plan(given, where="test"), tmp_path / "whole")
 
     out, dice, halves, steps = tmp_path / "killed", random.Random(5), 0, []
-    nursery = subprocess.Popen(
-        [sys.executable, "-c", NURSERY], env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    server = subprocess.Popen(
+        [sys.executable, "-c", FORK_SERVER], env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
-    with nursery:
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with server:
         for kill in range(12):
             before, wait, began = written(out / runs.CHECKPOINT), dice.uniform(0.0, 0.3), None
-            nursery.stdin.write(f"{config} {out}\n")
-            nursery.stdin.flush()
-            child = int(nursery.stdout.readline())
+            server.stdin.write(f"{config} {out}\n")
+            server.stdin.flush()
+            child = int(server.stdout.readline())
             deadline = time.monotonic() + 120
             while time.monotonic() < deadline:
                 if began is None and written(out / runs.CHECKPOINT) != before:
@@ -113,20 +113,20 @@ def test_killed_ten_times_at_random_moments(encoder: Path, tmp_path: Path) -> No
                 time.sleep(0.0002)
             assert runs.run_state(out) == "unfinished", "the run ended before it was killed: make it longer"
             os.kill(child, signal.SIGKILL)
-            assert nursery.stdout.readline() == "gone\n"
+            assert server.stdout.readline() == "gone\n"
             steps.append(torch.load(out / runs.CHECKPOINT, weights_only=True)["position"][0])
         assert halves >= 3
-        assert sorted(set(steps)) == steps  # each went on from the one before
-        nursery.stdin.write(f"{config} {out}\n")
-        nursery.stdin.flush()
-        nursery.stdout.readline()
-        nursery.stdout.readline()
+        assert sorted(set(steps)) == steps  # each continued from the one before
+        server.stdin.write(f"{config} {out}\n")
+        server.stdin.flush()
+        server.stdout.readline()
+        server.stdout.readline()
     assert runs.run_state(out) == "finished"
     assert outcome(out) == outcome(tmp_path / "whole")
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, evaluation: int) -> None:
-    """End the process's work at the n-th evaluation, as a kill would: no file says so."""
+    """Stop at the n-th evaluation as a kill would, without any record of it."""
     evaluate, calls = bookkeeping.Bookkeeper.evaluate, []
 
     def maybe(self: bookkeeping.Bookkeeper, *arguments: Any) -> None:
@@ -152,7 +152,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, evaluation: int) -> None:
     ],
     ids=str,
 )
-def test_everything_that_learning_depends_on_is_in_the_checkpoint(
+def test_a_checkpoint_holds_everything_that_training_depends_on(
     changes: dict[str, Any], encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(table(encoder, **changes), where="test")
@@ -176,7 +176,7 @@ def test_a_finished_run_stays_as_it_is(encoder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / runs.CHECKPOINT).exists()
 
 
-def test_where_nothing_is_resume_starts(encoder: Path, tmp_path: Path) -> None:
+def test_resume_starts_a_run_in_an_empty_folder(encoder: Path, tmp_path: Path) -> None:
     train_plan(
         make_plan(table(encoder, training={"max_steps": 1}), where="test"),
         tmp_path / "out",
@@ -193,9 +193,7 @@ def interrupted(encoder: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return out
 
 
-def test_a_pass_takes_the_time_of_all_its_sittings(
-    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_of_a_resumed_pass_is_added_up(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = interrupted(encoder, tmp_path / "out", monkeypatch)
     content = torch.load(out / runs.CHECKPOINT, weights_only=True)
     assert 0 < content["seconds"] < 100
@@ -208,13 +206,13 @@ def test_a_pass_takes_the_time_of_all_its_sittings(
 def test_other_options_are_refused(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = interrupted(encoder, tmp_path / "out", monkeypatch)
     before = outcome(out)
-    other = make_plan(table(encoder, learner={"learning_rate": 1e-2}), where="test")
+    changed = make_plan(table(encoder, learner={"learning_rate": 1e-2}), where="test")
     with pytest.raises(RunError, match=r"began with learner\.learning_rate = 0\.001, got 0\.01\. .*--overwrite"):
-        train_plan(other, out, resume=True)
+        train_plan(changed, out, resume=True)
     assert outcome(out) == before
 
 
-def test_a_damaged_checkpoint_is_said_to_be_one(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_checkpoint_is_reported(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = interrupted(encoder, tmp_path / "out", monkeypatch)
     path = out / runs.CHECKPOINT
     path.write_bytes(path.read_bytes()[:-1000])
@@ -224,19 +222,19 @@ def test_a_damaged_checkpoint_is_said_to_be_one(encoder: Path, tmp_path: Path, m
 
 
 def test_other_runs_are_refused(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of several runs does not go on as one, nor the other way round: what is there would be lost."""
+    """A folder of several runs cannot continue as a single one, nor the other way round: its runs would be lost."""
     several = make_plan(table(encoder, grid={"learner": {"seed": [0, 1]}}), where="test")
     killed_at(monkeypatch, 6)
     with pytest.raises(Killed):
         train_plan(several, tmp_path / "several")
     monkeypatch.undo()
-    one = interrupted(encoder, tmp_path / "one", monkeypatch)
-    before = outcome(one), outcome(tmp_path / "several")
+    single = interrupted(encoder, tmp_path / "single", monkeypatch)
+    before = outcome(single), outcome(tmp_path / "several")
     with pytest.raises(RunError, match=r"holds the runs seed0, seed1, but the run file describes one run"):
         train_plan(make_plan(table(encoder), where="test"), tmp_path / "several", resume=True)
     with pytest.raises(RunError, match=r"holds one run, but the run file describes the runs seed0, seed1"):
-        train_plan(several, one, resume=True)
-    assert (outcome(one), outcome(tmp_path / "several")) == before
+        train_plan(several, single, resume=True)
+    assert (outcome(single), outcome(tmp_path / "several")) == before
 
 
 def test_other_data_is_refused(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +256,7 @@ def test_other_data_is_refused(encoder: Path, tmp_path: Path, monkeypatch: pytes
 def test_other_data_than_a_finished_run_of_several_had_is_refused(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pass that was stopped has a checkpoint that tells; one that had ended has none."""
+    """A checkpoint shows the change to the pass that was stopped; a pass that had ended has none."""
     data = tmp_path / "train.json"
     data.write_bytes(data_path("demo:train").read_bytes())
     seeds = {"learner": {"seed": [0, 1]}}
@@ -272,8 +270,8 @@ def test_other_data_than_a_finished_run_of_several_had_is_refused(
     assert runs.is_over(out / "seed0")
     before = outcome(out)
     data.write_bytes(data.read_bytes() + b"\n")
-    told = r"seed0: expected .*train\.json with sha256 .*, which this run was made with, got .*--overwrite\.$"
-    with pytest.raises(RunError, match=told):
+    message = r"seed0: expected .*train\.json with sha256 .*, which this run was made with, got .*--overwrite\.$"
+    with pytest.raises(RunError, match=message):
         train_plan(plan, out, resume=True)
     assert outcome(out) == before
 

@@ -1,4 +1,4 @@
-"""Teachers that are remembered: kept logits carried over to other tokens, against plain loops over characters."""
+"""Stored teachers: logits aligned with other tokens, compared with plain loops over characters."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ TEXT = "Christiaan Huygens discovered Titan in 1655 with a telescope that he had
 WORDS = TEXT.split()
 
 
-class Said:
-    """Whatever is known of a model when its logits are kept."""
+class NamedModel:
+    """The part of a model that a writer of logits reads."""
 
     gives_text, decoding = True, DecodingOptions()
 
 
 def keep(folder: Path, features: Features, logits: np.ndarray[Any, Any]) -> Path:
     """A run folder with these logits [2, tokens] for all windows."""
-    writer = LogitsWriter(Said())
+    writer = LogitsWriter(NamedModel())
     for window in range(len(features)):
         padded = pad(features, np.array([window]))
         row = np.zeros((2, *padded.mask.shape))
@@ -65,7 +65,7 @@ def keep(folder: Path, features: Features, logits: np.ndarray[Any, Any]) -> Path
 
 
 def kept_by(model: ReaderModel, examples: Sequence[Example], folder: Path) -> str:
-    """What `lamella predict --keep-logits` leaves."""
+    """Write what `lamella predict --keep-logits` writes."""
     writer = LogitsWriter(model)
     with runs.new_run(folder, "predict"):
         predict(model, examples, sink=writer)
@@ -92,23 +92,24 @@ def windows_of(model: ReaderModel, examples: Sequence[Example]) -> Features:
 
 def loud(model: ReaderModel) -> ReaderModel:
     with torch.no_grad():
-        model.head.task.q.mul_(20)  # as if it had learnt something
+        model.head.task.q.mul_(20)  # as if it were trained
     return model.eval()
 
 
 # --- tokens matched by characters ---------------------------------------------------------------------------------
 
 
-def slowly(
+def align_by_loop(
     kept: Sequence[StoredLogits], train: Features, window: int, temperature: float | None
 ) -> tuple[np.ndarray[Any, Any], bool]:
-    """What teachers say of a window, [O, T], token by token and character by character: probabilities at a temperature,
-    or without one logits; and whether it is taught.
+    """Compute the aligned logits of a window, [O, T], token by token and character by character.
+
+    They are probabilities at a temperature, or logits without one. Also return whether the window is taught.
     """
     found = []
     for teacher in kept:
         theirs = teacher.features
-        ids = [one.id for one in theirs.examples]
+        ids = [example.id for example in theirs.examples]
         own = train.examples[train.example[window]]
         if own.id not in ids:
             continue
@@ -117,7 +118,7 @@ def slowly(
             np.flatnonzero(theirs.example == ids.index(own.id)).tolist(),
             key=lambda v: (len(set(mine) & set(shown(theirs, v))), -v),
         )
-        found.append(one_slowly(teacher, best, train, window, temperature))
+        found.append(align_one_by_loop(teacher, best, train, window, temperature))
     if not found:
         return np.zeros((2, train.lengths[window])), False
     if temperature is not None:
@@ -134,7 +135,7 @@ def shown(features: Features, window: int) -> range:
     return range(*features.characters(window, begin, end - 1)) if begin < end else range(0)
 
 
-def one_slowly(
+def align_one_by_loop(
     teacher: StoredLogits, best: int, train: Features, window: int, temperature: float | None
 ) -> np.ndarray[Any, Any]:
     theirs = teacher.features
@@ -162,7 +163,7 @@ def one_slowly(
                 summed.setdefault(to, []).append(logits[output, choice] / (temperature or 1.0))
         row = np.full(len(ids[1]), -np.inf)
         for to, scores in summed.items():
-            row[to] = max(scores) + math.log(sum(math.exp(one - max(scores)) for one in scores))
+            row[to] = max(scores) + math.log(sum(math.exp(score - max(scores)) for score in scores))
         if temperature is not None:
             row = np.exp(row - row.max())
             row /= row.sum()
@@ -183,13 +184,13 @@ def place(span: Any, own: Any, output: int) -> int:
     return 10**6 if output == 0 else -(10**6)
 
 
-def assert_as_slowly(folders: Sequence[Path], train: Features, temperature: float | None) -> None:
+def assert_equals_loop(folders: Sequence[Path], train: Features, temperature: float | None) -> None:
     aligned = align(folders, train, temperature=temperature)
     kept = [StoredLogits(folder) for folder in folders]
     for window in range(len(train)):
         found = aligned.padded(np.array([window]), int(train.lengths[window]) + 3)[:, 0]
         assert np.isneginf(found[:, -3:]).all()
-        expected, taught = slowly(kept, train, window, temperature)
+        expected, taught = align_by_loop(kept, train, window, temperature)
         assert aligned.taught[window] == taught
         if not taught:
             assert np.isneginf(found).all()
@@ -211,7 +212,7 @@ def cuts(draw: st.DrawFn, characters: int) -> np.ndarray[Any, Any]:
 def made_features(
     texts: Sequence[str], spans: Sequence[Any], question: int, specials: tuple[int, int, int], room: int
 ) -> Features:
-    """Windows over contexts that are cut as told; token ids are made of their places."""
+    """Windows over contexts with the given tokens; token ids are computed from their places."""
     prefix, middle, suffix = specials
     cls = prefix - 1
     heading = [*[5] * cls, 7, *[9] * question, *[2] * middle]
@@ -246,7 +247,7 @@ def made_features(
 @given(data=st.data())
 @settings(max_examples=60)
 def test_tokens_are_matched_as_by_a_loop_over_characters(data: st.DataObject) -> None:
-    """Any two ways to cut some texts, any windows, one teacher or two of which the second does not know all texts."""
+    """Any two tokenisations, any windows, one teacher or two of which the second does not know all texts."""
     lengths = data.draw(st.lists(st.integers(1, 25), min_size=1, max_size=3))
     texts = ["x" * length + str(number) for number, length in enumerate(lengths)]
     special = st.tuples(st.integers(1, 2), st.integers(0, 2), st.integers(0, 1))
@@ -265,21 +266,21 @@ def test_tokens_are_matched_as_by_a_loop_over_characters(data: st.DataObject) ->
             keep(Path(folder) / str(number), teacher, random.normal(0, 3, (2, len(teacher.input_ids))))
             for number, teacher in enumerate(teachers)
         ]
-        assert_as_slowly(folders, train, data.draw(st.sampled_from([1.0, 2.0, 0.5, None])))
+        assert_equals_loop(folders, train, data.draw(st.sampled_from([1.0, 2.0, 0.5, None])))
 
 
-def test_of_windows_that_share_nothing_the_first_is_taken(tmp_path: Path) -> None:
-    """The teacher has no token behind the second character, and our second window none before the third."""
+def test_the_first_window_teaches_if_none_overlaps(tmp_path: Path) -> None:
+    """The teacher has no token after the second character, and the second window none before the third."""
     texts = ["x" * 6]
     train = made_features(texts, [np.array([(0, 1), (1, 2), (3, 4), (4, 6)])], 0, (1, 0, 0), 2)
     teacher = made_features(texts, [np.array([(0, 1), (1, 2), (2, 3)])], 0, (1, 0, 1), 2)
     random = np.random.default_rng(0)
-    folder = keep(tmp_path / "said", teacher, random.normal(0, 3, (2, len(teacher.input_ids))))
-    assert_as_slowly([folder], train, 1.0)
+    folder = keep(tmp_path / "teacher", teacher, random.normal(0, 3, (2, len(teacher.input_ids))))
+    assert_equals_loop([folder], train, 1.0)
 
 
 def test_a_worked_example(tmp_path: Path) -> None:
-    """The one at the top of the module: "Unhappily" as Un ##happi ##ly and as Unhap ##pily."""
+    """The example at the top of the module: "Unhappily" as Un ##happi ##ly and as Unhap ##pily."""
     theirs = made_features(["Unhappily"], [np.array([(0, 2), (2, 7), (7, 9)])], 1, (1, 2, 1), 9)
     ours = made_features(["Unhappily"], [np.array([(0, 5), (5, 9)])], 1, (1, 1, 1), 9)
     p = np.array([0.1, 0.2, 0.3, 0.4])  # of [CLS], Un, ##happi, ##ly
@@ -312,7 +313,7 @@ def test_real_tokenizers_teach_one_another(
     assert len(train) > len(texts)
     random = np.random.default_rng(0)
     folder = keep(tmp_path / "run", theirs, random.normal(0, 3, (2, len(theirs.input_ids))))
-    assert_as_slowly([folder], train, temperature)
+    assert_equals_loop([folder], train, temperature)
 
 
 # --- the objective ------------------------------------------------------------------------------------------------
@@ -328,12 +329,12 @@ def terms_of(objective: Any, student: ReaderModel, batch: Batch) -> tuple[dict[s
     terms = objective(Forward(student, batch, None, objective.stored_logits(batch)), batch, Totals.of([batch]))
     terms["loss"].backward()
     gradients = [parameter.grad for parameter in student.parameters() if parameter.grad is not None]
-    return {name: value.item() for name, value in terms.items()}, [one.clone() for one in gradients]
+    return {name: value.item() for name, value in terms.items()}, [gradient.clone() for gradient in gradients]
 
 
 @pytest.mark.parametrize("measure", ["kl", "mse"])
 @pytest.mark.parametrize("over", ["all", "start"])
-def test_with_the_same_tokens_it_is_the_teacher_itself(measure: str, over: str, tmp_path: Path) -> None:
+def test_with_the_same_tokens_it_equals_the_live_teacher(measure: str, over: str, tmp_path: Path) -> None:
     encoder = save_tiny_encoder(tmp_path / "encoder")
     teacher = loud(ReaderModel(load_encoder(str(encoder)), tiny_run_config()))
     teacher.save(tmp_path / "teacher")
@@ -361,8 +362,8 @@ def test_with_the_same_tokens_it_is_the_teacher_itself(measure: str, over: str, 
     ours, theirs = terms_of(stored, student, batch), terms_of(live, student, batch)
     assert ours[0] == pytest.approx(theirs[0], rel=1e-3)
     assert ours[0]["distillation"] > 0.1
-    for mine, other in zip(ours[1], theirs[1], strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-2, atol=1e-3)
+    for gradient, expected in zip(ours[1], theirs[1], strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-2, atol=1e-3)
     if measure == "mse":
         with torch.no_grad():
             taught = teacher(batch)
@@ -392,8 +393,8 @@ def test_temperature_and_the_weight_of_the_labels(tmp_path: Path) -> None:
     assert terms["loss"] == pytest.approx(0.25 * task + 0.5 * terms["distillation"], rel=1e-5)
 
 
-def test_a_doubted_label_counts_as_far_as_it_is_believed(tmp_path: Path) -> None:
-    """Against a loop over the windows; those that no run answers are not doubted, and before it begins none is."""
+def test_a_doubted_label_is_weighted_by_its_probability(tmp_path: Path) -> None:
+    """Compared with a loop over the windows; windows that no run answers are not doubted, and none before it begins."""
     teacher, student = loud(tiny_model(seed=1)), loud(tiny_model(seed=2, dropout=False))
     examples = some_examples()
     folder = kept_by(teacher, examples[:4], tmp_path / "run")
@@ -404,8 +405,8 @@ def test_a_doubted_label_counts_as_far_as_it_is_believed(tmp_path: Path) -> None
     expected = 0.0
     for window in range(len(train)):
         at = [(0, window, int(batch.start[window])), (1, window, int(batch.end[window]))]
-        belief = float(np.sqrt(np.prod([taught[one].exp() for one in at]))) if window < 4 else 1.0
-        expected += belief * -float(np.mean([own[one] for one in at])) / len(train)
+        belief = float(np.sqrt(np.prod([taught[label].exp() for label in at]))) if window < 4 else 1.0
+        expected += belief * -float(np.mean([own[label] for label in at])) / len(train)
     doubting = stored_teacher(student, train, folder, doubt=True, weight=0.0)
     plain, _ = terms_of(stored_teacher(student, train, folder, weight=0.0), student, batch)
     terms, _ = terms_of(doubting, student, batch)
@@ -452,18 +453,18 @@ def test_questions_that_no_run_answers_are_not_taught(measure: str, tmp_path: Pa
     assert objective.remark == "2 of 6 windows taught by the stored logits of a run"
     terms, gradients = terms_of(objective, student, collate(train, np.array([0, 3, 4])))
     assert (terms["loss"], terms["distillation"]) == (0, 0)
-    assert all(not one.any() for one in gradients)
+    assert all(not gradient.any() for gradient in gradients)
     mixed, both = collate(train, np.array([0, 1])), collate(train, np.array([1]))
     terms, gradients = terms_of(objective, student, mixed)
     alone, of_one = terms_of(objective, student, both)
     share = 2 if measure == "kl" else float(mixed.mask.sum() / both.mask.sum())
     assert terms["distillation"] == pytest.approx(alone["distillation"] / share, rel=1e-4)
-    assert all(one.isfinite().all() for one in gradients)
-    for one, other in zip(gradients, of_one, strict=True):
-        torch.testing.assert_close(one * share, other, rtol=1e-3, atol=1e-5)
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    for gradient, expected in zip(gradients, of_one, strict=True):
+        torch.testing.assert_close(gradient * share, expected, rtol=1e-3, atol=1e-5)
 
 
-def test_before_it_begins_the_labels_teach_alone(tmp_path: Path) -> None:
+def test_only_labels_count_during_warmup(tmp_path: Path) -> None:
     examples = some_examples()
     folder = kept_by(loud(tiny_model(seed=1)), examples, tmp_path / "run")
     student = tiny_model(seed=3, dropout=False)
@@ -479,8 +480,8 @@ def test_before_it_begins_the_labels_teach_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("measure", "doubt"), [("kl", False), ("kl", True), ("mse", False)])
-def test_what_it_does_with_a_batch_can_be_recorded(measure: str, doubt: bool, tmp_path: Path) -> None:
-    """No branch on a value and no look at one: what is recorded of one batch holds for all others of its shape."""
+def test_its_loss_can_be_captured_as_a_graph(measure: str, doubt: bool, tmp_path: Path) -> None:
+    """No branch on a value and no value read back: a graph captured with one batch is valid for all of its shape."""
     examples = some_examples()
     folder = kept_by(loud(tiny_model(seed=1)), examples[:3], tmp_path / "run")
     student = tiny_model(seed=3, dropout=False)
@@ -506,9 +507,9 @@ def test_what_it_does_with_a_batch_can_be_recorded(measure: str, doubt: bool, tm
         for batch in (taught, other)
     ]
     assert torch.isneginf(given[1][1][:, 0]).all()
-    recorded = make_fx(loss)(*given[0])
-    for one in given:
-        torch.testing.assert_close(recorded(*one), loss(*one))
+    traced = make_fx(loss)(*given[0])
+    for arguments in given:
+        torch.testing.assert_close(traced(*arguments), loss(*arguments))
 
 
 class Planted:
@@ -533,8 +534,8 @@ class Planted:
         return found
 
 
-def test_a_student_learns_from_the_teacher_alone_what_the_labels_deny(tmp_path: Path) -> None:
-    """Without labels, from a reader with other tokens: where the data says "no answer", it answers as its teacher."""
+def test_a_student_learns_from_the_teacher_what_the_labels_deny(tmp_path: Path) -> None:
+    """Without labels, from a reader with another tokenizer: it answers as its teacher where the data has no answer."""
     examples = [example(TEXT, id=f"q{n}", question=f"{WORDS[n]} {WORDS[-n]}?") for n in range(1, 7)]
     words = ["Titan", "Huygens", "1655", "telescope", "built", "himself"]
     teacher = Planted("mpnet", examples, words)
@@ -551,17 +552,17 @@ def test_a_student_learns_from_the_teacher_alone_what_the_labels_deny(tmp_path: 
         learner.add_gradients(batch, None, Totals.of([batch]))
         learner.step(0.0)
     answers = predict(student.eval(), examples)
-    assert [one.text(0.0) for one in answers.values()] == words
+    assert [prediction.text(0.0) for prediction in answers.values()] == words
 
 
-def same_lengths(one: Features, other: Features) -> bool:
-    return np.array_equal(one.lengths, other.lengths)
+def same_lengths(first: Features, second: Features) -> bool:
+    return np.array_equal(first.lengths, second.lengths)
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_teach_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_run_that_cannot_teach_is_refused_in_one_line(tmp_path: Path) -> None:
     examples = some_examples()
     teacher, student = tiny_model(seed=1), tiny_model(seed=2)
     train = windows_of(student, examples)
@@ -570,7 +571,7 @@ def test_what_cannot_teach_is_refused_in_one_line(tmp_path: Path) -> None:
     halted = Path(kept_by(teacher, examples, tmp_path / "halted"))
     record = json.loads((halted / runs.RUN).read_text())
     (halted / runs.RUN).write_text(json.dumps({**record, "state": "unfinished"}))
-    others = [replace(one, id=f"other{n}") for n, one in enumerate(examples)]
+    others = [replace(example, id=f"other{n}") for n, example in enumerate(examples)]
     apart = kept_by(teacher, others, tmp_path / "apart")
     changed = [*examples[:4], replace(examples[4], context=Context(TEXT + " "))]
     moved = kept_by(teacher, changed, tmp_path / "moved")
@@ -615,11 +616,11 @@ def test_what_cannot_teach_is_refused_in_one_line(tmp_path: Path) -> None:
         assert message in problem
 
 
-def test_an_id_with_another_question_or_context_is_refused_with_both(tmp_path: Path) -> None:
-    """As after the ids of a file were dealt out anew: the same ids, contexts and questions, in other pairs."""
+def test_an_id_with_another_question_or_context_is_refused(tmp_path: Path) -> None:
+    """As if a file got new ids: the same ids, contexts and questions, in other pairs."""
     examples, student = some_examples(), tiny_model(seed=2)
     train = windows_of(student, examples)
-    turned = [replace(one, question=examples[n - 1].question) for n, one in enumerate(examples)]
+    turned = [replace(example, question=examples[n - 1].question) for n, example in enumerate(examples)]
     folder = kept_by(tiny_model(seed=1), turned, tmp_path / "turned")
     with pytest.raises(LamellaError) as caught:
         stored_teacher(student, train, folder)
@@ -627,11 +628,11 @@ def test_an_id_with_another_question_or_context_is_refused_with_both(tmp_path: P
         f"{folder}: question q0: expected the question of the training data, 'Which ', found stored logits for "
         "'Which Which Which Which Which Which '; predict exactly these questions with --keep-logits."
     )
-    ended = [replace(one, context=Context(TEXT + " Twice.")) for one in examples]
+    ended = [replace(example, context=Context(TEXT + " Twice.")) for example in examples]
     folder = kept_by(tiny_model(seed=1), ended, tmp_path / "ended")
     with pytest.raises(LamellaError) as caught:
         stored_teacher(student, train, folder)
-    assert str(caught.value) == (  # texts that begin alike are shown where they part
+    assert str(caught.value) == (  # texts that begin alike are shown where they differ
         f"{folder}: question q0: expected the context of the training data, …'e had built himself.', found stored "
         "logits for …'e had built himself. Twice.'; predict exactly these questions with --keep-logits."
     )
@@ -640,7 +641,7 @@ def test_an_id_with_another_question_or_context_is_refused_with_both(tmp_path: P
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["logits", "tops"])
 @pytest.mark.parametrize("temperature", [1.0, None])
-def test_logits_that_are_no_numbers_are_refused(
+def test_logits_that_are_not_finite_are_refused(
     value: float, where: str, temperature: float | None, tmp_path: Path
 ) -> None:
     features = made_features(["Unhappily", "Happily"], [np.array([(0, 2), (2, 7)])] * 2, 1, (1, 2, 1), 9)
@@ -656,7 +657,7 @@ def test_logits_that_are_no_numbers_are_refused(
     assert str(caught.value).startswith(f"{folder}: question q1: expected finite logits, found nan or infinity; ")
 
 
-def test_a_folder_without_logits_is_not_to_be_written_over(tmp_path: Path) -> None:
+def test_the_advice_does_not_overwrite_a_folder_without_logits(tmp_path: Path) -> None:
     student = tiny_model(seed=2)
     train = windows_of(student, some_examples())
     taught = "expected a run with stored logits, found none; create it with: lamella predict TRAIN"
@@ -677,7 +678,7 @@ def test_a_folder_without_logits_is_not_to_be_written_over(tmp_path: Path) -> No
         assert str(caught.value).splitlines()[-1].strip().endswith(f"{folder}: {taught} {advice}")
 
 
-def test_runs_made_before_do_not_tell_who_taught(tmp_path: Path) -> None:
+def test_older_runs_do_not_record_the_teacher(tmp_path: Path) -> None:
     examples, model = some_examples(), tiny_model(seed=1)
     before = kept_by(model, examples, tmp_path / "before")
     writer = LogitsWriter(model, {"name": "/far/away/model", "sha256": "abc"})
@@ -687,7 +688,7 @@ def test_runs_made_before_do_not_tell_who_taught(tmp_path: Path) -> None:
     train = windows_of(student, examples)
     assert list(stored_teacher(student, train, before).teacher_facts) == []
     both = stored_teacher(student, train, before, str(tmp_path / "after")).teacher_facts
-    assert [one.model_dump(exclude_none=True) for one in both] == [
+    assert [facts.model_dump(exclude_none=True) for facts in both] == [
         {"run": "before"},
         {"run": "after", "model": "away", "sha256": "abc"},
     ]
@@ -742,19 +743,19 @@ def test_an_mpnet_teaches_a_bert_through_the_command_line(lamella: Any, tmp_path
     assert json.loads((run / runs.LOGITS_INDEX).read_text())["model"] == named
     record = json.loads((run / runs.RUN).read_text())["model"]
     assert (record["name"], record["sha256"], record["tuning"]["name"]) == (named["name"], sha256, "full")
-    told = [{"run": "teacher-train", "model": "teacher", "sha256": sha256}]
+    expected_facts = [{"run": "teacher-train", "model": "teacher", "sha256": sha256}]
     asked = ("demo:dev", "--model", tmp_path / "student", "--out", tmp_path / "asked")
     assert lamella("evaluate", *asked)[0] == 0
     for model in (tmp_path / "student" / runs.MODEL / "config.json", tmp_path / "asked" / runs.RUN):
         content = json.loads(model.read_text())
-        assert content.get("model", content)["facts"]["teachers"] == told
+        assert content.get("model", content)["facts"]["teachers"] == expected_facts
     card = (tmp_path / "student" / runs.MODEL / "README.md").read_text()
     assert f"| teachers | `teacher` (sha256 `{sha256}`) |" in card
     for name in ("student", "asked"):
         code, _, err = lamella("compare", tmp_path / name, "--keep", tmp_path / "kept")
         assert (code, err) == (0, "")
         kept = (tmp_path / "kept" / f"{name}.json").read_text()
-        assert json.loads(kept)["teachers"] == told
+        assert json.loads(kept)["teachers"] == expected_facts
         assert str(tmp_path) not in kept
     code, _, err = lamella("compare", tmp_path / "teacher", "--keep", tmp_path / "alone.json")
     assert (code, "teachers" in json.loads((tmp_path / "alone.json").read_text())) == (0, False)
@@ -769,10 +770,10 @@ def test_an_mpnet_teaches_a_bert_through_the_command_line(lamella: Any, tmp_path
 
 
 class Killed(BaseException):
-    """Stands for a kill."""
+    """Simulates a kill."""
 
 
-def test_a_run_does_not_go_on_with_other_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_does_not_resume_with_other_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = save_tiny_encoder(tmp_path / "tiny")
     examples = read("demo:train").examples[:12]
     kept_by(loud(tiny_model(seed=1)), examples, tmp_path / "teacher")
@@ -804,6 +805,6 @@ def test_a_run_does_not_go_on_with_other_logits(tmp_path: Path, monkeypatch: pyt
     train_plan(plan, tmp_path / "out", resume=True)
     weights = [sorted((tmp_path / name / runs.MODEL).rglob("*.safetensors")) for name in ("whole", "out")]
     assert weights[0]
-    assert [one.read_bytes() for one in weights[0]] == [one.read_bytes() for one in weights[1]]
+    assert [path.read_bytes() for path in weights[0]] == [path.read_bytes() for path in weights[1]]
     histories = [(tmp_path / name / runs.HISTORY).read_text() for name in ("whole", "out")]
     assert histories[0] == histories[1]

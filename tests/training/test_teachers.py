@@ -1,4 +1,4 @@
-"""Distillation against its definitions: who teaches, how far the student is from it, what it costs."""
+"""Distillation compared with its definitions: the teachers, the distances, the cost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SMALL_XCEPTION = {"name": "xception", "widths": [4, 4, 6, 6]}
 
 
 def some_features(model: ReaderModel, count: int = 8) -> Features:
-    """Windows of unlike length, every third without an answer."""
+    """Windows of different lengths, every third without an answer."""
     words = TEXT.split()
     examples = [
         example(TEXT, None if n % 3 == 2 else words[n % 6], question="Which " * (n + 1), id=f"q{n}")
@@ -72,13 +72,13 @@ def some_batches(model: ReaderModel, steps: int, size: int = 3) -> list[Batch]:
 
 
 def options(distil: Any = None, **more: Any) -> LearnerOptions:
-    """A constant rate, no decay, no clipping: nothing that the plain loops below would have to repeat."""
+    """A constant rate, no weight decay, no clipping: the plain loops below need not repeat these."""
     constant = {"learning_rate": RATE, "weight_decay": 0.0, "max_grad_norm": 1e9, "schedule": {"name": "constant"}}
     return LearnerOptions.model_validate({**constant, "distil": distil, **more})
 
 
 def train(learner: Learner, batches: Sequence[Batch]) -> list[dict[str, float]]:
-    """The terms of every step; a frozen encoder runs outside of the learner, as the loop has it."""
+    """Return the terms of every step; a frozen encoder runs outside the learner, as in the training loop."""
     learner.model.train()
     for batch in batches:
         frozen = not learner.model.encoder.trainable
@@ -90,7 +90,7 @@ def train(learner: Learner, batches: Sequence[Batch]) -> list[dict[str, float]]:
 
 
 def without_noise(model: ReaderModel) -> ReaderModel:
-    """Without what shifts a softmax as a whole: its gradient in a span's loss is rounding, which AdamW blows up."""
+    """Leave out what shifts a softmax as a whole: its gradient in a span's loss is rounding, which AdamW amplifies."""
     shifts = ("key.bias", f"layer.{DEPTH - 1}.output.LayerNorm.bias", "head.task.b")
     shifts = (*shifts, "blocks.0.layers.1.bias", "blocks.0.shortcut.bias")  # the last of the small Xception
     for name, parameter in model.named_parameters():
@@ -122,8 +122,10 @@ def train_by_hand(
     begins: int = 0,
     weight: float = 1.0,
 ) -> tuple[list[float], list[float]]:
-    """Self-distillation as it is defined, in plain torch: whole copies of the model, an optimiser of its own."""
-    optimiser = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=RATE, weight_decay=0.0)
+    """Self-distillation as defined, in plain torch: whole copies of the model, and its own optimiser."""
+    optimiser = torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad], lr=RATE, weight_decay=0.0
+    )
     past: list[ReaderModel] = []
     losses, terms = [], []
     for number, batch in enumerate(batches):
@@ -137,7 +139,7 @@ def train_by_hand(
                         mean.copy_(sum(students) / k)
                     taught = teacher(batch)
                 else:
-                    taught = sum(one(batch) for one in past) / k
+                    taught = sum(student(batch) for student in past) / k
             term = mean_squares(logits, taught, batch)
         loss = span_loss(logits, batch) + weight * term
         optimiser.zero_grad()
@@ -178,7 +180,7 @@ VARIANTS = {
         ("batch norm", "k=3"),
     ],
 )
-def test_self_distillation_is_what_its_definition_says(kind: str, tuning: str, variant: str) -> None:
+def test_self_distillation_follows_its_definition(kind: str, tuning: str, variant: str) -> None:
     model = without_noise(tiny_model(dropout=False, **TUNINGS[tuning]))
     other = copy.deepcopy(model)
     wanted = VARIANTS[variant]
@@ -189,18 +191,18 @@ def test_self_distillation_is_what_its_definition_says(kind: str, tuning: str, v
     begins = round(wanted.get("warmup", 0) * len(batches))
     k, every, weight = int(wanted["k"]), int(wanted.get("every", 1)), wanted.get("weight", 1.0)
     losses, terms = train_by_hand(other, batches, kind, k, every, begins, weight)
-    np.testing.assert_allclose([one["loss"] for one in records], losses, atol=1e-5)
-    np.testing.assert_allclose([one["distillation"] for one in records], terms, atol=1e-5)
+    np.testing.assert_allclose([record["loss"] for record in records], losses, atol=1e-5)
+    np.testing.assert_allclose([record["distillation"] for record in records], terms, atol=1e-5)
     silent = max(begins, k * every)
-    assert all(one["distillation"] == 0 for one in records[:silent])
-    if (k, every) != (1, 1):  # that teacher is the student itself, which without dropout it agrees with
-        assert all(one["distillation"] > 1e-5 for one in records[silent:])
+    assert all(record["distillation"] == 0 for record in records[:silent])
+    if (k, every) != (1, 1):  # that teacher is the student itself, and equals it without dropout
+        assert all(record["distillation"] > 1e-5 for record in records[silent:])
     for (name, ours), theirs in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5, msg=name)
 
 
-def test_the_two_kinds_differ_where_a_model_is_not_linear() -> None:
-    """Mean weights and mean logits are the same for a linear head on a frozen encoder, and for nothing else."""
+def test_the_two_kinds_differ_if_a_model_is_not_linear() -> None:
+    """Mean weights and mean logits are the same only for a linear head on a frozen encoder."""
 
     def terms(kind: str, **sections: Any) -> list[float]:
         model = tiny_model(dropout=False, **sections)
@@ -239,7 +241,7 @@ def test_the_teacher_is_in_evaluation_mode_and_leaves_the_student_as_it_was(kind
     assert [module.training for module in model.modules()] == modes
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
     assert torch.get_rng_state().equal(drawn)
-    assert not torch.equal(model(batch), model(batch))  # the student itself drops out
+    assert not torch.equal(model(batch), model(batch))  # the student itself has dropout
 
 
 @pytest.mark.parametrize("kind", ["sda", "sdv"])
@@ -253,12 +255,12 @@ def test_no_gradient_reaches_the_ring(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sda", "sdv"])
 def test_a_teacher_does_not_disturb_the_dropout_of_its_student(kind: str) -> None:
-    """A teacher without weight changes no bit of the training; one with weight none before it begins."""
+    """A teacher of weight 0 changes nothing; any other changes nothing before it begins."""
 
     def losses(distil: Any) -> list[float]:
         model = tiny_model()
         torch.manual_seed(3)
-        return [one["loss"] for one in train(make_learner(model, options(distil), 6), some_batches(model, 6))]
+        return [record["loss"] for record in train(make_learner(model, options(distil), 6), some_batches(model, 6))]
 
     plain = losses(None)
     assert losses({"name": kind, "k": 2, "weight": 0.0}) == plain
@@ -268,9 +270,9 @@ def test_a_teacher_does_not_disturb_the_dropout_of_its_student(kind: str) -> Non
 
 
 @pytest.mark.parametrize("tuning", TUNINGS)
-def test_the_ring_holds_the_last_students_and_of_them_what_is_trained(tuning: str) -> None:
+def test_the_ring_holds_the_trained_tensors_of_the_last_students(tuning: str) -> None:
     model = tiny_model(**TUNINGS[tuning])
-    model.head.register_buffer("seen", torch.tensor(0))  # a count, as torch's own batch normalisation keeps one
+    model.head.register_buffer("seen", torch.tensor(0))  # a count, as in torch's own batch normalisation
     learner = make_learner(model, options({"name": "sda", "k": 3, "every": 2}), 11)
     objective: Any = learner.objective
     students = []
@@ -297,7 +299,7 @@ def test_the_ring_holds_the_last_students_and_of_them_what_is_trained(tuning: st
 
 @pytest.mark.parametrize("kind", ["sda", "sdv"])
 @pytest.mark.parametrize("done", [1, 4])
-def test_a_checkpoint_goes_on_bit_for_bit(kind: str, done: int) -> None:
+def test_a_checkpoint_continues_bit_for_bit(kind: str, done: int) -> None:
     def learner() -> Learner:
         model = tiny_model(learner={"mixer": SMALL_XCEPTION, "skip": True})
         torch.manual_seed(4)
@@ -313,7 +315,7 @@ def test_a_checkpoint_goes_on_bit_for_bit(kind: str, done: int) -> None:
     content = torch.load(file, weights_only=True)
     with torch.no_grad():
         for parameter in second.model.parameters():
-            parameter.add_(1.0)  # nothing may be left of what was there
+            parameter.add_(1.0)  # nothing may remain of the earlier values
     second.load_state(content["learner"])
     second.random_stream.state = content["random"]
     records += train(second, batches[done:])
@@ -321,8 +323,8 @@ def test_a_checkpoint_goes_on_bit_for_bit(kind: str, done: int) -> None:
     assert all(map(torch.equal, tensors_of(whole.model), tensors_of(second.model)))
 
 
-def test_loss_scaling_and_a_step_that_is_skipped_leave_the_teacher_sound() -> None:
-    """Half precision on a trained encoder: too large a scale gives infinite gradients, and the step is not taken."""
+def test_loss_scaling_and_a_skipped_step_do_not_break_the_teacher() -> None:
+    """fp16 on a trained encoder: too large a scale gives infinite gradients, and the step is skipped."""
     model = tiny_model(dropout=False)
     model.precision = "fp16"
     learner = make_learner(model, options({"name": "sdv", "k": 2}), 6)
@@ -334,12 +336,12 @@ def test_loss_scaling_and_a_step_that_is_skipped_leave_the_teacher_sound() -> No
     assert model.head.task.q.equal(before)
     records = train(learner, batches[1:])
     assert not model.head.task.q.equal(before)
-    assert all(math.isfinite(one["distillation"]) for one in records)
+    assert all(math.isfinite(record["distillation"]) for record in records)
     assert records[-1]["distillation"] > 0
 
 
 @pytest.mark.parametrize(("kind", "tuning", "expected"), [("sda", "full", 1), ("sdv", "full", 4), ("sdv", "frozen", 0)])
-def test_what_the_past_costs_is_known(kind: str, tuning: str, expected: int) -> None:
+def test_the_cost_of_past_students_is_known(kind: str, tuning: str, expected: int) -> None:
     model = tiny_model(**TUNINGS[tuning])
     learner = make_learner(model, options({"name": kind, "k": 4}), 8)
     assert learner.objective.extra_forwards == expected
@@ -356,7 +358,7 @@ def test_what_the_past_costs_is_known(kind: str, tuning: str, expected: int) -> 
 
 
 class Fixed(DistillationLoss):
-    """A teacher that says what it was told to."""
+    """A teacher with given logits."""
 
     taught: Tensor
 
@@ -395,7 +397,7 @@ def by_numpy(own: Tensor, taught: Tensor, real: Tensor, measure: str, outputs: S
             if measure == "mse":
                 found += ((z - y) ** 2).tolist()
             else:
-                q, p = (np.exp(one) / np.exp(one).sum() for one in (z, y))
+                q, p = (np.exp(scores) / np.exp(scores).sum() for scores in (z, y))
                 found.append(float((p * np.log(p / q)).sum()))
     return float(np.mean(found))
 
@@ -409,9 +411,7 @@ windows = st.lists(st.integers(2, 7), min_size=2, max_size=5)
     measure=st.sampled_from(["mse", "kl"]),
     over=st.sampled_from(["all", "start"]),
 )
-def test_the_distance_is_that_of_numpy_and_pads_do_not_matter(
-    lengths: list[int], seed: int, measure: str, over: str
-) -> None:
+def test_the_distance_equals_numpy_and_ignores_padding(lengths: list[int], seed: int, measure: str, over: str) -> None:
     random = torch.Generator().manual_seed(seed)
     batch = made_batch(lengths, [number % 2 for number in range(len(lengths))])
     own, taught = torch.randn(2, 2, *batch.mask.shape, generator=random)
@@ -436,7 +436,7 @@ def test_the_distance_of_answerability_is_over_its_two_classes(seed: int, measur
     random = torch.Generator().manual_seed(seed)
     batch = made_batch([4, 2, 6], [0, 1, 3])
     own, taught = torch.randn(2, 2, 3, 1, generator=random)
-    classes = [one[:, :, 0].T[None] for one in (own, taught)]  # [1, B, 2]
+    classes = [logits[:, :, 0].T[None] for logits in (own, taught)]  # [1, B, 2]
     expected = by_numpy(*classes, torch.ones(3, 2), measure, [0])
     terms = distance(Answerability(4), own, taught, batch, measure=measure, over=over)
     assert terms["distillation"].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
@@ -444,7 +444,7 @@ def test_the_distance_of_answerability_is_over_its_two_classes(seed: int, measur
 
 @given(lengths=windows, cut=st.integers(1, 4), seed=st.integers(0, 2**16), measure=st.sampled_from(["mse", "kl"]))
 @pytest.mark.parametrize("task", [Span, Answerability])
-def test_the_terms_of_parts_add_up_to_those_of_the_whole(
+def test_the_terms_of_parts_add_up_to_the_whole(
     task: Any, lengths: list[int], cut: int, seed: int, measure: str
 ) -> None:
     random = torch.Generator().manual_seed(seed)
@@ -469,7 +469,7 @@ def test_the_terms_of_parts_add_up_to_those_of_the_whole(
 
 
 class Records:
-    """Notes the records of every learner."""
+    """Collects the records of every learner."""
 
     def __init__(self) -> None:
         self.records: dict[str, list[dict[str, Any]]] = {}
@@ -492,8 +492,8 @@ def one_pass(
     training = TrainingOptions(epochs=epochs, batch_size=batch)
     steps = Steps(lambda epoch: features, training, [1.0])
     learners = [
-        make_learner(model, one, steps.total, name=f"learner{number}", pass_models=models)
-        for number, (model, one) in enumerate(zip(models, wanted, strict=True))
+        make_learner(model, learner_options, steps.total, name=f"learner{number}", pass_models=models)
+        for number, (model, learner_options) in enumerate(zip(models, wanted, strict=True))
     ]
     callbacks = Records()
     fit(learners, steps, training, Processes(Accelerator(cpu=True)), callbacks, encode=models[0].encode)
@@ -521,13 +521,13 @@ def reader(base: LoadedEncoder, seed: int = 0, **sections: Any) -> ReaderModel:
 
 def saved(model: ReaderModel, folder: Path) -> str:
     with torch.no_grad():
-        model.head.task.q.mul_(20)  # as if it had learnt something
+        model.head.task.q.mul_(20)  # as if it were trained
     model.save(folder)
     return str(folder)
 
 
 def test_saved_models_teach_with_the_mean_of_their_logits(encoder_folder: Path, tmp_path: Path) -> None:
-    """On the student's own frozen encoder they read its layers, also those that the student's head does not."""
+    """On the student's own frozen encoder they read its layers, also layers that the student's head does not read."""
     base = load_encoder(str(encoder_folder))
     student = reader(base, 5, encoder=FROZEN)
     teachers = [reader(base, seed, encoder=FROZEN, learner={"mixer": "average"}) for seed in (1, 2)]
@@ -548,7 +548,7 @@ def test_saved_models_teach_with_the_mean_of_their_logits(encoder_folder: Path, 
     assert student.head.layers == (DEPTH,)
 
     records = one_pass([student], [options({"name": "teacher", "models": paths, "weight": 3.0})], features)["learner0"]
-    np.testing.assert_allclose([one["distillation"] for one in records], expected, atol=1e-5)
+    np.testing.assert_allclose([record["distillation"] for record in records], expected, atol=1e-5)
     torch.testing.assert_close(student.head.task.q, plain.head.task.q, atol=1e-5, rtol=1e-5)
     assert records[-1]["distillation"] < records[0]["distillation"]
 
@@ -558,7 +558,7 @@ def teach(student: ReaderModel, *paths: str) -> Any:
 
 
 def calls_of(student: ReaderModel, objective: Any, hidden: Any = None) -> int:
-    """How many times the teachers run an encoder for one batch."""
+    """Count how often the teachers run an encoder per batch."""
     calls: list[int] = []
     for encoder in {student.encoder, *(model.encoder for model in objective.models)}:
         encoder.register_forward_hook(lambda *_: calls.append(1))
@@ -602,8 +602,8 @@ def test_a_tuned_teacher_keeps_its_own_encoder(encoder_folder: Path, tmp_path: P
         torch.testing.assert_close(teacher(batch), tuned.eval()(batch))
 
 
-def test_teachers_on_one_other_encoder_run_it_once(encoder_folder: Path, tmp_path: Path) -> None:
-    """An ensemble of heads on a large encoder that makes a small student, or one that trains its encoder."""
+def test_teachers_that_share_another_encoder_run_it_once(encoder_folder: Path, tmp_path: Path) -> None:
+    """An ensemble of heads on a large encoder teaches a small student, or one that trains its encoder."""
     base = load_encoder(str(encoder_folder))
     paths = [
         saved(reader(base, seed, encoder=FROZEN, learner={"layers": layers}), tmp_path / str(seed))
@@ -618,7 +618,7 @@ def test_teachers_on_one_other_encoder_run_it_once(encoder_folder: Path, tmp_pat
         assert calls_of(student, objective) == 1
 
 
-def test_a_teacher_that_reads_the_pooled_output_brings_the_pooler(encoder_folder: Path, tmp_path: Path) -> None:
+def test_a_teacher_that_reads_the_pooled_output_has_the_pooler(encoder_folder: Path, tmp_path: Path) -> None:
     task = {"task": "answerability"}
     teacher = reader(
         load_encoder(str(encoder_folder), pooler=True), 1, encoder=FROZEN, learner={**task, "layers": "pooled"}
@@ -695,14 +695,14 @@ def test_a_model_that_cannot_teach_is_refused_in_one_line(name: str, encoder_fol
     assert problem.strip() == str(tmp_path / expected)
 
 
-def test_all_that_is_wrong_with_several_teachers_is_said_at_once(encoder_folder: Path, tmp_path: Path) -> None:
+def test_all_problems_of_several_teachers_are_reported_at_once(encoder_folder: Path, tmp_path: Path) -> None:
     makes = [MISFITS[name][0] for name in ("another task", "shorter windows")]
     paths = [saved(make(encoder_folder, tmp_path), tmp_path / f"t{number}") for number, make in enumerate(makes)]
     with pytest.raises(LamellaError, match="2 problems"):
         teach(reader(load_encoder(str(encoder_folder))), *paths)
 
 
-def test_a_teacher_that_is_not_there_is_named(encoder_folder: Path, tmp_path: Path) -> None:
+def test_a_missing_teacher_is_named(encoder_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(LamellaError, match=r"nowhere': neither a model folder nor a run folder") as caught:
         teach(reader(load_encoder(str(encoder_folder))), str(tmp_path / "nowhere"))
     assert len(str(caught.value).splitlines()) == 1
@@ -749,7 +749,7 @@ def test_peers_teach_with_the_mean_of_their_logits_at_the_same_step(count: int, 
         assert ours.training
 
 
-def test_a_learner_without_peers_is_an_error_that_says_how_to_have_some() -> None:
+def test_a_learner_without_peers_is_an_error_with_advice() -> None:
     base = tiny_encoder()
     span, other = (reader(base, encoder=FROZEN, learner={"task": task}) for task in ("span", "answerability"))
     for pass_models in ([], [span], [span, other]):
@@ -758,7 +758,7 @@ def test_a_learner_without_peers_is_an_error_that_says_how_to_have_some() -> Non
         assert len(str(caught.value).splitlines()) == 2
 
 
-def test_a_peer_that_diverges_does_not_take_the_others_along() -> None:
+def test_a_peer_that_diverges_does_not_affect_the_others() -> None:
     base = tiny_encoder()
     models = [reader(base, seed, encoder=FROZEN) for seed in range(3)]
     wanted = [options("peers", learning_rate=1e38 if number == 1 else RATE) for number in range(3)]
@@ -796,7 +796,7 @@ def history(folder: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == "step"]
 
 
-def test_the_history_of_a_run_has_every_term_apart(lamella: Any, encoder_folder: Path, tmp_path: Path) -> None:
+def test_the_history_of_a_run_lists_every_term(lamella: Any, encoder_folder: Path, tmp_path: Path) -> None:
     few = ("data.max_train_samples=24", "data.max_eval_samples=4", "training.batch_size=4")
     distil = 'learner.distil={name = "sdv", k = 2, weight = 0.5}'
     output = train_run(lamella, encoder_folder, tmp_path / "sdv", *few, distil)
@@ -816,7 +816,7 @@ def test_the_history_of_a_run_has_every_term_apart(lamella: Any, encoder_folder:
 
 
 def test_an_ensemble_becomes_one_student(encoder_folder: Path, tmp_path: Path) -> None:
-    """Taught by three readers of other seeds, a student is nearer to their mean than one that had only the labels."""
+    """Taught by three readers with other seeds, a student is nearer to their mean than with only the labels."""
     base = load_encoder(str(encoder_folder))
     ensemble = [reader(base, seed, encoder=FROZEN, learner={"mixer": "scalar_mix"}) for seed in (1, 2, 3)]
     alone, output = (reader(base, 4, encoder=FROZEN, learner={"mixer": "scalar_mix"}) for _ in range(2))
@@ -836,6 +836,6 @@ def test_an_ensemble_becomes_one_student(encoder_folder: Path, tmp_path: Path) -
         """The mean squared distance to the mean logits of the ensemble."""
         batch = collate(dev_set, np.arange(len(dev_set)))
         with torch.no_grad():
-            return mean_squares(model.eval()(batch), sum(one(batch) for one in ensemble) / 3, batch).item()
+            return mean_squares(model.eval()(batch), sum(member(batch) for member in ensemble) / 3, batch).item()
 
     assert apart(output) < 0.1 * apart(alone)

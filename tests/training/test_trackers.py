@@ -1,4 +1,4 @@
-"""TensorBoard and W&B, the real ones, get what the history has."""
+"""The real TensorBoard and W&B receive what the history holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lamella.training.run import train_plan
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore"),  # of the trackers, which are not ours to mend
+    pytest.mark.filterwarnings("ignore"),  # the trackers' own warnings
 ]
 
 
@@ -54,15 +54,13 @@ def test_wandb_gets_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("WANDB_SILENT", "true")
     train(tmp_path, ["wandb"])
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    deadline = time.monotonic() + 30  # another process writes the file, in its own time
+    deadline = time.monotonic() + 30  # another process writes the file asynchronously
     while b"learning_rate" not in file.read_bytes() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert b"learning_rate" in file.read_bytes()
 
 
-def test_a_tracker_that_is_not_installed_is_said_before_anything_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_is_not_installed_is_reported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"wandb.*lamella\[trackers\]"):
         train(tmp_path, ["wandb"])

@@ -78,19 +78,19 @@ def losses_of(model: ReaderModel, learner_options: LearnerOptions, options: Trai
 
 
 @pytest.mark.parametrize("name", registry.names("schedule"))
-def test_schedules_are_those_of_transformers(name: str) -> None:
+def test_schedules_equal_those_of_transformers(name: str) -> None:
     """The same numbers as `get_scheduler`, which users know; `constant` warms up only when asked to."""
     options = {"num_cycles": 2} if name == "cosine_with_restarts" else {}
     known = {"constant": "constant_with_warmup"}.get(name, name)
     optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    theirs = get_scheduler(
+    expected = get_scheduler(
         known, optimiser, num_warmup_steps=10, num_training_steps=100, scheduler_specific_kwargs=options
     )
-    ours = registry.build("schedule", {"name": name, "warmup": 0.1}, 100)
+    schedule = registry.build("schedule", {"name": name, "warmup": 0.1}, 100)
     for step in range(100):
-        assert math.isclose(ours(step), theirs.get_last_lr()[0], abs_tol=1e-9), step
+        assert math.isclose(schedule(step), expected.get_last_lr()[0], abs_tol=1e-9), step
         optimiser.step()
-        theirs.step()
+        expected.step()
 
 
 @pytest.mark.parametrize("name", registry.names("schedule"))
@@ -133,7 +133,7 @@ def test_a_frozen_encoder_is_not_in_the_optimiser() -> None:
         (TrainingOptions(epochs=0.5), 10, 5),
         (TrainingOptions(epochs=2, max_steps=3), 5, 3),
         (TrainingOptions(epochs=1, max_steps=0), 5, 0),
-        (TrainingOptions(epochs=0.1), 2, 1),  # a little is not nothing
+        (TrainingOptions(epochs=0.1), 2, 1),  # at least one step
     ],
 )
 def test_total_steps(options: TrainingOptions, per_epoch: int, expected: int) -> None:
@@ -151,32 +151,32 @@ def test_every_step_is_logged_and_evaluations_come_on_time() -> None:
     records, evaluations = losses_of(model, LearnerOptions(), options)
     assert [record["step"] for record in records] == list(range(1, 11))
     assert evaluations == [(2, 0.4), (4, 0.8), (6, 1.2), (8, 1.6), (10, 2.0)]
-    assert records[0]["learning_rate"] == 0.0  # the warm-up starts at nothing
+    assert records[0]["learning_rate"] == 0.0  # the warm-up starts at 0
     assert records[-1]["learning_rate"] < records[2]["learning_rate"]
 
 
-def test_evaluations_fall_on_every_tenth_of_an_epoch_whatever_its_length() -> None:
+def test_evaluations_are_due_at_every_tenth_of_an_epoch_of_any_length() -> None:
     options = TrainingOptions(epochs=1, batch_size=1, evaluate_every=0.1)
     _, evaluations = losses_of(tiny_model(), LearnerOptions(), options, count=15)
     assert [step for step, _ in evaluations] == [2, 3, 5, 6, 8, 9, 11, 12, 14, 15]
 
 
-def test_models_are_kept_at_the_epochs_asked_for() -> None:
+def test_models_are_saved_at_the_requested_epochs() -> None:
     options = TrainingOptions(epochs=2, batch_size=2, save_at=[1.5, 0, 0.3, 2])
     assert record(tiny_model(), LearnerOptions(), options).saved == [0, 0.3, 1.5, 2]
 
 
-def test_accumulated_batches_step_as_one_big_batch_does() -> None:
+def test_accumulated_batches_equal_one_big_batch() -> None:
     """Batches give the gradient of their union, also where the last is short; padding and order differ."""
     options = LearnerOptions(learning_rate=1e-3, schedule={"name": "constant"})
-    one, two = (tiny_model(dropout=False) for _ in range(2))
-    two.load_state_dict(one.state_dict())
-    big, _ = losses_of(one, options, TrainingOptions(epochs=1, batch_size=7), count=7)
-    small, _ = losses_of(two, options, TrainingOptions(epochs=1, batch_size=4, accumulate=2), count=7)
+    model, copied = (tiny_model(dropout=False) for _ in range(2))
+    copied.load_state_dict(model.state_dict())
+    big, _ = losses_of(model, options, TrainingOptions(epochs=1, batch_size=7), count=7)
+    small, _ = losses_of(copied, options, TrainingOptions(epochs=1, batch_size=4, accumulate=2), count=7)
     assert len(big) == len(small) == 1
     assert math.isclose(big[0]["loss"], small[0]["loss"], rel_tol=1e-5)
-    for (name, first), second in zip(one.named_parameters(), two.parameters(), strict=True):
-        if "key.bias" not in name and name != "head.task.b":  # no gradient but noise, which AdamW blows up
+    for (name, first), second in zip(model.named_parameters(), copied.parameters(), strict=True):
+        if "key.bias" not in name and name != "head.task.b":  # their gradient is only noise, which AdamW amplifies
             torch.testing.assert_close(first, second, atol=2e-4, rtol=0, msg=name)
 
 
@@ -190,7 +190,7 @@ def test_the_same_seed_gives_the_same_losses() -> None:
 
 
 def test_the_losses_of_a_tiny_run_are_pinned() -> None:
-    """A change that moves these numbers changes what every user's training does: it must be meant."""
+    """A change of these numbers changes every user's training: it must be intended."""
     records, _ = losses_of(
         tiny_model(dropout=False),
         LearnerOptions(learning_rate=1e-2),

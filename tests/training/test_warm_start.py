@@ -1,4 +1,4 @@
-"""Starting with what another model has learnt."""
+"""Warm starts from other models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(encoder: Path, out: Path, *, tuning: Any = "full", steps: int = 0, **learner: Any) -> list[str]:
-    """Train on the bundled questions; gives what was lines."""
+    """Train on the bundled questions; return the logged lines."""
     lines: list[str] = []
     given = {
         "data": {"train": "demo:train", "max_train_samples": 10},
@@ -54,12 +54,14 @@ def tuned(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("tuning", "mixer"),
     [
         ("full", "last"),
-        ("frozen", "xception"),  # which has statistics of its own beside its weights
+        ("frozen", "xception"),  # which has running statistics besides its weights
         ({"name": "adapter", "size": 3}, "last"),
         ({"name": "lora", "rank": 2}, "last"),
     ],
 )
-def test_a_model_of_the_same_tuning_goes_on(encoder: Path, tmp_path: Path, tuning: Any, mixer: str) -> None:
+def test_training_continues_from_a_model_of_the_same_tuning(
+    encoder: Path, tmp_path: Path, tuning: Any, mixer: str
+) -> None:
     train(encoder, tmp_path / "first", tuning=tuning, steps=2, seed=1, mixer=mixer)
     start = str(tmp_path / "first")
     lines = train(encoder, tmp_path / "second", tuning=tuning, start=start, seed=2, mixer=mixer)
@@ -73,7 +75,7 @@ def test_a_model_of_the_same_tuning_goes_on(encoder: Path, tmp_path: Path, tunin
     assert f"| warm start | `first` (sha256 `{sha256}`) |" in (tmp_path / "second" / "model" / "README.md").read_text()
 
 
-def test_what_a_run_does_not_say_is_as_its_start_has_it(encoder: Path, tmp_path: Path) -> None:
+def test_options_left_out_are_taken_from_the_start(encoder: Path, tmp_path: Path) -> None:
     adapters, start = {"name": "adapter", "size": 3}, str(tmp_path / "first")
     train(encoder, tmp_path / "first", tuning=adapters, steps=2, mixer="scalar_mix")
     given: dict[str, Any] = {
@@ -104,42 +106,44 @@ def test_what_a_run_does_not_say_is_as_its_start_has_it(encoder: Path, tmp_path:
     ("name", "expected"),
     [("nowhere", "nowhere"), ("all-MiniLM-L6-v2", "expected a model folder of Lamella")],
 )
-def test_what_is_no_model_is_nothing_to_start_with(encoder: Path, tmp_path: Path, name: str, expected: str) -> None:
+def test_a_start_that_is_no_model_is_refused(encoder: Path, tmp_path: Path, name: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s)^learner.start: 1 problem\n.*{expected}"):
         train(encoder, tmp_path / "out", start=name)
     assert not (tmp_path / "out").exists()
 
 
-def test_what_training_then_does_is_its_own(encoder: Path, tuned: Path, tmp_path: Path) -> None:
+def test_training_changes_the_copied_weights(encoder: Path, tuned: Path, tmp_path: Path) -> None:
     train(encoder, tmp_path / "more", steps=2, start=str(tuned))
     first, second = (load_file(run / "model" / "model.safetensors") for run in (tuned, tmp_path / "more"))
     assert any(not torch.equal(first[name], second[name]) for name in first)
 
 
-def test_lora_of_full_rank_starts_as_the_trained_model(encoder: Path, tuned: Path, tmp_path: Path) -> None:
+def test_lora_of_full_rank_starts_equal_to_the_trained_model(encoder: Path, tuned: Path, tmp_path: Path) -> None:
     lora = {"name": "lora", "rank": 64, "alpha": 7, "targets": ALL, "also": ["layer_norm", "bias", "token_types"]}
     lines = train(encoder, tmp_path / "lora", tuning=lora, start=str(tuned))
     ours, theirs = (ReaderModel.from_pretrained(run) for run in (tmp_path / "lora", tuned))
     merge(ours.encoder)
-    mine, others = (dict(one.encoder.model.named_parameters()) for one in (ours, theirs))
+    mine, others = (dict(model.encoder.model.named_parameters()) for model in (ours, theirs))
     for name, value in others.items():
-        if not name.endswith(("word_embeddings.weight", "position_embeddings.weight")):  # which are no products
+        if not name.endswith(("word_embeddings.weight", "position_embeddings.weight")):  # no projection reaches these
             torch.testing.assert_close(mine[name], value, msg=name, rtol=1e-4, atol=1e-5)
     for name, value in theirs.head.named_parameters():
         assert torch.equal(dict(ours.head.named_parameters())[name], value)
     assert any("100 % of what it added" in line for line in lines)
 
 
-def test_lora_of_low_rank_starts_nearer_than_nothing(encoder: Path, tuned: Path, tmp_path: Path) -> None:
+def test_lora_of_low_rank_starts_nearer_than_the_base(encoder: Path, tuned: Path, tmp_path: Path) -> None:
     lines = train(encoder, tmp_path / "lora", tuning={"name": "lora", "rank": 2, "targets": ALL}, start=str(tuned))
-    told = next(line for line in lines if "% of what it added" in line)
-    share = int(told.split(" %")[0].split()[-1])
+    line = next(line for line in lines if "% of what it added" in line)
+    share = int(line.split(" %")[0].split()[-1])
     assert 10 < share < 100
 
 
 @pytest.mark.parametrize("before", [{"name": "top_k", "k": 1}, {"name": "lora", "rank": 2, "targets": ["query"]}])
-def test_what_the_start_left_alone_can_still_learn(encoder: Path, tmp_path: Path, before: dict[str, Any]) -> None:
-    """A and B that are both 0, or next to it, would stay so: what has no counterpart is as it was drawn."""
+def test_projections_that_the_start_did_not_change_can_still_learn(
+    encoder: Path, tmp_path: Path, before: dict[str, Any]
+) -> None:
+    """If A and B were both 0, they would stay 0: without a counterpart they keep their initial values."""
     train(encoder, tmp_path / "before", tuning=before, steps=2)
     lora = {"name": "lora", "rank": 4, "targets": ALL}
     train(encoder, tmp_path / "lora", tuning=lora, start=str(tmp_path / "before"))
@@ -160,7 +164,7 @@ def test_the_nearest_matrix_of_a_rank() -> None:
         assert (len(a), share) == (rank, pytest.approx(1))
 
 
-def test_a_head_that_is_built_otherwise_is_new(encoder: Path, tuned: Path, tmp_path: Path) -> None:
+def test_a_head_that_is_built_differently_is_new(encoder: Path, tuned: Path, tmp_path: Path) -> None:
     lines = train(encoder, tmp_path / "other", start=str(tuned), mixer="scalar_mix")
     assert any("a new head" in line for line in lines)
 
@@ -178,7 +182,7 @@ def test_another_tuning_is_refused(encoder: Path, tuned: Path, tmp_path: Path, t
     assert not (tmp_path / "out").exists()
 
 
-def test_adapters_are_nothing_to_start_lora_with(encoder: Path, tmp_path: Path) -> None:
+def test_lora_cannot_start_from_adapters(encoder: Path, tmp_path: Path) -> None:
     train(encoder, tmp_path / "adapters", tuning={"name": "adapter", "size": 3})
     with pytest.raises(ConfigError, match="expected a model without adapters"):
         train(encoder, tmp_path / "out", tuning="lora", start=str(tmp_path / "adapters"))
