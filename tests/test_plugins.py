@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
@@ -39,6 +40,7 @@ Install = Callable[..., None]
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Return a function that puts a package onto the path, with or without an entry point; all is undone afterwards."""
     site = tmp_path / "site"
+    site.mkdir()  # before it is on the path: Python remembers that a folder does not exist
     monkeypatch.syspath_prepend(site)
     monkeypatch.setattr(plugins, "_imported", set())
     monkeypatch.setattr(plugins, "_installed_imported", False)
@@ -59,6 +61,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
             info.mkdir()
             (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: 1.2\n")
             (info / "entry_points.txt").write_text(f"[lamella.parts]\n{package} = {package}.parts\n")
+        importlib.invalidate_caches()
 
     yield write
     for module in [name for name in sys.modules if name.partition(".")[0] in packages]:
