@@ -282,7 +282,7 @@ def test_the_ring_holds_the_trained_tensors_of_the_last_students(tuning: str) ->
         if number % 2 == 0:
             students.append({name: value.detach().clone() for name, value in model.state_dict().items()})
         assert len(objective.ring) == min(3, number // 2)
-        assert len(objective.teachers) == (len(objective.ring) == 3)
+        assert len(objective.teacher_states) == (len(objective.ring) == 3)
     names = set(trained_tensors(model))
     assert "head.seen" in names
     assert any("encoder." in name for name in names) == (tuning in ("full", "adapters", "lora"))
@@ -290,7 +290,7 @@ def test_the_ring_holds_the_trained_tensors_of_the_last_students(tuning: str) ->
     for kept, student in zip(objective.ring, students[-3:], strict=True):
         assert set(kept) == names
         assert all(value.equal(student[name]) for name, value in kept.items())
-    (teacher,) = objective.teachers
+    (teacher,) = objective.teacher_states
     assert set(teacher) == names
     assert teacher["head.seen"].dtype == torch.int64
     assert teacher["head.seen"] == 10
@@ -362,7 +362,7 @@ class Fixed(DistillationLoss):
 
     taught: Tensor
 
-    def teach(self, forward: Forward, own: Tensor) -> Tensor:
+    def teacher_logits(self, forward: Forward, own: Tensor) -> Tensor:
         return self.taught
 
 
