@@ -7,7 +7,7 @@
     │   ├── ConfigError          2  a run file with problems, all of them listed
     │   ├── UnknownNameError     2  a name that does not exist, with the nearest names that do
     │   ├── PluginError          2  a plugin, a module that registers parts, cannot be imported
-    │   └── MissingExtraError    2  an optional library is missing; the message has the pip command
+    │   └── MissingLibraryError  2  a library is not installed; the message has the pip command
     ├── UnreadableError          2  a file that cannot be parsed at all, with line and column
     ├── DataError                1  a data set with errors that training or scoring must not ignore
     ├── EncoderError             1  an encoder that cannot be found, or does not match its hash
@@ -21,7 +21,10 @@ A message is one line: where, what was expected, what was found, what to do.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import re
+import shlex
 from collections.abc import Iterable, Sequence
 
 
@@ -57,11 +60,17 @@ class PluginError(UsageError):
     """A plugin that cannot be imported."""
 
 
-class MissingExtraError(UsageError):
-    """An optional library is not installed."""
+class MissingLibraryError(UsageError):
+    """A library is not installed.
 
-    def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f"{feature} needs the extra {extra!r}, which is not installed: pip install 'lamella[{extra}]'")
+    The message names the libraries rather than an extra of this package: so its command works from PyPI and from a
+    clone, in any folder.
+    """
+
+    def __init__(self, feature: str, libraries: Sequence[str], *, advice: str = "") -> None:
+        names, verb = " and ".join(libraries), "is" if len(libraries) == 1 else "are"
+        command = shlex.join(["pip", "install", *map(_requirement, libraries)])
+        super().__init__(f"{feature} needs {names}, which {verb} not installed; install with: {command}{advice}")
 
 
 class UnreadableError(LamellaError):
@@ -127,3 +136,15 @@ def truncate(text: str, limit: int = 80) -> str:
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun: "1 question", "2,000 questions", "3 passes" with `plural="passes"`."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def _requirement(library: str) -> str:
+    """Return a library with the versions that this package requires, if it names any."""
+    from importlib import metadata  # here, as it is slow to import
+
+    with contextlib.suppress(metadata.PackageNotFoundError):  # run from its sources
+        for requirement in metadata.requires("lamella") or []:  # for example "onnx>=1.20; extra == 'onnx'"
+            needed = requirement.partition(";")[0].strip()
+            if re.split(r"[<>=!~ ]", needed)[0] == library:
+                return needed
+    return library

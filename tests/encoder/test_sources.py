@@ -23,7 +23,7 @@ from lamella import runs
 from lamella.encoder import sources
 from lamella.encoder.pretrained import LoadedEncoder
 from lamella.encoder.sources import PACKAGED, Packaged, find_encoder
-from lamella.errors import EncoderError, LamellaError, MissingExtraError, ModelError, UnreadableError
+from lamella.errors import EncoderError, LamellaError, MissingLibraryError, ModelError, UnreadableError
 from lamella.files import write_json
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
@@ -92,7 +92,7 @@ def test_a_folder_comes_before_a_package_before_the_cache(
 
     packaged = Path(shutil.copytree(tiny, tmp_path / "site" / "tiny_package" / "files"))
     (packaged.parent / "__init__.py").touch()
-    monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-package", "tiny_package", "files", "0" * 64, "bundled"))
+    monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-package", "tiny_package", "files", "0" * 64))
     assert find_encoder("tiny") == sources.Source("tiny", packaged, "package", "0" * 64)
 
     shutil.copytree(tiny, tmp_path / "tiny")
@@ -130,7 +130,7 @@ def test_a_faulty_encoder_in_the_folder_of_encoders(
     packaged = Path(shutil.copytree(tiny, tmp_path / "site" / "whole_package" / "files"))
     (packaged.parent / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setitem(PACKAGED, "tiny", Packaged("whole-dist", "whole_package", "files", "0" * 64, "bundled"))
+    monkeypatch.setitem(PACKAGED, "tiny", Packaged("whole-dist", "whole_package", "files", "0" * 64))
     monkeypatch.setenv("LAMELLA_ENCODERS", str(tmp_path / "encoders"))
     for name in ("tiny", "org/other"):
         (tmp_path / "encoders" / name).mkdir(parents=True)
@@ -145,8 +145,8 @@ def test_a_faulty_encoder_in_the_folder_of_encoders(
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-package", "no_such_module", "files", "0" * 64, "bundled"))
-    with pytest.raises(MissingExtraError, match=r"pip install 'lamella\[bundled\]'$"):
+    monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-package", "no_such_module", "files", "0" * 64))
+    with pytest.raises(MissingLibraryError, match=r"'tiny' needs tiny-package, which .*: pip install tiny-package$"):
         load_encoder("tiny")
 
 
@@ -188,7 +188,7 @@ def test_a_packaged_encoder_with_one_changed_bit_is_refused(
     (packaged.parent / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     sha256 = sources.hash_weights([tiny / "model.safetensors"])
-    monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-dist", "flipped_package", "model", sha256, "bundled"))
+    monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-dist", "flipped_package", "model", sha256))
     assert load_encoder("tiny").sha256 == sha256
 
     weights = bytearray((packaged / "model.safetensors").read_bytes())

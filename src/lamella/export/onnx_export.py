@@ -20,7 +20,7 @@ from lamella.encoder.encoder import FAMILIES
 from lamella.encoder.fast_attention import ATTENTION
 from lamella.encoder.sources import MODEL_CONFIG, Source, verified_hash
 from lamella.encoder.tuning import merge
-from lamella.errors import MissingExtraError, ModelError, UsageError, one_line
+from lamella.errors import MissingLibraryError, ModelError, UsageError, one_line
 from lamella.export.onnx_attention import FUSED, register_onnx_attention
 from lamella.export.onnx_int8 import describe, quantise
 from lamella.export.silence import silence
@@ -39,6 +39,7 @@ from lamella.models.onnx_model import (
 )
 from lamella.models.transformers_model import StockModel
 
+LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
 TOLERANCE = 1e-4  # largest difference from torch's logits: absolute for logits up to 1, relative for larger ones
 LARGEST_FILE = 2**31 - 2**20  # bytes that fit into one protobuf file; a larger model stores its weights beside it
 
@@ -122,6 +123,8 @@ def _write_graph(model: ReaderModel | StockModel, path: Path) -> list[str]:
                 output_names=["logits"],
                 verbose=False,
             )
+        except ModuleNotFoundError as error:  # a library that the exporter needs: not the model's fault
+            raise MissingLibraryError("export --onnx", [error.name or str(error)]) from None
         except Exception as error:  # the exporter has its own errors, hundreds of lines long
             raise ModelError(f"this model cannot be exported to ONNX: {one_line(error)}.") from None
     encoder_nodes = _tidy(program.model.graph, graph.encoder)
@@ -186,8 +189,8 @@ def _identity(name: str | os.PathLike[str], model: ReaderModel | StockModel) -> 
 
 def _check_call(folder: Path, int8: bool, data: str | None) -> None:
     """Check the arguments before any slow work."""
-    if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")):
-        raise MissingExtraError("export --onnx", "onnx")
+    if missing := [name for name in LIBRARIES if importlib.util.find_spec(name) is None]:
+        raise MissingLibraryError("export --onnx", missing)
     if data and not int8:
         raise UsageError("export: expected --int8 with --data, which measures its loss.")
     check_output_folder(folder)

@@ -12,7 +12,7 @@ from lamella.encoder.pretrained import LoadedEncoder, load_pretrained, load_toke
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_WEIGHTS, Source, find_encoder, is_saved_model, verified_hash
 from lamella.encoder.tensors import hash_parameters, put_tensors, read_tensors
 from lamella.encoder.tuning import merge, tune_in_turn
-from lamella.errors import ConfigError, EncoderError, MissingExtraError, ModelError, UsageError
+from lamella.errors import ConfigError, EncoderError, MissingLibraryError, ModelError, UsageError
 from lamella.models.saved import SavedModel, read_saved
 
 
@@ -59,7 +59,7 @@ def reported_as_damage(folder: Path) -> Iterator[None]:
     """Raise a configuration error of a saved model as a ModelError: the folder is at fault, not the caller."""
     try:
         yield
-    except MissingExtraError:
+    except MissingLibraryError:
         raise
     except UsageError as error:
         problems = error.problems if isinstance(error, ConfigError) else [str(error)]

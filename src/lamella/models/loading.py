@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from lamella.encoder.sources import is_saved_model, named_folder
-from lamella.errors import UnknownNameError, UsageError, one_line
+from lamella.errors import MissingLibraryError, UnknownNameError, UsageError, one_line
 from lamella.models.names import find_model
 from lamella.models.onnx_model import OnnxModel, is_exported
 
@@ -70,6 +71,10 @@ def _load_exported(folder: Path, device: Any, precision: str, backend: str, thre
 def _load_torch(
     name: str, device: Any, precision: Precision, threads: int | None, inference_only: bool
 ) -> ReaderModel | StockModel:
+    if importlib.util.find_spec("torch") is None:
+        advice = "; a model exported with `lamella export --onnx` runs without it"
+        raise MissingLibraryError("this model", ["torch"], advice=advice)
+
     import torch
 
     from lamella.encoder.device import choose_device, choose_precision

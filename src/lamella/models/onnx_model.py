@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from lamella.config import DecodingOptions, Section, WindowOptions
 from lamella.data.windows.padding import Padded, check_window_length
 from lamella.encoder.sources import MODEL_CONFIG
-from lamella.errors import MissingExtraError, ModelError, one_line
+from lamella.errors import MissingLibraryError, ModelError, one_line
 from lamella.files import read_json
 
 ONNX_FORMAT = "lamella_onnx"  # the key of config.json that marks an exported folder
@@ -183,7 +183,7 @@ def _open(graph: Path) -> Any:
     try:
         import onnxruntime
     except ModuleNotFoundError:
-        raise MissingExtraError("a model exported to ONNX", "onnx") from None
+        raise MissingLibraryError("a model exported to ONNX", ["onnxruntime"]) from None
     if not graph.is_file():
         raise ModelError(f"{graph}: no such file; the exported folder is incomplete.")
     options = onnxruntime.SessionOptions()

