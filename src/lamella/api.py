@@ -162,6 +162,8 @@ def train(
     if splits:
         table = _override(table, {"data": {split: data.files for split, data in splits.items()}})
     plan = make_plan(table, where=where)
+    if resume:
+        runs.check_resumable(folder)
     runs.check_run_folder(folder, overwrite=overwrite or resume)
     on_bad_answer = next(iter(plan.runs.values())).data.on_bad_answer
     for data in splits.values():

@@ -8,6 +8,7 @@ unfinished. Nothing here imports torch.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -141,6 +142,17 @@ def check_run_folder(folder: Path, *, overwrite: bool = False, needs: Iterable[P
             f"{folder}: already holds a run ({state}); choose another --out, or pass --overwrite"
             f"{'.' if state == 'finished' else ', or --resume to continue a training run.'}"
         )
+
+
+def check_resumable(folder: Path) -> None:
+    """Refuse to resume where there is no run, such as a folder whose name was mistyped; name the nearest one."""
+    if folder.is_dir() and run_state(folder) is not None:
+        return
+    found = "a folder without a run" if folder.is_dir() else "no such folder"
+    siblings = [path.name for path in folder.parent.glob("*") if (path / RUN).is_file()]
+    nearest = difflib.get_close_matches(folder.name, siblings, n=1)
+    hint = f" Did you mean {str(folder.parent / nearest[0])!r}?" if nearest else ""
+    raise RunError(f"{folder}: expected a run to resume, found {found}; leave out --resume to train a new run.{hint}")
 
 
 def stored_data(folder: Path, split: str) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+import lamella
 from doubles import save_tiny_encoder
 from lamella import runs
 from lamella.data.demo import data_path
@@ -62,6 +63,7 @@ FORK_SERVER = """
 import os, sys
 from pathlib import Path
 from lamella.plan import load_plan
+from lamella.runs import run_state
 from lamella.training.run import train_plan
 
 for line in sys.stdin:
@@ -69,7 +71,7 @@ for line in sys.stdin:
     child = os.fork()
     if not child:
         try:
-            train_plan(load_plan(config), out, resume=True)
+            train_plan(load_plan(config), out, resume=run_state(out) is not None)
         finally:
             os._exit(0)
     print(child, flush=True)
@@ -176,13 +178,26 @@ def test_a_finished_run_stays_as_it_is(encoder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / runs.CHECKPOINT).exists()
 
 
-def test_resume_starts_a_run_in_an_empty_folder(encoder: Path, tmp_path: Path) -> None:
-    train_plan(
-        make_plan(table(encoder, training={"max_steps": 1}), where="test"),
-        tmp_path / "out",
-        resume=True,
-    )
-    assert runs.run_state(tmp_path / "out") == "finished"
+def test_a_mistyped_folder_is_not_trained_into(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(encoder, tmp_path / "first", monkeypatch)
+    (tmp_path / "empty").mkdir()
+    plan, before = make_plan(table(encoder), where="test"), sorted(tmp_path.iterdir())
+    for name, found, hint in (
+        ("frist", "no such folder", f" Did you mean {str(tmp_path / 'first')!r}?"),
+        ("other", "no such folder", ""),
+        ("empty", "a folder without a run", ""),
+    ):
+        expected = (
+            f"{tmp_path / name}: expected a run to resume, found {found}; leave out --resume to train a new run.{hint}"
+        )
+        with pytest.raises(RunError) as refused:
+            train_plan(plan, tmp_path / name, resume=True)
+        assert str(refused.value) == expected
+        with pytest.raises(RunError) as refused:
+            lamella.train(table(encoder), train=[{"question": "Who?"}], out=tmp_path / name, resume=True)
+        assert str(refused.value) == expected
+    assert sorted(tmp_path.iterdir()) == before
+    assert not list((tmp_path / "empty").iterdir())
 
 
 def interrupted(encoder: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -84,8 +84,9 @@ def train_job(job: Job, out: Path, log: Log) -> None:
         import_plugins(config.plugins)  # a worker is not the process that read the run file
     plan = Plan((job.configs,), {name: {} for name in job.configs})
     folder = job.checkpoint(out).parent
+    started = runs.run_state(folder) is not None
     if len(job.configs) == 1:
-        train_plan(plan, folder, resume=True, log=log)
+        train_plan(plan, folder, resume=started, overwrite=not started, log=log)
         return
-    train_plan(plan, folder, resume=True, runs_folder=out, log=log)
+    train_plan(plan, folder, resume=started, overwrite=not started, runs_folder=out, log=log)
     shutil.rmtree(folder)

@@ -30,10 +30,8 @@ class ResumeState:
 def read_resume_state(plan: Plan, folders: RunFolders) -> ResumeState:
     """Look at what the folders hold; raise where it is not an earlier stage of the same runs."""
     out = folders.out
-    state = runs.run_state(out) if out.exists() else None
-    if state is None:
-        return ResumeState()
-    if state == "finished":
+    runs.check_resumable(out)
+    if runs.run_state(out) == "finished":
         return ResumeState(finished=True)
     _check_same_runs(out, list(plan.runs) if folders.several else [])
     by_folder = {folders.by_run[name]: config for name, config in plan.runs.items()}
