@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from lamella.files import read_json, write_json
 from lamella.inference.combine import combine_logits, combine_spans
 from lamella.inference.decode import decode, mask_logits
 from lamella.inference.ensemble import Ensemble, EnsembleAnswers
-from lamella.inference.members import Member, open_members
+from lamella.inference.members import Member, _open, open_members
 from lamella.inference.predict import predict
 from lamella.inference.prediction import Prediction, rank
 from lamella.inference.prediction_files import write_predictions
@@ -117,6 +118,12 @@ def kept(readers: list[Path], questions: list[Example], tmp_path_factory: pytest
 def combine(names: Sequence[Path], examples: Sequence[Example] | None = None, **options: Any) -> EnsembleAnswers:
     members = open_members([str(name) for name in names], run=examples is not None, precision="fp32")
     return Ensemble(members, examples, **options).answer(batch_size=4)
+
+
+def combine_with_itself(name: Path, examples: Sequence[Example] | None = None, **options: Any) -> EnsembleAnswers:
+    """Combine a member with itself, which `open_members` refuses."""
+    member = _open(str(name), "first", run=examples is not None, precision="fp32")
+    return Ensemble([member, replace(member, name="second")], examples, **options).answer(batch_size=4)
 
 
 def texts(answered: EnsembleAnswers) -> dict[str, str]:
@@ -474,8 +481,8 @@ def test_stored_logits_give_the_same_answers_as_the_models(
 @pytest.mark.parametrize("level", ["token", "span"])
 def test_a_reader_with_itself_is_itself(readers: list[Path], questions: list[Example], how: Any, level: Any) -> None:
     alone = predict(ReaderModel.load(readers[1]), questions, batch_size=4)
-    found = combine([readers[1], readers[1]], questions, how=how, level=level)
-    assert list(found.members) == ["r1", "r1 (2)"]
+    found = combine_with_itself(readers[1], questions, how=how, level=level)
+    assert list(found.members) == ["first", "second"]
     assert found.level == level
     for id, prediction in alone.items():
         assert close(found.predictions[id], prediction), id
@@ -644,22 +651,35 @@ def test_members_that_cannot_be_combined(
         f"fewer: expected answers to the same 10 questions as the other members, 1 missing (first {questions[0].id})"
     )
     assert "as the other members, got 10" in refused(lambda: combine([fewer, single]), DataError)
-    assert refused(lambda: combine([single, single], level="token"), UsageError) == (
-        "--level token: one has no logits; predict again with --keep-logits, or name its model and --data."
+    assert refused(lambda: combine_with_itself(single, level="token"), UsageError) == (
+        "--level token: first has no logits; predict again with --keep-logits, or name its model and --data."
     )
     full = kept[1]
-    assert combine([full, full], questions[:3]).level == "span"
+    assert combine_with_itself(full, questions[:3]).level == "span"
     assert "stored the logits of more questions" in refused(
-        lambda: combine([full, full], questions[:3], level="token"), UsageError
+        lambda: combine_with_itself(full, questions[:3], level="token"), UsageError
     )
-    assert "a vote counts texts" in refused(lambda: combine([full, full], how="vote", level="token"), UsageError)
+    assert "a vote counts texts" in refused(lambda: combine_with_itself(full, how="vote", level="token"), UsageError)
     answerable = save_reader(tmp_path / "a", bert, seed=0, learner={"task": "answerability"})
     assert "only decides whether" in refused(lambda: opened(single, answerable, run=True), UsageError)
     assert "only decides whether" in refused(lambda: LogitsWriter(ReaderModel.load(answerable)), UsageError)
     write_json(single / runs.RUN, {"state": "failed"})
-    assert "expected a finished run, got one that is failed" in refused(lambda: opened(single, single), RunError)
+    assert "expected a finished run, got one that is failed" in refused(lambda: opened(single, full), RunError)
     (fewer / runs.NBEST).write_text('{"q": [{"text": "a"}]}')
     assert "expected text, probability, score, start and end" in refused(lambda: opened(fewer, full), UnreadableError)
+
+
+def test_the_same_member_twice_is_refused(readers: list[Path], kept: list[Path], tmp_path: Path) -> None:
+    spelled = readers[0].parent / "." / "x" / ".." / "r0"
+    linked = tmp_path / "linked"
+    linked.symlink_to(readers[0])
+    for again in (readers[0], f"{readers[0]}/", spelled, linked):
+        message = refused(lambda again=again: open_members([str(readers[0]), str(again)], run=True), UsageError)
+        assert message == f"ensemble: {readers[0]} and {again} are the same folder; name each member once."
+    assert "are the same folder" in refused(lambda: open_members([str(kept[1]), f"{kept[1]}/"], run=False), UsageError)
+    copied = shutil.copytree(readers[0], tmp_path / "copied")
+    message = refused(lambda: open_members([str(readers[0]), str(readers[1]), str(copied)], run=True), UsageError)
+    assert message == f"ensemble: {readers[0]} and {copied} hold the same model; name each member once."
 
 
 # --- runs and commands
@@ -795,7 +815,8 @@ def test_a_member_is_what_its_folder_holds(readers: list[Path], questions: list[
     member: Member = open_members(names, run=True, precision="fp32")[0]
     assert member.model is not None
     assert member.answers is None
-    stored = open_members([str(folder)] * 2, run=False)[0]
+    other = predict_run(tmp_path / "other", readers[1], questions)
+    stored = open_members([str(folder), str(other)], run=False)[0]
     assert stored.model is None
     assert stored.answers is not None
     alone = predict(ReaderModel.load(readers[0]), questions, batch_size=4)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from lamella import runs
 from lamella.config import DecodingOptions
 from lamella.encoder.sources import is_saved_model, model_folder
 from lamella.errors import RunError, UsageError
+from lamella.files import same_file
+from lamella.inference.model_record import model_record
 from lamella.inference.prediction_files import AnswerSet, read_answers
 from lamella.inference.protocols import QAModel
 from lamella.inference.stored_logits import StoredLogits, has_logits
@@ -43,28 +46,38 @@ def open_members(names: Sequence[str], *, run: bool, precision: Precision = "aut
     """Open runs and models by name.
 
     With `run`, the model of a run folder is loaded, to be run; otherwise, or without a model, its predictions are
-    read. A folder that holds several runs means all of them.
+    read. A folder that holds several runs means all of them. The same member twice, also as a copy of a model, is
+    refused: it would count double.
     """
     names = [path for name in names for path in _expand_runs(name)]
     if len(names) < 2:
         raise UsageError(f"ensemble: expected at least two runs or models, got {len(names)}.")
+    for first, second in itertools.combinations(names, 2):
+        if same_file(first, second):
+            raise UsageError(f"ensemble: {first} and {second} are the same folder; name each member once.")
     members: list[Member] = []
+    opened: dict[str, str] = {}  # the names of the models, by their hashes
     for name, short in zip(names, short_names(names), strict=True):
         members.append(_open(name, short, run, precision))
+        _check_new(members[-1].model, name, opened)
         _share_encoders([member.model for member in members])  # at once, so that memory never holds many encoders
     return members
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Return the last part of each path if that is unambiguous; a path given twice is numbered."""
+    """Return the last part of each path if that is unambiguous."""
     last = [Path(name).name or name for name in names]
-    chosen = last if len(set(last)) == len(set(names)) else list(names)
-    seen: Counter[str] = Counter()
-    unique = []
-    for name in chosen:
-        seen[name] += 1
-        unique.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return unique
+    return last if len(set(last)) == len(names) else list(names)
+
+
+def _check_new(model: QAModel | None, name: str, opened: dict[str, str]) -> None:
+    if model is None:
+        return
+    record = model_record(name, model)
+    identity = json.dumps([record.get("sha256", name), record.get("base"), record.get("tuning")])
+    if identity in opened:
+        raise UsageError(f"ensemble: {opened[identity]} and {name} hold the same model; name each member once.")
+    opened[identity] = name
 
 
 def _expand_runs(name: str) -> list[str]:
