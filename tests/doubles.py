@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lamella.data.examples import Answer, Context, Example
+from lamella.files import file_sha256
 from lamella.models.model import ReaderModel
 from lamella.testing.tiny import (
     AWKWARD,
@@ -29,6 +32,7 @@ __all__ = [
     "corpus",
     "example",
     "examples_about",
+    "record_weights",
     "save_tiny_encoder",
     "tiny_batch",
     "tiny_config",
@@ -43,6 +47,15 @@ def tiny_model(family: str = "bert", *, seed: int = 0, dropout: bool = True, **s
     """Return a random reader in evaluation mode."""
     options = {} if dropout else {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     return ReaderModel(tiny_encoder(family, seed=seed, **options), tiny_run_config(**sections)).eval()
+
+
+def record_weights(folder: Path) -> None:
+    """Record the hash of a model's tensors, as if it had been saved with them; other folders have none to record."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if "weights_sha256" in config:
+        config["weights_sha256"] = file_sha256(folder / "model.safetensors")
+        path.write_text(json.dumps(config), encoding="utf-8")
 
 
 def example(context: str, answer: str | None = None, question: str = "What is it?", id: str = "q1") -> Example:

@@ -21,6 +21,7 @@ from doubles import (
     FAMILIES,
     corpus,
     examples_about,
+    record_weights,
     save_tiny_encoder,
     tiny_batch,
     tiny_run_config,
@@ -175,6 +176,7 @@ def test_a_flat_model_with_other_tensors_is_refused(change: str, bases: dict[str
         merged = merged.replace("query", "key")
         tensors[merged] = torch.zeros(32, 32)
     save_file(tensors, file)
+    record_weights(tmp_path / "flat")
     with pytest.raises(ModelError, match=rf"{merged} (is )?{change}\.$"):
         ReaderModel.load(tmp_path / "flat")
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from doubles import FAMILIES, HIDDEN, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
+from doubles import FAMILIES, HIDDEN, record_weights, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
 from lamella.encoder.sources import find_encoder, verified_hash
 from lamella.encoder.tensors import hash_parameters
 from lamella.errors import ModelError
@@ -64,6 +64,7 @@ def rewrite(
 ) -> None:
     file = folder / "model.safetensors"
     save_file(change(load_file(file)), file, metadata or {"format": "pt"})
+    record_weights(folder)
 
 
 def logits(folder: Path) -> Tensor:

@@ -16,17 +16,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from doubles import FAMILIES, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
+from doubles import FAMILIES, record_weights, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
 from lamella import files, registry, runs
 from lamella.encoder.encoder import HiddenStates
-from lamella.encoder.sources import find_encoder, verified_hash
+from lamella.encoder.sources import Source, find_encoder, verified_hash
 from lamella.errors import LamellaError, ModelError, UnreadableError, UsageError
-from lamella.files import write_json
+from lamella.files import file_sha256, write_json
 from lamella.heads.head import Stage, StageShape
 from lamella.models import saved as saved_module
 from lamella.models.base_encoder import load_encoder
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
+from lamella.models.saved import read_saved
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -69,6 +70,7 @@ def edit_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
     file = folder / "model.safetensors"
     tensors = {**load_file(file), **{name.replace("__", "."): value for name, value in changes.items()}}
     save_file({name: value for name, value in tensors.items() if value is not None}, file)
+    record_weights(folder)
 
 
 def test_a_model_comes_back_as_it_was(model: ReaderModel, saved: Path, base: Path) -> None:
@@ -399,10 +401,45 @@ def test_an_encoder_s_tensor_where_the_encoder_was_frozen(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 4, 100, -1])
-def test_truncated_weights(saved: Path, keep: int) -> None:
+def test_truncated_weights_of_a_folder_without_their_hash(saved: Path, keep: int) -> None:
+    edit_config(saved, lambda config: config.pop("weights_sha256"))
     file = saved / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
     assert "model.safetensors: expected a safetensors file, found a damaged one (" in refusal(saved)
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "a missing byte", "another model"])
+def test_weights_that_are_not_those_saved(saved: Path, base: Path, tmp_path: Path, damage: str) -> None:
+    file, expected = saved / "model.safetensors", file_sha256(saved / "model.safetensors")
+    content = file.read_bytes()
+    if damage == "another model":
+        ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": "frozen"})).save(tmp_path / "other")
+        file.write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
+    else:
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if "bit" in damage else content[:-1])
+    assert refusal(saved) == (
+        f"{file}: expected sha256 {expected[:12]}…, as recorded in config.json, found {file_sha256(file)[:12]}…; the "
+        "file is damaged or was replaced: copy or download the model again."
+    )
+    file.write_bytes(content)
+    second = ReaderModel(load_encoder(str(saved)), tiny_run_config(encoder={"tuning": "frozen"}))
+    second.save(tmp_path / "second")
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert refusal(tmp_path / "second").startswith(f"{file}: expected sha256")
+
+
+def test_a_folder_without_the_hash_of_its_weights_is_read(saved: Path) -> None:
+    expected, sha256 = ReaderModel.load(saved)(tiny_batch()), verified_hash(Source("m", saved, "folder"))
+    edit_config(saved, lambda config: config.pop("weights_sha256"))
+    assert torch.equal(ReaderModel.load(saved)(tiny_batch()), expected)
+    assert verified_hash(Source("m", saved, "folder")) == sha256  # models on top know it by this hash
+
+
+def test_a_new_threshold_keeps_the_hash_of_the_weights(saved: Path) -> None:
+    loaded = ReaderModel.load(saved)
+    loaded.save_decoding(saved, loaded.decoding.model_copy(update={"null_score_diff_threshold": 1.5}), {})
+    assert read_saved(saved).weights_sha256 == file_sha256(saved / "model.safetensors")
+    assert ReaderModel.load(saved).decoding.null_score_diff_threshold == 1.5
 
 
 def test_weights_that_are_gone(saved: Path) -> None:

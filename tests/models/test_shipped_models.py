@@ -10,6 +10,7 @@ import pytest
 from safetensors import safe_open
 
 from lamella.encoder.sources import READERS
+from lamella.files import file_sha256
 from lamella.models.card import Contents, model_card
 from lamella.models.saved import CARD, read_saved
 
@@ -34,6 +35,7 @@ def test_a_shipped_reader_is_thin_and_documented(folder: Path, run: str) -> None
     assert parameters == result["cost"]["trainable_parameters"]
     assert parameters <= 0.05 * result["encoder"]["parameters"]
     assert not Path(saved.base_name).is_absolute()
+    assert saved.weights_sha256 == file_sha256(folder / "model.safetensors")
     assert saved.base_tensors_sha256 is not None, "it must load on its encoder from any file"
     assert (saved.base_name, saved.base_sha256) == (result["encoder"]["name"], result["encoder"]["sha256"])
     assert saved.facts.results["f1"] == pytest.approx(result["scores"]["at_0"]["f1"], abs=1e-4)

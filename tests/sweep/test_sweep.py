@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from doubles import save_tiny_encoder
+from doubles import record_weights, save_tiny_encoder
 from lamella import runs
 from lamella.data.demo import data_path
 from lamella.errors import ConfigError, LamellaError, RunError, UsageError
@@ -356,6 +356,7 @@ def change(file: Path) -> None:
     else:
         tensors = load_file(file)
         save_file({name: tensor + 1 for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
+        record_weights(file.parent)
 
 
 def test_a_folder_keeps_the_runs_of_earlier_sweeps(tmp_path: Path, encoder: Path) -> None:

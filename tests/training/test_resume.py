@@ -162,7 +162,7 @@ def test_a_checkpoint_holds_everything_that_training_depends_on(
     for evaluation in (3, 2, 4):
         killed_at(monkeypatch, evaluation)
         with pytest.raises(Killed):
-            train_plan(plan, tmp_path / "out", resume=True)
+            train_plan(plan, tmp_path / "out", resume=(tmp_path / "out").exists())
         monkeypatch.undo()
     train_plan(plan, tmp_path / "out", resume=True)
     assert outcome(tmp_path / "out") == outcome(tmp_path / "whole")

@@ -13,7 +13,7 @@ from lamella.encoder.sources import MODEL_CONFIG, MODEL_WEIGHTS, Source, find_en
 from lamella.encoder.tensors import hash_parameters, put_tensors, read_tensors
 from lamella.encoder.tuning import merge, tune_in_turn
 from lamella.errors import ConfigError, EncoderError, MissingLibraryError, ModelError, UsageError
-from lamella.models.saved import SavedModel, read_saved
+from lamella.models.saved import SavedModel, check_weights, read_saved
 
 
 def load_encoder(name: str, *, dropout: float | None = None, pooler: bool = False) -> LoadedEncoder:
@@ -93,6 +93,7 @@ def _load_tuned(
         tune_in_turn(loaded.encoder, saved.tunings)
     if pooler and not had_pooler:
         loaded.encoder.model.pooler.requires_grad_(False)  # the saved model had no pooler to tune
+    check_weights(source.folder, saved)
     tensors = read_tensors(source.folder / MODEL_WEIGHTS)
     prefix = "encoder."
     put_tensors(

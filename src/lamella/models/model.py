@@ -31,7 +31,7 @@ from lamella.models.base_encoder import load_base, reported_as_damage
 from lamella.models.card import Contents, LayerWeightTable, model_card
 from lamella.models.facts import Facts
 from lamella.models.names import find_model
-from lamella.models.saved import SavedModel, complete_head, read_saved, write_decoding, write_saved
+from lamella.models.saved import SavedModel, check_weights, complete_head, read_saved, write_decoding, write_saved
 from lamella.runs import MODEL, run_state
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ class ReaderModel(nn.Module):
             found = f"a run that is {state}" if state else "neither" if path.exists() else "nothing there"
             raise UsageError(f"{path}: expected a model folder, or a run folder with a model; found {found}.")
         saved = read_saved(folder)
+        check_weights(folder, saved)
         base = load_base(folder, saved, pooler=saved.config.learner.reads_pooled)
         with reported_as_damage(folder):
             model = cls(base, saved.config, tuned_before=saved.tuned_before)

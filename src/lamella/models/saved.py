@@ -2,7 +2,7 @@
 
 The folder holds only what training changed. The rest is the base encoder, recorded by name and hash.
 
-    config.json         format, base encoder, tuning, head, windows, decoding, facts about the training
+    config.json         format, base encoder, hash of the tensors, tuning, head, windows, decoding, facts about the training
     model.safetensors   the trained tensors; names start with `encoder.` or `head.`
     README.md           the model card
     tokenizer files
@@ -11,8 +11,9 @@ The folder holds only what training changed. The rest is the base encoder, recor
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,9 @@ class SavedModel:
     config: RunConfig  # encoder, head, windows and decoding; everything else has its default
     tuned_before: tuple[dict[str, Any], ...]  # in a flattened chain: the tunings of the models below
     facts: Facts
+    weights_sha256: str | None = (
+        None  # of model.safetensors; None until it is written, and in folders of older versions
+    )
 
     @property
     def tunings(self) -> list[dict[str, Any]]:
@@ -62,6 +66,7 @@ class SavedModel:
             MODEL_FORMAT: FORMAT_VERSION,
             **({"plugins": self.config.plugins} if self.config.plugins else {}),
             "base": {"name": self.base_name, "sha256": self.base_sha256, **tensors},
+            **({"weights_sha256": self.weights_sha256} if self.weights_sha256 else {}),
             **({"tuned_before": before} if before else {}),
             "tuning": tuning,
             "head": self.head,
@@ -83,6 +88,7 @@ def read_saved(folder: Path) -> SavedModel:
     try:
         name, sha256 = str(saved["base"]["name"]), str(saved["base"]["sha256"])
         tensors_sha256 = saved["base"].get("tensors_sha256")
+        weights = str(saved["weights_sha256"]) if "weights_sha256" in saved else None
         before, facts = list(saved.get("tuned_before", [])), dict(saved.get("facts", {}))
         head = saved["head"]
         named = {"tuning": [*before, saved["tuning"]], "task": head["task"], "mixer": head["mixer"]}
@@ -104,7 +110,7 @@ def read_saved(folder: Path) -> SavedModel:
         problems = "; ".join(error.problems)
         raise ModelError(f"{path}: damaged, or written by another version of lamella: {problems}") from None
     tuned_before = tuple(config.encoder.tuning for config in earlier)
-    return SavedModel(name, sha256, tensors_sha256, config, tuned_before, read_facts(facts, str(path)))
+    return SavedModel(name, sha256, tensors_sha256, config, tuned_before, read_facts(facts, str(path)), weights)
 
 
 def _import_plugins_of(path: Path, plugins: list[str], named: Mapping[str, Any]) -> list[str]:
@@ -139,7 +145,8 @@ def write_saved(
         write_bytes(fresh / MODEL_WEIGHTS, weights)
         with quiet():
             tokenizer.save_pretrained(fresh)
-        write_json(fresh / MODEL_CONFIG, saved.to_json())
+        sha256 = hashlib.sha256(weights).hexdigest()
+        write_json(fresh / MODEL_CONFIG, replace(saved, weights_sha256=sha256).to_json())
         write_text(fresh / CARD, card)
 
 
@@ -156,6 +163,19 @@ def read_chain(folder: Path) -> list[SavedModel]:
     while is_saved_model(below := find_encoder(chain[-1].base_name).folder):
         chain.append(read_saved(below))
     return chain
+
+
+def check_weights(folder: Path, saved: SavedModel) -> None:
+    """Check that the trained tensors are those that were saved; folders of older versions have no hash to compare."""
+    path = folder / MODEL_WEIGHTS
+    if saved.weights_sha256 is None or not path.is_file():  # a missing file is reported where it is read
+        return
+    sha256 = file_sha256(path)
+    if sha256 != saved.weights_sha256:
+        raise ModelError(
+            f"{path}: expected sha256 {saved.weights_sha256[:12]}…, as recorded in {MODEL_CONFIG}, found "
+            f"{sha256[:12]}…; the file is damaged or was replaced: copy or download the model again."
+        )
 
 
 def weights_sha256(folder: Path) -> str:
