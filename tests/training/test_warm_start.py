@@ -132,6 +132,27 @@ def test_lora_of_full_rank_starts_equal_to_the_trained_model(encoder: Path, tune
     assert any("100 % of what it added" in line for line in lines)
 
 
+def test_a_start_whose_changes_are_dropped_is_warned_about(encoder: Path, tuned: Path, tmp_path: Path) -> None:
+    """The warning names what is dropped, and options with which nothing is."""
+    large = {"name": "lora", "rank": 4, "targets": ["query", "value", "ffn_output"], "also": ["layer_norm", "bias"]}
+    train(encoder, tmp_path / "large", tuning=large, steps=3)
+    start = str(tmp_path / "large")
+    lines = train(encoder, tmp_path / "small", tuning="lora", start=start)
+    assert f"warm start from {start}: 100 % of what it added to query, value, and its head" in lines
+    assert (
+        f"warning: {start} also changed layer_norm, bias, ffn_output; these changes are dropped; to keep them, set "
+        'encoder.tuning.targets = ["query", "value", "ffn_output"] and encoder.tuning.also = ["layer_norm", "bias"]'
+    ) in lines
+    lines = train(encoder, tmp_path / "same", tuning={**large, "rank": 2}, start=start)
+    assert not any("warning" in line for line in lines)
+    everything = {"name": "lora", "rank": 4, "targets": ALL, "also": ["layer_norm", "bias", "token_types"]}
+    lines = train(encoder, tmp_path / "full", tuning=everything, start=str(tuned))
+    assert (
+        f"warning: {tuned} also changed word_embeddings, position_embeddings; these changes are dropped; lora cannot "
+        "keep word_embeddings, position_embeddings"
+    ) in lines
+
+
 def test_lora_of_low_rank_starts_nearer_than_the_base(encoder: Path, tuned: Path, tmp_path: Path) -> None:
     lines = train(encoder, tmp_path / "lora", tuning={"name": "lora", "rank": 2, "targets": ALL}, start=str(tuned))
     line = next(line for line in lines if "% of what it added" in line)

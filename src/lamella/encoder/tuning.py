@@ -171,6 +171,35 @@ def merge(encoder: Encoder) -> list[nn.Linear]:
     return layers
 
 
+def group_parameters(encoder: Encoder) -> dict[str, str]:
+    """Return the group of each parameter of the model inside an encoder, by the parameter's name.
+
+    A group is named as in the options `targets` and `also` of LoRA; parameters that neither can name are grouped by
+    their module, such as `word_embeddings`.
+    """
+    modules = dict(encoder.model.named_modules())
+    projections = {
+        layer.get_submodule(path): target
+        for layer in encoder.layer_modules
+        for target, path in encoder.family.projections.items()
+    }
+    groups = {}
+    for name, _ in encoder.model.named_parameters():
+        path, _, kind = name.rpartition(".")
+        module = modules[path]
+        if isinstance(module, nn.LayerNorm):
+            groups[name] = "layer_norm"
+        elif kind == "bias":
+            groups[name] = "bias"
+        elif module in projections:
+            groups[name] = projections[module]
+        elif path.endswith("token_type_embeddings"):
+            groups[name] = "token_types"
+        else:
+            groups[name] = path.rpartition(".")[2]
+    return groups
+
+
 def trainable_line(module: nn.Module) -> str:
     """Return the line with the number of trainable parameters, in the form that peft prints."""
     trainable, total = count_parameters(module)

@@ -2,7 +2,7 @@
 
 The folder holds only what training changed. The rest is the base encoder, recorded by name and hash.
 
-    config.json         format, base encoder, hash of the tensors, tuning, head, windows, decoding, facts about the training
+    config.json         format, base encoder, hash of the tensors, tuning, head, windows, decoding, facts about training
     model.safetensors   the trained tensors; names start with `encoder.` or `head.`
     README.md           the model card
     tokenizer files

@@ -157,6 +157,8 @@ def build_models(
         if config.learner.start is not None:
             start = apply_warm_start(model, config.learner.start)
             log(f"{prefix}{start.remark}")
+            if start.warning is not None:
+                log(f"{prefix}{start.warning}")
             model.facts = model.facts.model_copy(update={"start": start.facts})
         models[name] = BuiltModel(model, random_stream, start)
     return models

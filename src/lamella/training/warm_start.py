@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from lamella.encoder.adapters import Adapter
 from lamella.encoder.lora import Lora, change_of, changed_layers
 from lamella.encoder.sources import find_encoder, is_saved_model
 from lamella.encoder.tensors import trained_tensors
-from lamella.encoder.tuning import merge
+from lamella.encoder.tuning import Projection, Small, group_parameters, merge
 from lamella.errors import ConfigError, EncoderError, ModelError, UsageError
 from lamella.models.facts import StartFacts
 from lamella.models.model import ReaderModel
@@ -36,6 +37,7 @@ class WarmStart:
     name: str
     sha256: str
     remark: str
+    warning: str | None = None  # what of it was dropped
 
     @property
     def facts(self) -> StartFacts:
@@ -87,26 +89,31 @@ def apply_warm_start(model: ReaderModel, name: str) -> WarmStart:
             ],
         )
     if same_tuning:
-        copied = "all encoder weights"
+        copied, warning = "all encoder weights", None
         _copy(trained_tensors(saved.encoder), trained_tensors(model.encoder))
     else:
-        copied = _approximate(model, saved, name)
+        copied, warning = _approximate(model, saved, name)
     same_head = saved.head_spec == model.head_spec
     if same_head:
         _copy(trained_tensors(saved.head), trained_tensors(model.head))
     head = "its head" if same_head else "a new head, as its own is built differently"
     remark = f"warm start from {name}: {copied}, and {head}"
-    return WarmStart(saved.folders, name, weights_sha256(saved.folders[0]), remark)
+    return WarmStart(saved.folders, name, weights_sha256(saved.folders[0]), remark, warning)
 
 
-def _approximate(model: ReaderModel, saved: ReaderModel, name: str) -> str:
-    """Set each LoRA of a model to the nearest approximation of what the saved model added to the base weights."""
+def _approximate(model: ReaderModel, saved: ReaderModel, name: str) -> tuple[str, str | None]:
+    """Set each LoRA of a model to the nearest approximation of what the saved model added to the base weights.
+
+    Return what was copied, and a warning if the saved model had changed more than this LoRA can hold.
+    """
     if any(isinstance(module, Adapter) for module in saved.encoder.modules()):
         raise ConfigError(WHERE, [f"{name}: expected a model without adapters, as LoRA cannot approximate these."])
     merge(saved.encoder)
     parameters = dict(saved.encoder.model.named_parameters())
     kept = added = 0.0
+    projections = []
     for path, layer in changed_layers(model.encoder.model).items():
+        projections.append(f"{path}.weight")
         lora = cast(Lora, change_of(layer))
         difference = parameters[f"{path}.weight"].detach() - layer.weight.detach().cpu()  # [O, I]
         a, b, share = _nearest(difference, len(lora.A))
@@ -116,7 +123,33 @@ def _approximate(model: ReaderModel, saved: ReaderModel, name: str) -> str:
         kept, added = kept + share * energy, added + energy
     also_trained = {name: value for name, value in trained_tensors(model.encoder.model).items() if name in parameters}
     _copy(parameters, also_trained)
-    return f"{100 * kept / added if added else 100:.0f} % of what it added to these projections"
+    groups = group_parameters(saved.encoder)
+    targets = dict.fromkeys(groups[path] for path in projections)
+    copied = f"{100 * kept / added if added else 100:.0f} % of what it added to {', '.join(targets)}"
+    return copied, _describe_dropped(model, saved, groups, {*projections, *also_trained}, name)
+
+
+def _describe_dropped(
+    model: ReaderModel, saved: ReaderModel, groups: Mapping[str, str], kept: Set[str], name: str
+) -> str | None:
+    """Return a warning about the changed parameters that are not `kept`, and the options that would keep them."""
+    base = dict(model.encoder.model.named_parameters())
+    changed = {
+        groups[path]: None  # a dictionary, to keep the order
+        for path, value in saved.encoder.model.named_parameters()
+        if path not in kept and path in base and not torch.equal(value, base[path].cpu())
+    }
+    if not changed:
+        return None
+    options = []
+    for option, known in (("targets", get_args(Projection)), ("also", get_args(Small))):
+        if missing := [group for group in known if group in changed]:
+            listed = json.dumps([*model.tuning.get(option, []), *missing])
+            options.append(f"encoder.tuning.{option} = {listed}")
+    lost = [group for group in changed if group not in (*get_args(Projection), *get_args(Small))]
+    advice = [f"to keep them, set {' and '.join(options)}"] if options else []
+    advice += [f"lora cannot keep {', '.join(lost)}"] if lost else []
+    return f"warning: {name} also changed {', '.join(changed)}; these changes are dropped; {'; '.join(advice)}"
 
 
 def _nearest(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
