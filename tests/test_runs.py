@@ -16,7 +16,7 @@ import pytest
 
 from lamella import environment, runs
 from lamella.errors import RunError, UnreadableError
-from lamella.files import TEMPORARY, append_json_line, read_json, write_entries, write_json, write_text
+from lamella.files import TEMPORARY, append_json_line, new_folder, read_json, write_entries, write_json, write_text
 
 
 def names(folder: Path) -> set[str]:
@@ -79,10 +79,17 @@ def test_files_have_the_permissions_that_the_user_s_mask_gives(tmp_path: Path, u
     before = os.umask(umask)
     try:
         write_text(tmp_path / "deep" / "file.txt", "text")
+        with new_folder(tmp_path / "folder") as folder:
+            (folder / "within").mkdir()
+            for path in (folder / "private.txt", folder / "within" / "private.txt"):
+                path.touch(mode=0o600)  # as some libraries write their files
         assert os.umask(umask) == umask  # looking the mask up did not change it
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "deep" / "file.txt").stat().st_mode) == mode
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {mode}
+    assert len(files) == 3
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_dir()} == {0o777 & ~umask}
 
 
 def test_any_text_survives_writing_and_reading(tmp_path: Path) -> None:

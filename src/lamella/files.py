@@ -178,6 +178,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     try:
         fresh.mkdir(parents=True)
         yield fresh
+        _make_readable(fresh)
         _replace_folder(fresh, folder)
     except OSError as error:
         raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
@@ -188,6 +189,17 @@ def new_folder(folder: Path) -> Iterator[Path]:
 def is_empty(folder: Path) -> bool:
     """Return whether a folder exists and holds nothing."""
     return folder.is_dir() and not any(folder.iterdir())
+
+
+def _make_readable(folder: Path) -> None:
+    """Give the files of a new folder the usual access rights: some libraries write files that only their owner reads.
+
+    The folder was made with the rights that the umask allows; files get the same, without the right to execute.
+    """
+    rights = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(rights)
 
 
 def _replace_folder(fresh: Path, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,19 @@ def test_adapters_below_are_refused_too_and_the_last_layer_may_be_chosen_by_numb
     tuned(bases["bert"], tmp_path / "model", learner={"layers": [0, DEPTH]})
     save_as_transformers(tmp_path / "model", tmp_path / "stock")
     assert (tmp_path / "stock" / "model.safetensors").is_file()
+
+
+def test_an_export_has_the_permissions_of_the_umask(bases: dict[str, Path], tmp_path: Path) -> None:
+    tuned(bases["bert"], tmp_path / "model", encoder={"tuning": "full"})
+    before = os.umask(0o027)
+    try:
+        for export in (save_as_transformers, flatten, halve):
+            export(tmp_path / "model", tmp_path / export.__name__)
+            files = list((tmp_path / export.__name__).iterdir())
+            assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o640}
+            assert stat.S_IMODE((tmp_path / export.__name__).stat().st_mode) == 0o750
+    finally:
+        os.umask(before)
 
 
 # --- the command

@@ -43,9 +43,7 @@ class SavedModel:
     config: RunConfig  # encoder, head, windows and decoding; everything else has its default
     tuned_before: tuple[dict[str, Any], ...]  # in a flattened chain: the tunings of the models below
     facts: Facts
-    weights_sha256: str | None = (
-        None  # of model.safetensors; None until it is written, and in folders of older versions
-    )
+    weights_sha256: str | None = None  # None until it is written, and in folders of older versions
 
     @property
     def tunings(self) -> list[dict[str, Any]]:
