@@ -184,6 +184,22 @@ def kind_of_run(folder: Path) -> tuple[str, list[str]] | None:
     return None if record is None else (str(record.get("command")), list(record.get("runs", [])))
 
 
+def describe_run_without_model(folder: Path) -> str | None:
+    """Return what a run folder is, and which model to give instead of it; None if it is no run folder."""
+    record = _record(folder)
+    if record is None:
+        return None
+    if within := record.get("runs"):
+        return f"several runs; choose one of {', '.join(within)}"
+    if record.get("command") == "train" and record["state"] == "finished":
+        return "a training run whose model is gone; restore it, or train again"
+    if record.get("command") == "train":
+        return f"a training run that is {record['state']}, without a model so far; continue it with --resume"
+    model = record.get("model")
+    name = f", {model['name']}" if isinstance(model, dict) and "name" in model else ""
+    return f"the answers of `lamella {record.get('command', 'predict')}`; give the model that made them{name}"
+
+
 def run_state(folder: Path) -> str | None:
     """Return `finished`, `unfinished`, `failed` or `interrupted`; None if the folder is no run folder."""
     record = _record(folder)

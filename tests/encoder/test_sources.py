@@ -268,7 +268,8 @@ def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
     with runs.new_run(tmp_path, "train"):
         write_json(tmp_path / runs.CONFIG, {})
         assert refusal(tmp_path) == (
-            f"{tmp_path}: expected an encoder or a saved model, found a run that is unfinished, without one."
+            f"{tmp_path}: expected an encoder or a saved model, found a training run that is unfinished, without a "
+            "model so far; continue it with --resume."
         )
 
 

@@ -147,3 +147,26 @@ def test_json_of_fixed_files_goes_to_standard_output_alone(data: Path, lamella: 
     assert code == 0
     assert json.loads(out)["problems"] == []
     assert "0 problems fixed" in err
+
+
+def test_an_occupied_output_has_one_exit_code(runs: Path, lamella: Any, model: Path) -> None:
+    encoder = f'[encoder]\nname = "{model.parent / "tiny"}"\ntuning = "frozen"\n'
+    windows = "[windows]\nmax_seq_length = 128\ndoc_stride = 32\nmax_query_length = 24\n"
+    (runs / "run.toml").write_text(f'{encoder}{windows}[data]\ntrain = ["dev.json"]\n')
+    assert lamella("evaluate", "dev.json", "--model", model, "--out", "scored")[0] == 0
+    (runs / "mine").mkdir()
+    (runs / "mine" / "notes.json").write_text("{}")
+    for occupied in ("mine", "mine/notes.json"):
+        for call in (
+            "train run.toml --out",
+            "train run.toml --resume --out",
+            "sweep run.toml --out",
+            "extract run.toml --out",
+            f"predict dev.json --model {model} --out",
+            f"evaluate dev.json --model {model} --out",
+            "ensemble runs/a runs/b --out",
+            "analyse scored --out",
+            "compare scored --keep",
+        ):
+            if call != "compare scored --keep" or occupied != "mine":  # which adds a file to a folder
+                refused(lamella, *call.split(), occupied, because=occupied)

@@ -425,7 +425,8 @@ def test_weights_that_are_not_those_saved(saved: Path, base: Path, tmp_path: Pat
     second = ReaderModel(load_encoder(str(saved)), tiny_run_config(encoder={"tuning": "frozen"}))
     second.save(tmp_path / "second")
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert refusal(tmp_path / "second").startswith(f"{file}: expected sha256")
+    with pytest.raises(ModelError, match=rf"^{file}: expected sha256"):
+        ReaderModel.load(tmp_path / "second")
 
 
 def test_a_folder_without_the_hash_of_its_weights_is_read(saved: Path) -> None:
@@ -530,8 +531,27 @@ def test_a_configuration_that_is_not_json(saved: Path, tmp_path: Path) -> None:
 def test_a_run_without_a_model(tmp_path: Path) -> None:
     with runs.new_run(tmp_path / "run", "train") as folder:
         write_json(folder / runs.CONFIG, {"encoder": {}})
-        assert refusal(folder, UsageError).endswith("found a run that is unfinished.")
-    assert refusal(folder, UsageError).endswith("found a run that is finished.")
+        assert refusal(folder, UsageError).endswith(
+            "found a training run that is unfinished, without a model so far; continue it with --resume."
+        )
+    assert refusal(folder, UsageError) == (
+        f"{folder}: expected a model folder, or a run folder with a model; found a training run whose model is gone; "
+        "restore it, or train again."
+    )
+    with runs.new_run(tmp_path / "answers", "predict", model={"name": "runs/first"}) as folder:
+        pass
+    for load in (ReaderModel.load, ReaderModel.from_pretrained):
+        with pytest.raises(UsageError) as caught:
+            load(folder)
+        assert str(caught.value) == (
+            f"{folder}: expected a model folder, or a run folder with a model; found the answers of `lamella predict`; "
+            "give the model that made them, runs/first."
+        )
+    with runs.new_run(tmp_path / "ensemble", "ensemble") as folder:
+        pass
+    assert refusal(folder, UsageError).endswith(
+        "found the answers of `lamella ensemble`; give the model that made them."
+    )
 
 
 def test_a_path_with_nothing_or_something_else(base: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lamella.errors import EncoderError, MissingLibraryError, did_you_mean
 from lamella.files import file_sha256, read_json
-from lamella.runs import MODEL, run_state
+from lamella.runs import MODEL, describe_run_without_model, run_state
 
 MODEL_CONFIG = "config.json"
 MODEL_WEIGHTS = "model.safetensors"
@@ -171,9 +171,8 @@ def _holds_model(path: Path) -> bool:
 
 def _in_folder(name: str, folder: Path) -> Source:
     folder = model_folder(folder)
-    state = run_state(folder)
-    if state is not None:
-        raise EncoderError(f"{folder}: expected an encoder or a saved model, found a run that is {state}, without one.")
+    if found := describe_run_without_model(folder):
+        raise EncoderError(f"{folder}: expected an encoder or a saved model, found {found}.")
     if not (folder / MODEL_CONFIG).is_file():
         files = ", ".join(sorted(file.name for file in folder.iterdir())[:6]) or "an empty folder"
         raise EncoderError(

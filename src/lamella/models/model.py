@@ -32,7 +32,7 @@ from lamella.models.card import Contents, LayerWeightTable, model_card
 from lamella.models.facts import Facts
 from lamella.models.names import find_model
 from lamella.models.saved import SavedModel, check_weights, complete_head, read_saved, write_decoding, write_saved
-from lamella.runs import MODEL, run_state
+from lamella.runs import MODEL, describe_run_without_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -97,8 +97,8 @@ class ReaderModel(nn.Module):
         path = Path(os.path.expanduser(path))
         folder = model_folder(path)
         if not is_saved_model(folder):
-            state = run_state(path) if path.is_dir() else None
-            found = f"a run that is {state}" if state else "neither" if path.exists() else "nothing there"
+            found = describe_run_without_model(path) if path.is_dir() else None
+            found = found or ("neither" if path.exists() else "nothing there")
             raise UsageError(f"{path}: expected a model folder, or a run folder with a model; found {found}.")
         saved = read_saved(folder)
         check_weights(folder, saved)

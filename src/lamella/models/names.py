@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from lamella.config import RunConfig
 from lamella.encoder.sources import Source, find_encoder, is_saved_model, model_folder, named_folder
 from lamella.errors import EncoderError, UsageError
-from lamella.runs import MODEL, MODELS, kind_of_run, run_state
+from lamella.runs import MODEL, MODELS, describe_run_without_model
 
 
 def find_model(name: str) -> Source:
@@ -16,10 +16,7 @@ def find_model(name: str) -> Source:
     folder = named_folder(name)
     if saved := saved_model(name):
         return Source(name, saved, "folder")
-    state = run_state(folder) if os.path.isdir(folder) else None
-    if state:
-        _, within = kind_of_run(folder) or ("", [])
-        found = f"several runs; choose one of {', '.join(within)}" if within else f"a run that is {state}"
+    if os.path.isdir(folder) and (found := describe_run_without_model(folder)):
         raise UsageError(f"{name}: expected a model folder, or a run folder with a model; found {found}.")
     try:
         return find_encoder(name)
