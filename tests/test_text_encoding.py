@@ -48,6 +48,16 @@ def test_the_suspected_encoding_is_named(text: str, encoding: str) -> None:
     assert decode_text(data, "notes.txt", encoding) == text
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_ascii_text_in_utf16_without_a_mark_is_recognised(encoding: str) -> None:
+    with pytest.raises(UnreadableError) as error:
+        decode_text("Plain text.".encode(encoding), "notes.txt", advice="pass --encoding {encoding}")
+    assert str(error.value) == (
+        f"notes.txt: expected UTF-8 text, got zero bytes (probably {encoding}); pass --encoding {encoding}."
+    )
+    assert decode_text(b"a\0b and much more text", "notes.txt") == "a\0b and much more text"
+
+
 def test_a_wrong_encoding_is_refused() -> None:
     with pytest.raises(UsageError, match=r"--encoding: expected the name of a text encoding, .* got 'klingon'"):
         decode_text(b"x", "file", "klingon")

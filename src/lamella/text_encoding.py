@@ -20,7 +20,7 @@ def decode_text(data: bytes, name: str, encoding: str | None = None, *, advice: 
     """Decode text; `name` and `advice` are used in errors, and `{encoding}` in `advice` is the suspected encoding."""
     codec = encoding or next((codec for mark, codec in _MARKS if data.startswith(mark)), "utf-8-sig")
     try:
-        return data.decode(codec)
+        text = data.decode(codec)
     except LookupError:
         raise UsageError(
             f"--encoding: expected the name of a text encoding, such as utf-8, cp949 or latin-1, got {encoding!r}."
@@ -32,14 +32,18 @@ def decode_text(data: bytes, name: str, encoding: str | None = None, *, advice: 
             suspect = guess_encoding(data)
             raise UnreadableError(f"{message} (probably {suspect}); {advice.format(encoding=suspect)}.") from None
         raise UnreadableError(f"{message}; the file is damaged or has another encoding.") from None
+    if codec == "utf-8-sig" and (suspect := _guess_utf16(data)):
+        raise UnreadableError(
+            f"{name}: expected UTF-8 text, got zero bytes (probably {suspect}); {advice.format(encoding=suspect)}."
+        )
+    return text
 
 
 def guess_encoding(data: bytes) -> str:
     """Guess the encoding of text that is not UTF-8, from the characters that each candidate would give."""
     sample = data[:_SAMPLE]
-    zeros = [sample[0::2].count(0), sample[1::2].count(0)]
-    if max(zeros) > len(sample) / 8:
-        return "utf-16-le" if zeros[1] > zeros[0] else "utf-16-be"
+    if utf16 := _guess_utf16(data):
+        return utf16
     if sum(byte > 127 for byte in sample) < 0.3 * len(sample.translate(None, b" \t\r\n")):
         return "cp1252"  # mostly ASCII, so a language of western Europe
     for codec, script, least in (
@@ -58,3 +62,12 @@ def guess_encoding(data: bytes) -> str:
         if matching > least * len(letters):
             return codec
     return "cp1252"
+
+
+def _guess_utf16(data: bytes) -> str | None:
+    """Return the kind of UTF-16 if every second byte is often zero, as in text of a western language."""
+    sample = data[:_SAMPLE]
+    first, second = sample[0::2].count(0), sample[1::2].count(0)
+    if max(first, second) <= len(sample) / 8 or min(first, second) > len(sample) / 8:
+        return None
+    return "utf-16-le" if second > first else "utf-16-be"

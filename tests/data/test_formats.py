@@ -403,7 +403,7 @@ def test_repeated_keys_and_constants_are_located(tmp_path: Path) -> None:
         (b'{"data": []} {}', ":1:14: broken JSON"),
         (b'{"data": "caf\xe9"}', "got byte 0xe9 at position 13 (probably cp1252)"),
         ('{"data": []}'.encode("utf-16")[:-1], "expected UTF-16 text, got byte 0x7d at position 24"),
-        ('{"data": []}'.encode("utf-16-le"), ":1:2: broken JSON"),
+        ('{"data": []}'.encode("utf-16-le"), "got zero bytes (probably utf-16-le); save it as UTF-8, or convert it"),
         ('{"data": "é"}'.encode("utf-16-be"), "(probably utf-16-be); save it as UTF-8, or convert it: lamella convert"),
         (gzip.compress(b'{"data": []}', mtime=0)[:-9], "truncated or damaged"),
         (b"\x1f\x8b and then nothing", "truncated or damaged"),

@@ -368,7 +368,7 @@ def test_training_prints_the_number_of_warnings(
     changes = settings(f"encoder.name={encoder}", f"data.train={data}")
     code, out, _ = lamella("train", empty_config, "--out", tmp_path / "run", *changes)
     assert code == 0
-    assert f"{data}: 1 warning; list them with: lamella check {data}\n" in out
+    assert f"{data}: 1 warning; see lamella check {data}\n" in out
 
 
 def test_a_tuned_encoder_can_start_the_next_run(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
@@ -459,7 +459,7 @@ def test_a_mistake_does_not_destroy_an_earlier_run(
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
 @pytest.mark.parametrize(
-    ("rows", "message"), [(2, "predictions can hold only one answer per id"), (0, "expected questions, found none.")]
+    ("rows", "message"), [(2, "predictions can hold only one answer per id"), (0, "expected questions, found none; list")]
 )
 def test_a_faulty_data_file_does_not_destroy_an_earlier_run(
     command: str, rows: int, message: str, run_folder: Path, lamella: Any, tmp_path: Path

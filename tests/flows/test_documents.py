@@ -87,7 +87,7 @@ def test_every_run_file_that_ships_trains_a_step(path: Path, lamella: Any, tmp_p
     settings = [word for change in changes for word in ("--set", change)]
     code, out, err = lamella("train", path, "--out", tmp_path / "run", *settings)
     assert (code, err) == (0, ""), err
-    assert "1 steps" in out
+    assert "1 step" in out
 
 
 def test_the_generated_pages_are_current() -> None:

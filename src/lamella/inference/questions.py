@@ -53,9 +53,9 @@ def _load(data: str, labelled: bool) -> Dataset:
     dataset = load_examples([data], on_bad_answer="ignore", labelled=labelled)
     if dataset.skipped:
         raise DataError(
-            f"{data}: {counted(dataset.skipped, 'question')} cannot be read; list them with: lamella check {data}"
+            f"{data}: {counted(dataset.skipped, 'question')} cannot be read; see why with: lamella check {data}"
         )
     if not dataset.examples:
-        raise DataError(f"{data}: expected questions, found none.")
+        raise DataError(f"{data}: expected questions, found none; list its problems with: lamella check {data}")
     check_unique_ids(dataset.examples)
     return dataset

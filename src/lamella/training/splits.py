@@ -64,7 +64,7 @@ def read_split(split: str, config: RunConfig, limit: int | None, log: Log) -> Da
         log(f"{', '.join(names)}: {done}")
     if loaded.warnings:
         warnings = counted(loaded.warnings, "warning")
-        log(f"{', '.join(names)}: {warnings}; list them with: lamella check {' '.join(names)}")
+        log(f"{', '.join(names)}: {warnings}; see lamella check {' '.join(names)}")
     return replace(loaded, examples=loaded.examples[:limit])
 
 
