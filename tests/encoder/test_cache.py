@@ -318,7 +318,7 @@ def test_the_estimate_comes_first_and_is_right(given_windows: Given) -> None:
     report = given_windows.write((1, 2, 3), storage="int8")
     tokens = len(given_windows.train.input_ids) + len(given_windows.dev.input_ids)
     windows = len(given_windows.train) + len(given_windows.dev)
-    begin = f"{windows} windows, {tokens} tokens, layers 1 to 3, width {HIDDEN}, in int8: "
+    begin = f"{windows} windows, {tokens:,} tokens, layers 1 to 3, width {HIDDEN}, in int8: "
     assert given_windows.log[0].startswith(f"{begin}{report.bytes / 1e6:.2f} MB to write, ")
     assert len(given_windows.log) == 2
 

@@ -459,7 +459,8 @@ def test_a_mistake_does_not_destroy_an_earlier_run(
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
 @pytest.mark.parametrize(
-    ("rows", "message"), [(2, "predictions can hold only one answer per id"), (0, "expected questions, found none; list")]
+    ("rows", "message"),
+    [(2, "predictions can hold only one answer per id"), (0, "expected questions, found none; list")],
 )
 def test_a_faulty_data_file_does_not_destroy_an_earlier_run(
     command: str, rows: int, message: str, run_folder: Path, lamella: Any, tmp_path: Path
