@@ -32,9 +32,9 @@ def decode_text(data: bytes, name: str, encoding: str | None = None, *, advice: 
             suspect = guess_encoding(data)
             raise UnreadableError(f"{message} (probably {suspect}); {advice.format(encoding=suspect)}.") from None
         raise UnreadableError(f"{message}; the file is damaged or has another encoding.") from None
-    if codec == "utf-8-sig" and (suspect := _guess_utf16(data)):
+    if codec == "utf-8-sig" and (utf16 := _guess_utf16(data)):
         raise UnreadableError(
-            f"{name}: expected UTF-8 text, got zero bytes (probably {suspect}); {advice.format(encoding=suspect)}."
+            f"{name}: expected UTF-8 text, got zero bytes (probably {utf16}); {advice.format(encoding=utf16)}."
         )
     return text
 
