@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lamella.errors import LamellaError
+from lamella.errors import LamellaError, LamellaWarning
 from lamella.version import __version__
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LamellaError",
+    "LamellaWarning",
     "Reader",
     "ReaderModel",
     "Run",

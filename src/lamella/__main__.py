@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
 
 
 def main() -> None:
@@ -16,7 +19,8 @@ def main() -> None:
     from lamella.errors import LamellaError, MissingLibraryError
 
     try:
-        app(args=arguments, prog_name="lamella")
+        with _warnings_in_one_line():
+            app(args=arguments, prog_name="lamella")
     except LamellaError as error:
         if debug:
             raise
@@ -41,6 +45,26 @@ def _is_installed(library: str) -> bool:
     with contextlib.suppress(ModuleNotFoundError):
         return importlib.util.find_spec(library) is not None
     return False
+
+
+@contextlib.contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Print the warnings of this package without the line of code that issued them, each once."""
+    from lamella.errors import LamellaWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", LamellaWarning)
+        show, shown = warnings.showwarning, set()
+
+        def print_line(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+            if not issubclass(category, LamellaWarning):
+                show(message, category, *place, **options)
+            elif str(message) not in shown:
+                shown.add(str(message))
+                sys.stderr.write(f"lamella: warning: {message}\n")
+
+        warnings.showwarning = print_line
+        yield
 
 
 if __name__ == "__main__":

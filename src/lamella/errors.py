@@ -1,4 +1,4 @@
-"""The errors that users can meet, each with its exit code on the command line.
+"""The errors and warnings that users can meet; each error with its exit code on the command line.
 
 ::
 
@@ -16,6 +16,8 @@
     └── RunError                 1  a run folder that is unfinished, occupied or incomplete
         └── DivergedError        1  a training run whose loss became NaN or infinite
 
+    LamellaWarning                  an answer that may be unreliable: the reason, and what to do
+
 A message is one line: where, what was expected, what was found, what to do.
 """
 
@@ -25,6 +27,8 @@ import contextlib
 import difflib
 import re
 import shlex
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 
 
@@ -101,6 +105,18 @@ class RunError(LamellaError):
 
 class DivergedError(RunError):
     """A training run whose loss became NaN or infinite."""
+
+
+class LamellaWarning(UserWarning):
+    """A reason to doubt an answer; the command line prints it in one line on standard error."""
+
+
+def warn(message: str) -> None:
+    """Issue a `LamellaWarning` at the line outside this package that made the call."""
+    level, frame = 1, sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "lamella":
+        level, frame = level + 1, frame.f_back  # type: ignore[assignment]
+    warnings.warn(message, LamellaWarning, stacklevel=level)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -335,6 +336,15 @@ class TestLoad:
         assert weights(torch_dtype="float16") == weights(dtype="fp16") == torch.float16
         assert weights(dtype="auto") == weights()
 
+    def test_a_device_may_be_a_number(self, tmp_path: Path) -> None:
+        """As in transformers: -1 is the CPU, another number a GPU."""
+        stock_folder(tmp_path, "bert")
+        for device in (-1, "cpu", torch.device("cpu")):
+            assert str(Reader.load(tmp_path, device=device).model.device) == "cpu"  # type: ignore[attr-defined]
+        gpus = torch.cuda.device_count()
+        with pytest.raises(UsageError, match=f"device: 'cuda:{gpus}' cannot be used here"):
+            Reader.load(tmp_path, device=gpus)
+
     def test_a_folder_of_several_runs_asks_for_one(self, tmp_path: Path) -> None:
         with runs.new_run(tmp_path / "both", "train", within=["first", "second"]):
             pass
@@ -440,8 +450,39 @@ class TestPipelineFace:
             each["answer"] for each in several
         ]
         assert len(reader(question=QUESTIONS[0], context=text, top_k=3)) == 3
+        assert reader(question=[QUESTIONS[0]], context=[text]) == single
         with pytest.raises(UsageError, match="got 3 questions and 2 contexts"):
             reader(question=QUESTIONS, context=["a", "b"])
+
+    def test_every_form_that_the_pipeline_took(self, reader: Reader) -> None:
+        """One question gives a dict, several give a list, however they are passed."""
+        text, (first, second) = corpus()[0], QUESTIONS[:2]
+        row, other = {"question": first, "context": text}, {"question": second, "context": text}
+        example = SimpleNamespace(question_text=first, context_text=text)  # transformers' SquadExample
+        single, several = reader(question=first, context=text), reader(question=[first, second], context=text)
+        assert single.keys() == {"score", "start", "end", "answer"}
+        for call in (
+            lambda: reader(first, text),
+            lambda: reader(row),
+            lambda: reader([row]),
+            lambda: reader(example),
+            lambda: reader(data=row),
+            lambda: reader(X=[row]),
+            lambda: reader(data=[example]),
+            lambda: reader({**row, "id": 7, "answers": []}),
+            lambda: reader(first, text, topk=1, max_answer_len=None, doc_stride=None, max_question_len=64),
+        ):
+            assert call() == single
+        for call in (
+            lambda: reader(row, other),
+            lambda: reader([row, other]),
+            lambda: reader(iter([row, other])),
+            lambda: reader(data=(row, other)),
+            lambda: reader({"question": [first, second], "context": [text, text]}),
+        ):
+            assert call() == several
+        assert reader(first, text, topk=3) == reader(first, text, top_k=3)
+        assert len(reader(data=[row, other], top_k=2)[1]) == 2
 
     @pytest.mark.parametrize("family", ["bert", "roberta"])
     def test_windows_longer_than_the_encoder_has_positions(self, family: str, tmp_path: Path) -> None:
@@ -466,17 +507,20 @@ class TestPipelineFace:
             ({"question": "", "context": "text"}, "question: expected a text, got an empty one"),
             ({"question": ["q", None], "context": "text"}, "question: expected a text, got nothing"),
             (
-                {"inputs": {"question": "q"}},
+                {"data": {"question": "q"}},
                 "with question and context, or a list of such mappings, got a mapping with question",
             ),
-            ({"inputs": ["q"]}, "with question and context, or a list of such mappings, got str"),
-            ({"inputs": 5}, "inputs: .* got int"),
+            ({"data": ["q"]}, "with question and context, or a list of such mappings, got str"),
+            ({"X": 5}, "inputs: .* got int"),
             ({"question": "q", "context": "text", "top_k": 0}, "top_k: expected a whole number of at least 1"),
             (
                 {"question": "q", "context": "text", "batch_size": 0},
                 "batch_size: expected a whole number of at least 1",
             ),
-            ({"question": "q", "context": "text", "max_answer_len": 0}, "max_answer_len: expected at least 1"),
+            (
+                {"question": "q", "context": "text", "max_answer_len": 0},
+                "max_answer_len: expected a whole number of at least 1",
+            ),
             ({"question": "q", "context": "text", "max_seq_len": 4}, "max_seq_len: expected at least 16"),
             ({"question": "q", "context": "text", "doc_stride": 128}, "doc_stride less than that, got 128 and 128"),
             (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,20 @@ from lamella.config import WindowOptions
 from lamella.data.examples import Context, Example
 from lamella.data.windows.features import Features, featurise_in_slices
 from lamella.data.windows.tokens import without_truncation
-from lamella.errors import UnknownNameError, UsageError
+from lamella.errors import UnknownNameError, UsageError, counted
+from lamella.inference.arguments import as_list, check_positive, check_text, describe
 from lamella.inference.decode import WindowSpans, decode
+from lamella.inference.doubts import Doubts
 from lamella.inference.predict import iterate_batches
 from lamella.inference.protocols import QAModel
 
 SHORTEST = 16  # tokens of the shortest window allowed anywhere
-WITHOUT_EFFECT = ("padding", "max_question_len", "num_workers")  # accepted; with a fast tokenizer they change no answer
+WITHOUT_EFFECT = (
+    "topk",
+    "padding",
+    "max_question_len",
+    "num_workers",
+)  # accepted; with a fast tokenizer they change no answer
 
 
 def answer_as_pipeline(
@@ -44,8 +51,6 @@ def answer_as_pipeline(
     """Return the best answers to every question in its context, with the pipeline's options and defaults."""
     longest = max_seq_len or model.windows.max_seq_length
     stride = min(longest // 2, 128) if doc_stride is None else doc_stride
-    if max_answer_len < 1:
-        raise UsageError(f"max_answer_len: expected at least 1, got {max_answer_len}.")
     if longest < SHORTEST or not 0 <= stride < longest:
         raise UsageError(
             f"max_seq_len: expected at least {SHORTEST}, and doc_stride less than that, got {longest} and {stride}."
@@ -62,7 +67,9 @@ def answer_as_pipeline(
     examples = [Example(str(number), question, Context(text)) for number, (question, text) in enumerate(pairs)]
     tokenizer = without_truncation(model.tokenizer) if align_to_words else None
     collected = [_ContextAnswers(context, tokenizer) for _, context in pairs]
+    doubts = Doubts(model.tokenizer, windows)
     for features in featurise_in_slices(examples, model.tokenizer, windows):
+        doubts.add(features)
         rows: dict[int, tuple[WindowSpans, int]] = {}
         for padded, logits in iterate_batches(model, features, batch_size):
             spans = decode(logits, padded, options, normalised=True)
@@ -70,17 +77,84 @@ def answer_as_pipeline(
         for window in sorted(rows):  # in text order: among equal answers the first one sets the place
             spans, row = rows[window]
             collected[int(features.examples[features.example[window]].id)].add(features, window, spans, row)
+    doubts.warn()
     return [answers.best(top_k, handle_impossible_answer) for answers in collected]
 
 
+def question_pairs(
+    inputs: Sequence[Any], *, question: Any = None, context: Any = None, **named: Any
+) -> list[tuple[str, str]]:
+    """Return the pairs of question and context in any of the forms that the pipeline took.
+
+    `inputs` are positional: a question and a context, or mappings with both, or one list of mappings. `named` holds the
+    same under the names that scikit-learn uses. Examples of transformers (`SquadExample`) count as mappings.
+    """
+    given = [value for value in named.values() if value is not None]
+    if len(inputs) == 2 and all(isinstance(value, str) for value in inputs):
+        question, context = inputs
+    elif inputs or given:
+        rows: Any = (inputs[0] if len(inputs) == 1 else inputs) if inputs else given[0]
+        rows = rows if _is_list(rows) else [rows]
+        return [_check_pair(pair) for row in rows for pair in _pairs_of(row)]
+    return [_check_pair(pair) for pair in _zip_pairs(question, context)]
+
+
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that change answers; raise an error for one that the pipeline did not have."""
+    """Return the options that change answers; raise an error for one that the pipeline did not have.
+
+    None is the default of every option, and `topk` the name of `top_k` in its first versions.
+    """
+    options = {name: value for name, value in options.items() if value is not None}
+    if "topk" in options:
+        options = {"top_k": options["topk"], **options}
     parameters = inspect.signature(answer_as_pipeline).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     for name in options:
         if name not in (*known, *WITHOUT_EFFECT):
             raise UnknownNameError("option", name, known)
+    for name in ("top_k", "batch_size", "max_answer_len"):
+        if name in options:
+            check_positive(name, options[name])
     return {name: value for name, value in options.items() if name in known}
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+
+
+def _pairs_of(row: Any) -> list[tuple[Any, Any]]:
+    """Return the pairs of a mapping, which may hold lists, or of an example of transformers."""
+    if hasattr(row, "question_text") and hasattr(row, "context_text"):
+        return [(row.question_text, row.context_text)]
+    if not (isinstance(row, Mapping) and {"question", "context"} <= row.keys()):
+        raise UsageError(
+            "inputs: expected a question and a context, a mapping with question and context, or a list of such "
+            f"mappings, got {describe(row)}."
+        )
+    return _zip_pairs(row["question"], row["context"])
+
+
+def _zip_pairs(question: Any, context: Any) -> list[tuple[Any, Any]]:
+    """Return one pair for each question; a single question or context is paired with each of the others."""
+    questions, contexts = (
+        [value] if isinstance(value, str) else as_list(name, value)
+        for name, value in (("question", question), ("context", context))
+    )
+    longest = max(len(questions), len(contexts))
+    questions, contexts = (values * longest if len(values) == 1 else values for values in (questions, contexts))
+    if len(questions) != len(contexts):
+        raise UsageError(
+            f"expected as many questions as contexts, got {counted(len(questions), 'question')} and "
+            f"{counted(len(contexts), 'context')}."
+        )
+    return list(zip(questions, contexts, strict=True))
+
+
+def _check_pair(pair: tuple[Any, Any]) -> tuple[str, str]:
+    for name, text in zip(("question", "context"), pair, strict=True):
+        if not check_text(name, text):
+            raise UsageError(f"{name}: expected a text, got an empty one.")
+    return pair
 
 
 class _ContextAnswers:

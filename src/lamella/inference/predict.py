@@ -17,6 +17,7 @@ from lamella.data.windows.features import Features, featurise_in_slices
 from lamella.data.windows.padding import Padded, longest_first, pad
 from lamella.errors import RunError, counted
 from lamella.inference.decode import WindowSpans, decode, decode_answerability
+from lamella.inference.doubts import Doubts
 from lamella.inference.prediction import Prediction
 from lamella.inference.protocols import AnswerSource, LogitsSink, QAModel
 from lamella.inference.questions import check_unique_ids
@@ -33,20 +34,22 @@ def predict(
     sink: LogitsSink | None = None,
     clock: Stopwatch | None = None,
 ) -> dict[str, Prediction]:
-    """Answer every example; return the predictions by question id.
+    """Answer every example; return the predictions by question id. Warn of reasons to doubt them.
 
     Memory holds a few windows and the n-best spans of each question. Pass a `sink` to receive all logits, and a `clock`
     to measure the seconds from windows to logits.
     """
     check_unique_ids(examples)
-    merger = WindowMerger(model.decoding, gives_text=model.gives_text)
+    merger, doubts = WindowMerger(model.decoding, gives_text=model.gives_text), Doubts(model.tokenizer, model.windows)
     with progress("answering", len(examples)) as advance:
         for features in featurise_in_slices(examples, model.tokenizer, model.windows):
+            doubts.add(features)
             for padded, logits in iterate_batches(model, features, batch_size, clock):
                 merger.add(features, decode_batch(model, padded, logits))
                 if sink is not None:
                     sink.add(features, padded, logits)
             advance(len(features.examples))
+    doubts.warn()
     return merger.predictions(examples)
 
 

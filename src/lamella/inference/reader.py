@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from lamella.data.examples import Context, Example
 from lamella.encoder.sources import DEFAULT_READER, READERS
-from lamella.errors import UsageError, counted, shorten
+from lamella.errors import UsageError, counted
 from lamella.inference.answer_list import Answer, Answers
+from lamella.inference.arguments import as_list, check_positive, check_text
 from lamella.inference.no_answer import na_probability
-from lamella.inference.pipeline import answer_as_pipeline, checked_options
+from lamella.inference.pipeline import answer_as_pipeline, checked_options, question_pairs
 from lamella.inference.predict import predict
 from lamella.inference.prediction import Prediction, rank_together
 from lamella.inference.protocols import QAModel
@@ -38,14 +38,14 @@ class Reader:
                 "Reader: expected a model that finds answers, got one that only decides whether there is one; "
                 "use it with: lamella predict"
             )
-        self.model, self.batch_size = model, _check_positive("batch_size", batch_size)
+        self.model, self.batch_size = model, check_positive("batch_size", batch_size)
 
     @classmethod
     def load(
         cls,
         name: str | os.PathLike[str] | None = None,
         *,
-        device: str | torch.device | None = None,
+        device: str | int | torch.device | None = None,
         precision: Precision = "auto",
         dtype: str | torch.dtype | None = None,
         torch_dtype: str | torch.dtype | None = None,
@@ -58,10 +58,13 @@ class Reader:
         Without a name, load the reader that ships with the package, which brings its own small encoder. Its name is
         "default"; a folder of that name in the working directory takes precedence if it holds a model.
 
+        `device` is `"cpu"`, `"cuda:0"` or, as in transformers, the number of a GPU and -1 for the CPU.
         `precision="auto"` is bf16 where the hardware supports it, otherwise fp32. `dtype` and `torch_dtype` set it in
         transformers' words: `torch.bfloat16` or `"bfloat16"`. `backend="auto"` runs an exported folder with onnxruntime
         (`"onnx"`, without torch) and everything else with torch (`"torch"`). `threads` defaults to all cores.
         """
+        if isinstance(device, int):  # as in transformers: -1 is the CPU
+            device = "cpu" if device < 0 else f"cuda:{device}"
         for alias in (dtype, torch_dtype):
             if alias is not None:
                 precision = _precision(alias, precision)
@@ -85,11 +88,11 @@ class Reader:
         per question, each a text or a list of texts. A blank question is refused, and so is a question with only blank
         contexts; a blank context among others is ignored.
         """
-        _check_positive("top_k", top_k)
+        check_positive("top_k", top_k)
         if isinstance(question, str):
             return self._ask([(question, context)], top_k)[0]
-        questions = _as_list("question", question)
-        contexts = [context] * len(questions) if isinstance(context, str) else _as_list("context", context)
+        questions = as_list("question", question)
+        contexts = [context] * len(questions) if isinstance(context, str) else as_list("context", context)
         if len(contexts) != len(questions):
             raise UsageError(
                 f"ask: expected one context for all questions, or one per question, got "
@@ -99,45 +102,23 @@ class Reader:
 
     def __call__(
         self,
-        inputs: Mapping[str, str] | Iterable[Mapping[str, str]] | None = None,
-        *,
+        *inputs: Any,
         question: str | Iterable[str] | None = None,
         context: str | Iterable[str] | None = None,
-        top_k: int = 1,
+        data: Any = None,
+        X: Any = None,  # the pipeline's own name
         **options: Any,
     ) -> Any:
         """Answer as the question answering pipeline of transformers 4 did, with its options and its rules.
 
-        A question and a context return one answer, or a list of `top_k`; lists of questions and contexts, or of
-        mappings with both, return a list. Unlike `ask`, "no answer" is possible only with `handle_impossible_answer`.
+        Pass a question and a context, by position or by name, lists of them, or mappings with both (also as `data` or
+        `X`). A single question returns one answer, or a list of `top_k`; several questions return a list. Unlike
+        `ask`, "no answer" is possible only with `handle_impossible_answer`.
         """
-        if inputs is not None:
-            many = not isinstance(inputs, Mapping)
-            pairs = [_pair(row) for row in (_as_list("inputs", inputs) if many else [inputs])]
-        else:
-            many = not (isinstance(question, str) and isinstance(context, str))
-            questions, contexts = (
-                [value] if isinstance(value, str) else _as_list(name, value)
-                for name, value in (("question", question), ("context", context))
-            )
-            longest = max(len(questions), len(contexts))
-            questions, contexts = (values * longest if len(values) == 1 else values for values in (questions, contexts))
-            if len(questions) != len(contexts):
-                raise UsageError(
-                    f"expected as many questions as contexts, got {counted(len(questions), 'question')} and "
-                    f"{counted(len(contexts), 'context')}."
-                )
-            pairs = list(zip(questions, contexts, strict=True))
-        for pair in pairs:
-            for name, text in zip(("question", "context"), pair, strict=True):
-                if not _check_text(name, text):
-                    raise UsageError(f"{name}: expected a text, got an empty one.")
-        options = checked_options({"batch_size": self.batch_size, **options, "top_k": top_k})
-        for name in ("top_k", "batch_size"):
-            _check_positive(name, options[name])
-        results = answer_as_pipeline(self.model, pairs, **options)
+        pairs = question_pairs(inputs, question=question, context=context, data=data, X=X)
+        results = answer_as_pipeline(self.model, pairs, **checked_options({"batch_size": self.batch_size, **options}))
         answers = [result[0] if len(result) == 1 else result for result in results]
-        return answers if many else answers[0]
+        return answers[0] if len(answers) == 1 else answers
 
     def _ask(self, pairs: Sequence[tuple[str, str | Iterable[str]]], top_k: int) -> list[Answers]:
         questions = [_question(number, *pair, several=len(pairs) > 1) for number, pair in enumerate(pairs)]
@@ -184,10 +165,10 @@ class Reader:
 
 def _question(number: int, question: Any, context: Any, *, several: bool) -> list[Example]:
     """Return an example for each context of a question."""
-    texts = [context] if isinstance(context, str) else _as_list("context", context)
+    texts = [context] if isinstance(context, str) else as_list("context", context)
     if not texts:
         raise UsageError("ask: expected at least one context per question, got an empty list.")
-    question, texts = _check_text("question", question), [_check_text("context", text) for text in texts]
+    question, texts = check_text("question", question), [check_text("context", text) for text in texts]
     which = f" {number + 1}" if several else ""
     if not question.strip():
         raise UsageError(f"question{which}: expected a text, got an empty one.")
@@ -203,36 +184,3 @@ def _precision(dtype: Any, precision: Precision) -> Precision:
     if precision not in ("auto", translated):
         raise UsageError(f"dtype: expected the same as precision, or only one of them, got {name} and {precision}.")
     return translated
-
-
-def _as_list(name: str, value: Any) -> list[Any]:
-    """Return a list of any iterable, except a mapping (it would give its keys) and bytes (numbers)."""
-    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
-        raise UsageError(f"{name}: expected a text or a list of texts, got {_describe(value)}.")
-    return list(value)
-
-
-def _check_text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise UsageError(f"{name}: expected a text, got {_describe(value)}.")
-    return value
-
-
-def _pair(row: Any) -> tuple[Any, Any]:
-    if not (isinstance(row, Mapping) and {"question", "context"} <= row.keys()):
-        raise UsageError(
-            f"inputs: expected a mapping with question and context, or a list of such mappings, got {_describe(row)}."
-        )
-    return row["question"], row["context"]
-
-
-def _check_positive(name: str, value: Any) -> int:
-    if not isinstance(value, Integral) or value < 1:
-        raise UsageError(f"{name}: expected a whole number of at least 1, got {shorten(value)}.")
-    return int(value)
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"a mapping with {', '.join(map(str, value)) or 'no keys'}"
-    return "nothing" if value is None else type(value).__name__

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from lamella.encoder.sources import is_saved_model, named_folder
-from lamella.errors import MissingLibraryError, UnknownNameError, UsageError, one_line
+from lamella.errors import MissingLibraryError, UnknownNameError, UsageError, one_line, warn
 from lamella.models.names import find_model
 from lamella.models.onnx_model import OnnxModel, is_exported
+from lamella.runs import MODEL, run_state
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +39,7 @@ def load_model(
     to rounding, and the model cannot be saved.
 
     An exported folder runs on onnxruntime and needs no torch. `threads` applies to its own session; for torch, which
-    has one setting per process, it applies to the whole process.
+    has one setting per process, it applies to the whole process. A model of an unfinished run is loaded with a warning.
     """
     for option, value, known in (("backend", backend, Backend), ("precision", precision, Precision)):
         if value not in get_args(known):
@@ -88,12 +89,23 @@ def _load_torch(
     except (AssertionError, RuntimeError) as error:  # no such device, or this torch was built without support for it
         raise UsageError(f"device: {str(device)!r} cannot be used here: {one_line(error)}.") from None
     source = find_model(name)
+    _warn_of_unfinished_run(source.folder)
     saved = is_saved_model(source.folder)
     model = (ReaderModel.load(source.folder) if saved else StockModel.load(source)).to(place)
     model.precision = choose_precision(precision, place)
     if inference_only:
         _prepare_for_inference(model)
     return model
+
+
+def _warn_of_unfinished_run(folder: Path) -> None:
+    run = folder.parent
+    state = run_state(run) if folder.name == MODEL else None
+    if state not in (None, "finished"):
+        warn(
+            f"{run}: the training run is {state}, so this is its best model so far, not its last; continue it with "
+            "lamella train … --resume."
+        )
 
 
 def _prepare_for_inference(model: ReaderModel | StockModel) -> None:

@@ -59,7 +59,7 @@ _PLAIN: WeakKeyDictionary[Tokenizing, Tokenizer] = WeakKeyDictionary()
 def tokenise_questions(plain: Tokenizer, questions: Sequence[str]) -> dict[str, Integers]:
     """Return the token ids of each distinct question."""
     distinct = list(dict.fromkeys(questions))
-    encodings = plain.encode_batch_fast([_encodable(text) for text in distinct], add_special_tokens=False)
+    encodings = plain.encode_batch_fast([encodable(text) for text in distinct], add_special_tokens=False)
     return {text: np.array(encoding.ids, np.int32) for text, encoding in zip(distinct, encodings, strict=True)}
 
 
@@ -67,7 +67,7 @@ def tokenise_contexts(plain: Tokenizer, contexts: Sequence[Context]) -> dict[str
     """Return the token ids and character offsets of each distinct text."""
     distinct = list(dict.fromkeys(context.text for context in contexts))
     short = [text for text in distinct if len(text) <= PIECE]
-    encodings = plain.encode_batch([_encodable(text) for text in short], add_special_tokens=False)
+    encodings = plain.encode_batch([encodable(text) for text in short], add_special_tokens=False)
     tokenised = {text: _ids_and_offsets(encoding, text) for text, encoding in zip(short, encodings, strict=True)}
     for text in distinct:
         if len(text) > PIECE:
@@ -87,7 +87,7 @@ def _tokenise_in_pieces(plain: Tokenizer, text: str) -> tuple[Integers, Integers
     while begin < len(text):
         end = _end_of_piece(text, begin)
         piece = text[begin:end]
-        piece_ids, piece_offsets = _ids_and_offsets(plain.encode(_encodable(piece), add_special_tokens=False), piece)
+        piece_ids, piece_offsets = _ids_and_offsets(plain.encode(encodable(piece), add_special_tokens=False), piece)
         ids.append(piece_ids)
         offsets.append(piece_offsets + begin)
         begin = end
@@ -102,7 +102,7 @@ def _end_of_piece(text: str, begin: int) -> int:
     return at if at >= 0 else min(begin + 2 * PIECE, len(text))
 
 
-def _encodable(text: str) -> str:
+def encodable(text: str) -> str:
     """Replace each lone surrogate, which the tokenizer rejects, by one question mark, so that offsets stay the same."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
