@@ -12,7 +12,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from doubles import save_tiny_encoder, tiny_model, tiny_run_config
 from lamella import LamellaWarning, Reader, runs
-from lamella.inference.doubts import _Scripts
+from lamella.data.examples import Context, Example
+from lamella.data.features import featurise_in_slices
+from lamella.inference.doubts import Doubts, _Scripts
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 
@@ -77,6 +79,21 @@ def test_long_texts_are_judged_by_their_middle(default: Reader) -> None:
     with pytest.warns(LamellaWarning, match="hebrew"):
         default.ask("Who?", f"{READABLE[0]} {SENTENCES['hebrew'] * 20} {READABLE[0]}")
     default.ask("Who?", f"{SENTENCES['hebrew']} {READABLE[0] * 60}")
+
+
+def test_a_context_may_begin_at_the_end_of_a_slice(default: Reader) -> None:
+    """The slice then holds its example without a window."""
+    model = default.model
+    contexts = [f"{READABLE[1] * 40}", SENTENCES["hebrew"]]
+    examples = [Example(str(number), "Who?", Context(text)) for number, text in enumerate(contexts)]
+    (whole,) = featurise_in_slices(examples, model.tokenizer, model.windows)
+    doubts, empty = Doubts(model.tokenizer, model.windows), 0
+    for features in featurise_in_slices(examples, model.tokenizer, model.windows, size=len(whole) - 1):
+        empty += len(set(features.example.tolist())) < len(features.examples)
+        doubts.add(features)
+    assert empty == 1
+    with pytest.warns(LamellaWarning, match="hebrew"):
+        doubts.warn()
 
 
 def scripts_of(tokens: list[str]) -> tuple[_Scripts, Tokenizer]:

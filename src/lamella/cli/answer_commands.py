@@ -90,7 +90,7 @@ def predict(
         if engine == "ray":
             predictions = predict_on_ray(model, examples, batch_size=batch_size, precision=precision)
         else:
-            predictions = predict_examples(reader, examples, batch_size=batch_size, sink=logits_writer)
+            predictions = predict_examples(reader, examples, batch_size=batch_size, sink=logits_writer, warn=True)
         write_predictions(folder, reader, predictions, examples)
         if logits_writer is not None:
             logits_writer.write(folder)

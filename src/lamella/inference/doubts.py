@@ -35,6 +35,8 @@ class Doubts:
         windows = features.example.searchsorted(range(len(features.examples)), side="left").tolist()
         for number, (example, first) in enumerate(zip(features.examples, windows, strict=True)):
             last = windows[number + 1] if number + 1 < len(windows) else len(features)
+            if first == last:  # its windows are in the next slice
+                continue
             self._judge_question(example.question)
             self._judge_context(features, (first + last) // 2)
             if features.context_begin[first] - specials >= room:

@@ -33,17 +33,19 @@ def predict(
     batch_size: int = 32,
     sink: LogitsSink | None = None,
     clock: Stopwatch | None = None,
+    warn: bool = False,
 ) -> dict[str, Prediction]:
-    """Answer every example; return the predictions by question id. Warn of reasons to doubt them.
+    """Answer every example; return the predictions by question id.
 
     Memory holds a few windows and the n-best spans of each question. Pass a `sink` to receive all logits, and a `clock`
-    to measure the seconds from windows to logits.
+    to measure the seconds from windows to logits. With `warn`, issue a warning for each reason to doubt the answers.
     """
     check_unique_ids(examples)
     merger, doubts = WindowMerger(model.decoding, gives_text=model.gives_text), Doubts(model.tokenizer, model.windows)
     with progress("answering", len(examples)) as advance:
         for features in featurise_in_slices(examples, model.tokenizer, model.windows):
-            doubts.add(features)
+            if warn:
+                doubts.add(features)
             for padded, logits in iterate_batches(model, features, batch_size, clock):
                 merger.add(features, decode_batch(model, padded, logits))
                 if sink is not None:

@@ -123,7 +123,10 @@ class Reader:
     def _ask(self, pairs: Sequence[tuple[str, str | Iterable[str]]], top_k: int) -> list[Answers]:
         questions = [_question(number, *pair, several=len(pairs) > 1) for number, pair in enumerate(pairs)]
         predictions = predict(
-            self.model, [example for examples in questions for example in examples], batch_size=self.batch_size
+            self.model,
+            [example for examples in questions for example in examples],
+            batch_size=self.batch_size,
+            warn=True,
         )
         return [
             self._answers(
