@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from doubles import save_tiny_encoder, tiny_model, tiny_run_config
 from lamella import LamellaWarning, Reader, runs
 from lamella.data.examples import Context, Example
-from lamella.data.features import featurise_in_slices
+from lamella.data.windows.features import featurise_in_slices
 from lamella.inference.doubts import Doubts, _Scripts
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel

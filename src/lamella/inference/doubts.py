@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from lamella.config import WindowOptions
-from lamella.data.features import Features
-from lamella.data.tokens import Tokenizing, encodable, without_truncation
+from lamella.data.windows.features import Features
+from lamella.data.windows.tokens import Tokenizing, encodable, without_truncation
 from lamella.errors import counted, warn
 from lamella.languages.scripts import SCRIPTS, main_script
 
