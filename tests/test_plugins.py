@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from doubles import save_tiny_encoder, tiny_batch, tiny_run_config
-from lamella import plugins, registry
+from lamella import evaluate, load_examples, plugins, registry
 from lamella.errors import ConfigError, ModelError, PluginError
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
@@ -32,6 +32,22 @@ from lamella.registry import register
 class Mine(Last):
     """A mixer of another package."""
 '''
+
+METRICS = """
+from lamella.registry import register
+
+@register("metric", "accuracy")
+def accuracy(gold, predicted, language):
+    return gold == predicted
+
+@register("metric", "total")
+def total(gold, predicted, language):
+    return 1.0
+
+@register("metric", "broken")
+def broken(gold, predicted, language):
+    return None
+"""
 
 Install = Callable[..., None]
 
@@ -180,24 +196,34 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
         del sys.modules[name]
 
 
-def test_the_page_about_extending_does_what_it_shows(
-    install: Install, lamella: Any, tmp_path: Path, one_thread: None
-) -> None:
+def page_blocks(language: str) -> list[str]:
+    """Return the blocks of code in a language on the page about extending."""
     page = (ROOT / "docs" / "how-to" / "extend.md").read_text(encoding="utf-8")
-    part, test = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    run_file, entry_point = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
-    install("my_package", part, entry_point=False)
-    (tmp_path / "site" / "my_parts.py").write_text(part)
-    (tmp_path / "run.toml").write_text(run_file)
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.M | re.S)
+
+
+def tiny_settings(folder: Path) -> list[str]:
+    """Return arguments that make a run tiny."""
     changes = [
-        f"encoder.name={save_tiny_encoder(tmp_path / 'encoder')}",
+        f"encoder.name={save_tiny_encoder(folder / 'encoder')}",
         "data.train=demo:train",
         "data.max_train_samples=4",
         "training.max_steps=1",
         "windows.max_seq_length=128",
         "windows.doc_stride=16",
     ]
-    settings = [word for change in changes for word in ("--set", change)]
+    return [word for change in changes for word in ("--set", change)]
+
+
+def test_the_page_about_extending_does_what_it_shows(
+    install: Install, lamella: Any, tmp_path: Path, one_thread: None
+) -> None:
+    part, test, _ = page_blocks("python")
+    run_file, entry_point, _ = page_blocks("toml")
+    install("my_package", part, entry_point=False)
+    (tmp_path / "site" / "my_parts.py").write_text(part)
+    (tmp_path / "run.toml").write_text(run_file)
+    settings = tiny_settings(tmp_path)
     code, _, err = lamella("train", tmp_path / "run.toml", "--out", tmp_path / "run", *settings)
     assert (code, err) == (0, "")
     assert json.loads((tmp_path / "run" / "config.json").read_text())["plugins"] == ["my_parts"]
@@ -215,3 +241,77 @@ def test_the_page_about_extending_lists_every_family() -> None:
     assert sorted(name for name, _ in listed) == sorted(registry.FAMILIES)
     for name, module in listed:
         assert any(own.startswith(module) for own in registry.FAMILIES[name].modules), module
+
+
+METRIC_ON_DEV = ("--set", "data.dev=demo:dev", "--set", "data.max_eval_samples=6")
+
+
+def test_a_metric_of_a_plugin_selects_the_best_checkpoint(
+    install: Install, lamella: Any, tmp_path: Path, one_thread: None
+) -> None:
+    (tmp_path / "site" / "my_metrics.py").write_text(page_blocks("python")[-1])
+    run_file, run = tmp_path / "run.toml", tmp_path / "run"
+    run_file.write_text(page_blocks("toml")[-1])
+    code, _, err = lamella("train", run_file, "--out", run, *tiny_settings(tmp_path), *METRIC_ON_DEV)
+    assert (code, err) == (0, "")
+    results = json.loads((run / "eval_results.json").read_text())
+    assert results["HasAns_exact"] <= results["HasAns_contains"] <= 100
+    assert results["NoAns_contains"] == results["NoAns_exact"]
+    history = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    assert history[-1]["contains"] == results["contains"]
+    assert json.loads((run / "config.json").read_text())["training"]["metrics"] == [{"name": "contains"}]
+
+    # The model brings its plugin; a predictions file has none to bring, and uses what is installed or imported.
+    arguments = ("demo:dev", "--metric", "contains", "--json")
+    code, out, _ = lamella("evaluate", *arguments, "--model", run, "--out", tmp_path / "dev")
+    assert code == 0
+    scores = json.loads(out)
+    assert scores["contains"] == json.loads((tmp_path / "dev" / "eval_results.json").read_text())["contains"]
+    code, out, _ = lamella("evaluate", *arguments, tmp_path / "dev" / "predictions.json")
+    assert (code, json.loads(out)["contains"]) == (0, scores["contains"])
+    files = ("--null-odds", tmp_path / "dev" / "null_odds.json", "--na-prob-thresh", "-1e9")  # withholds every answer
+    code, out, _ = lamella("evaluate", *arguments, tmp_path / "dev" / "predictions.json", *files)
+    withheld = json.loads(out)
+    assert (code, withheld["HasAns_contains"], withheld["NoAns_contains"]) == (0, 0, 100)
+    assert evaluate(run, "demo:dev", metrics=["contains"])["contains"] == scores["contains"]
+    predictions = tmp_path / "dev" / "predictions.json"
+    assert evaluate(predictions, "demo:dev", metrics=["contains", "f1"])["contains"] == scores["contains"]
+    assert "  contains " in lamella("parts", "metric")[1]
+    assert lamella("report", run, "--out", tmp_path / "report.html")[::2] == (0, "")  # reads a run with plugins
+    del sys.modules["my_metrics"]
+
+
+def test_mistakes_with_metrics_are_one_line(install: Install, lamella: Any, tmp_path: Path) -> None:
+    install("my_package", METRICS)
+    problems = [
+        ("acuracy", ("accuracy",), "training.metric: metric 'acuracy' does not exist. Did you mean 'accuracy' or"),
+        (
+            "HasAns_accuracy",
+            (),
+            "training.metric: HasAns_accuracy is not computed; add 'accuracy' to training.metrics.",
+        ),
+        ("f2", (), "training.metric: metric 'f2' does not exist."),
+        ("f1", ("acuracy",), "training.metrics[0]: metric 'acuracy' does not exist. Did you mean 'accuracy'?"),
+        ("f1", ("exact", "exact"), "training.metrics: expected different metrics, got 'exact' more than once."),
+        ("f1", ({"name": "accuracy", "k": 1},), "training.metrics[0].k: no such option"),
+    ]
+    for metric, metrics, problem in problems:
+        with pytest.raises(ConfigError) as caught:
+            check_config({"training": {"metric": metric, "metrics": list(metrics)}}, where="")
+        assert len(caught.value.problems) == 1
+        assert caught.value.problems[0].startswith(problem)
+    check_config({"training": {"metric": "NoAns_accuracy", "metrics": "accuracy"}}, where="")
+
+    (tmp_path / "empty.json").write_text(json.dumps(dict.fromkeys(demo_ids(), "")))
+    for name, message in {
+        "acuracy": "metric 'acuracy' does not exist. Did you mean 'accuracy'?",
+        "total": "metric 'total': expected a name that no other result has; register it under another name.",
+        "broken": f"expected a finite number for question {demo_ids()[0]}, got None; repair the metric.",
+    }.items():
+        code, out, err = lamella("evaluate", "demo:dev", tmp_path / "empty.json", "--metric", name)
+        assert (code, out) == (2, "")
+        assert err.strip().endswith(message)
+
+
+def demo_ids() -> list[str]:
+    return [example.id for example in load_examples("demo:dev").examples]

@@ -6,7 +6,7 @@ import copy
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -190,6 +190,7 @@ def evaluate(
     precision: Precision = "auto",
     null_odds: Mapping[str, float] | None = None,
     language: str | None = None,
+    metrics: Sequence[str | Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Score a reader, or predictions made elsewhere, by the metric of the official SQuAD 2.0 script.
 
@@ -206,6 +207,7 @@ def evaluate(
         precision: Number format, as for `Reader.load`.
         null_odds: For predictions: the score of no answer minus that of the best answer, by question id.
         language: The language of the metric; by default the contexts decide.
+        metrics: Metrics to compute besides exact match and F1: names, or tables with `name` and options.
     """
     from lamella.scoring.evaluate import evaluate as evaluate_model
     from lamella.scoring.evaluate import evaluate_file
@@ -226,7 +228,9 @@ def evaluate(
             stored.store("ignore")
             questions = stored.files
     if predictions is not None:
-        return evaluate_file(questions, predictions, null_odds=null_odds, language=language, log=logger.warning)
+        return evaluate_file(
+            questions, predictions, null_odds=null_odds, language=language, metrics=metrics, log=logger.warning
+        )
     assert not isinstance(model, Mapping)
     return evaluate_model(
         model,
@@ -236,6 +240,7 @@ def evaluate(
         batch_size=batch_size,
         precision=precision,
         language=language,
+        metrics=metrics,
         log=logger.warning,
     )
 

@@ -57,7 +57,8 @@ PartList = Annotated[list[PartSpec], BeforeValidator(_list), Field(min_length=1)
 Paths = Annotated[list[str], BeforeValidator(_list)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
-Metric = Literal[
+# The results that can select the best checkpoint, besides those of `training.metrics`.
+METRICS = (
     "exact",
     "f1",
     "HasAns_exact",
@@ -68,7 +69,7 @@ Metric = Literal[
     "best_f1",
     "answerability_accuracy",
     "answerability_f1",
-]
+)
 Interval = Annotated[float, Field(gt=0)] | Annotated[str, AfterValidator(_steps)]
 Modules = Annotated[list[Annotated[str, AfterValidator(_module_name)]], BeforeValidator(_list)]
 
@@ -166,8 +167,11 @@ class TrainingOptions(Section):
     checkpoint_every: Interval = Field(
         default=1.0, description='epochs (or "300 steps") between the checkpoints that `--resume` continues from'
     )
-    metric: Metric | None = Field(
+    metric: str | None = Field(
         default=None, description="metric used to select the best checkpoint; unset: F1, or the task's own metric"
+    )
+    metrics: Annotated[list[PartSpec], BeforeValidator(_list)] = Field(
+        default=[], description="metrics to compute on the dev files besides exact match and F1"
     )
     patience: int | None = Field(
         default=None, ge=1, description="early stopping: evaluations without improvement before a learner stops"
@@ -185,6 +189,12 @@ class TrainingOptions(Section):
     trackers: list[Literal["tensorboard", "wandb"]] = Field(
         default=[], description="experiment trackers to log to, besides `history.jsonl`"
     )
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics of `metrics`, and then the one that selects the best checkpoint if it is set."""
+        names = [*(registry.split(metric)[0] for metric in self.metrics), *([self.metric] if self.metric else [])]
+        return list(dict.fromkeys(names))
 
 
 HEAD_OPTIONS = ("task", "mixer", "layers", "skip", "beside")  # the options of a learner that define its head
@@ -331,13 +341,18 @@ class RunConfig(Section):
         return inherited
 
     def flat(self) -> dict[str, Any]:
-        """Return every option of every section under its full name, such as `learner.seed`, as JSON values."""
-        table = self.model_dump(mode="json", exclude={"plugins"})
+        """Return every option of every section under its full name, such as `learner.seed`, as JSON values.
+
+        `plugins` and `training.metrics` are left out: alone, they do not change what is trained.
+        """
+        table = self.model_dump(mode="json", exclude={"plugins": True, "training": {"metrics"}})
         return {f"{section}.{name}": value for section, options in table.items() for name, value in options.items()}
 
     @model_serializer(mode="wrap")
-    def _without_empty_plugins(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_empty_additions(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `plugins` and `training.metrics` if empty: such runs are stored as before these options existed."""
         table: dict[str, Any] = serialise(self)
-        if not table.get("plugins"):
-            table.pop("plugins", None)
+        for options, key in ((table, "plugins"), (table.get("training", {}), "metrics")):
+            if not options.get(key):
+                options.pop(key, None)
         return table

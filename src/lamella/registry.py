@@ -111,6 +111,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         Family("format", "reads a data file", ("lamella.data.file_formats.formats",)),
         Family("language", "normalises answers and splits them for the metric", ("lamella.languages.registered",)),
+        Family("metric", "compares a predicted answer with a correct one", ("lamella.scoring.answer_metrics",)),
         Family("writer", "writes a data file", ("lamella.data.file_formats.writers",)),
         Family("augmentation", "changes training examples at random, afresh in every epoch", ("lamella.data.augment",)),
         Family(

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lamella import registry
-from lamella.config import RunConfig
+from lamella.config import METRICS, RunConfig
 from lamella.errors import ConfigError, PluginError, UnknownNameError
 from lamella.files import same_file
 from lamella.option_errors import explain
@@ -37,6 +37,7 @@ def check_config(table: Mapping[str, Any], *, where: str, problems: Sequence[str
         config = _valid_options(table, error)
     problems += _plugin_problems(config)  # first: plugins register parts that the run may name
     problems += _part_problems(config)
+    problems += _metric_problems(config)
     problems += [problem for problem in _rule_problems(config) if problem.partition(".")[0] not in faulty]
     if problems:
         raise ConfigError(where, problems)
@@ -76,6 +77,7 @@ def _part_problems(config: RunConfig) -> list[str]:
         ("loss", "learner.loss", config.learner.loss),
         ("schedule", "learner.schedule", config.learner.schedule),
         *([("distiller", "learner.distil", config.learner.distil)] if config.learner.distil else []),
+        *(("metric", f"training.metrics[{place}]", spec) for place, spec in enumerate(config.training.metrics)),
         *([("augmentation", "data.augment", config.data.augment)] if config.data.augment else []),
     ]
     problems = []
@@ -85,6 +87,24 @@ def _part_problems(config: RunConfig) -> list[str]:
             problems += registry.part(family, name).problems(options, where)
         except UnknownNameError as error:
             problems.append(f"{where}: {error}")
+    return problems
+
+
+def _metric_problems(config: RunConfig) -> list[str]:
+    """Check that the metrics have different names and that the one of the best checkpoint is computed."""
+    metric, names = config.training.metric, [registry.split(spec)[0] for spec in config.training.metrics]
+    problems = [
+        f"training.metrics: expected different metrics, got {name!r} more than once."
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    computed = [*METRICS, *(f"{prefix}{name}" for name in names for prefix in ("", "HasAns_", "NoAns_"))]
+    if metric is not None and metric not in computed:
+        name = metric.removeprefix("HasAns_").removeprefix("NoAns_")
+        if name in registry.names("metric"):
+            problems.append(f"training.metric: {metric} is not computed; add {name!r} to training.metrics.")
+        else:
+            problems.append(f"training.metric: {UnknownNameError('metric', metric, computed)}")
     return problems
 
 

@@ -20,16 +20,11 @@ from hypothesis import strategies as st
 
 from lamella.data.examples import Answer, Context, Example
 from lamella.errors import DataError, UnknownNameError, UsageError
+from lamella.languages import get_language
 from lamella.languages.english import English
 from lamella.languages.korean import Korean
-from lamella.scoring.metrics import (
-    best_thresholds,
-    exact_match,
-    f1,
-    score,
-    score_questions,
-    score_readers,
-)
+from lamella.scoring.answer_metrics import exact, f1, score_metrics
+from lamella.scoring.metrics import best_thresholds, score, score_questions, score_readers
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
 
@@ -247,8 +242,18 @@ def test_a_single_pair_scores_as_defined(gold, predicted):
     assert Korean().normalise(gold) == plain_normalise(gold, "ko")
     for language in ("en", "ko"):
         same = plain_normalise(gold, language) == plain_normalise(predicted, language)
-        assert exact_match(gold, predicted, language=language) == int(same)
-        assert f1(gold, predicted, language=language) == plain_f1(gold, predicted, language)
+        assert exact(gold, predicted, get_language(language)) == int(same)
+        assert f1(gold, predicted, get_language(language)) == plain_f1(gold, predicted, language)
+
+
+@settings(max_examples=50, deadline=None)
+@given(data_sets())
+def test_the_registered_metrics_define_the_scores(data):
+    examples, predictions, _ = data
+    for language in ("en", "ko"):
+        scores = score(examples, predictions, language=language)
+        means = score_metrics({"exact": exact, "f1": f1}, examples, predictions, language=language)
+        assert means == pytest.approx({key: scores[key] for key in scores if not key.endswith("total")}, abs=1e-9)
 
 
 def test_the_official_half_dev_set_scores_as_defined():
@@ -378,21 +383,21 @@ def test_korean_by_example():
     assert Korean().normalise("《햄릿》(Hamlet), 3.5막 the ‘a’") == "햄릿 hamlet 35막 the a"  # articles stay
     assert Korean().normalise("“독도”") == "“독도”"  # double curly quotes are not on KorQuAD's list
     # 대한민국 and 한국의: the characters 한, 국 are shared; 2/3 of the prediction, 2/4 of the gold.
-    assert f1("대한민국", "한국의", language="ko") == pytest.approx(2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4))
-    assert f1("대한민국", "한국의") == 0
+    assert f1("대한민국", "한국의", Korean()) == pytest.approx(2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4))
+    assert f1("대한민국", "한국의", English()) == 0
     # Spaces are no characters: F1 1, but not an exact match.
-    assert f1("임진 왜란", "임진왜란", language="ko") == 1
-    assert exact_match("임진 왜란", "임진왜란", language="ko") == 0
+    assert f1("임진 왜란", "임진왜란", Korean()) == 1
+    assert exact("임진 왜란", "임진왜란", Korean()) == 0
     # A character counts as often as it occurs: 가가나 has 가 twice.
-    assert f1("가가나", "가가가", language="ko") == pytest.approx(2 / 3)
+    assert f1("가가나", "가가가", Korean()) == pytest.approx(2 / 3)
     korean = score([example("q", "《햄릿》")], {"q": "햄릿"}, language="ko")
     assert korean == {"exact": 100, "f1": 100, "total": 1, "HasAns_exact": 100, "HasAns_f1": 100, "HasAns_total": 1}
 
 
 def test_words_count_as_often_as_they_occur():
-    assert f1("new york new york", "new york") == pytest.approx(2 * 1 * 0.5 / 1.5)
-    assert f1("york new", "new york") == 1
-    assert exact_match("york new", "new york") == 0
+    assert f1("new york new york", "new york", English()) == pytest.approx(2 * 1 * 0.5 / 1.5)
+    assert f1("york new", "new york", English()) == 1
+    assert exact("york new", "new york", English()) == 0
 
 
 def test_answers_that_normalise_to_nothing():
@@ -483,10 +488,10 @@ def test_many_readers_score_as_each_of_them_alone():
         for scores, answers in zip(score_readers(asked, readers, language=language), readers, strict=True):
             assert scores.answered.tolist() == [answers[id] != "" for id in scores.ids]
             assert scores.answerable.tolist() == [bool(example.answers) for example in asked]
-            for example, exact, overlap in zip(asked, scores.exact, scores.f1, strict=True):
+            for example, same, overlap in zip(asked, scores.exact, scores.f1, strict=True):
                 golds = [answer.text for answer in example.answers if plain_normalise(answer.text, language)] or [""]
                 given_ = answers[example.id]
-                assert exact == max(
+                assert same == max(
                     plain_normalise(gold, language) == plain_normalise(given_, language) for gold in golds
                 )
                 assert overlap == max(plain_f1(gold, given_, language) for gold in golds)

@@ -135,6 +135,12 @@ def evaluate(
         typer.Option("--missing", help="Treat a question without a prediction as an error, or as no answer."),
     ] = "error",
     language: Language = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metric", metavar="NAME", help="Also compute this metric (see `lamella parts metric`). Repeatable."
+        ),
+    ] = None,
     batch_size: BatchSize = 32,
     precision: Precision = "auto",
     keep_logits: KeepLogits = False,
@@ -162,6 +168,7 @@ def evaluate(
             threshold=threshold,
             missing=missing,
             language=language,
+            metrics=metrics or (),
             log=_warn,
         )
     elif model is not None:
@@ -179,6 +186,7 @@ def evaluate(
             batch_size=batch_size,
             precision=precision,
             language=language,
+            metrics=metrics or (),
             keep_logits=keep_logits,
             overwrite=overwrite,
             log=_warn,

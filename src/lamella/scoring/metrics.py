@@ -143,7 +143,7 @@ def score_readers(
     number_of: defaultdict[str, int] = defaultdict(itertools.count().__next__)
     none = number_of[""]
     given = [  # texts as numbers: the texts of a thousand readers would fill the memory
-        np.fromiter(map(number_of.__getitem__, _predicted_texts(ids, predictions, missing)), np.int32, len(ids))
+        np.fromiter(map(number_of.__getitem__, predicted_texts(ids, predictions, missing)), np.int32, len(ids))
         for predictions in answers
     ]
     normalised = functools.cache(rule.normalise)
@@ -160,7 +160,7 @@ def score_readers(
             if texts[number] in golds
             else 0.0
             if all_units.isdisjoint(units[number])
-            else max(_overlap_f1(gold, units[number]) for gold in gold_units)
+            else max(overlap_f1(gold, units[number]) for gold in gold_units)
             for number in numbers
         ]
         scores[row] = of_text[column]
@@ -209,23 +209,8 @@ def language_of(examples: Sequence[Example]) -> str:
     return detect_language("".join(example.context.text for example in examples[:: max(1, len(examples) // 50)]))
 
 
-def exact_match(gold: str, predicted: str, *, language: str = "en") -> int:
-    """Return 1 if the two texts are equal once normalised, otherwise 0."""
-    rule = get_language(language)
-    return int(rule.normalise(gold) == rule.normalise(predicted))
-
-
-def f1(gold: str, predicted: str, *, language: str = "en") -> float:
-    """Return the harmonic mean of precision and recall over shared words (English) or characters (Korean), counted
-    with repetition; 1 if both texts normalise to nothing, 0 if only one does.
-
-    (KorQuAD's script gives 0 to two such texts. It has no unanswerable questions, and its dev set no such answer.)
-    """
-    rule = get_language(language)
-    return _overlap_f1(rule.units(rule.normalise(gold)), rule.units(rule.normalise(predicted)))
-
-
-def _overlap_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
+def overlap_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
+    """Return the F1 of two answers, given as their units."""
     if not gold or not predicted:
         return float(not gold and not predicted)
     shared = set(gold).intersection(predicted)
@@ -237,14 +222,19 @@ def _overlap_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
+def answer_groups(answerable: NDArray[np.bool_]) -> dict[str, NDArray[np.bool_]]:
+    """Return the groups of questions that are scored, by the prefix of their keys, without empty groups."""
+    groups = {"": np.ones_like(answerable), "HasAns_": answerable, "NoAns_": ~answerable}
+    return {prefix: chosen for prefix, chosen in groups.items() if chosen.any()}
+
+
 def _summary(questions: QuestionScores) -> dict[str, float | int]:
-    groups = {"": np.ones_like(questions.answerable), "HasAns_": questions.answerable, "NoAns_": ~questions.answerable}
     result: dict[str, float | int] = {}
-    for prefix, chosen in groups.items():
-        if total := int(chosen.sum()):
-            result[f"{prefix}exact"] = 100.0 * float(questions.exact[chosen].sum()) / total
-            result[f"{prefix}f1"] = 100.0 * float(questions.f1[chosen].sum()) / total
-            result[f"{prefix}total"] = total
+    for prefix, chosen in answer_groups(questions.answerable).items():
+        total = int(chosen.sum())
+        result[f"{prefix}exact"] = 100.0 * float(questions.exact[chosen].sum()) / total
+        result[f"{prefix}f1"] = 100.0 * float(questions.f1[chosen].sum()) / total
+        result[f"{prefix}total"] = total
     return result
 
 
@@ -291,7 +281,8 @@ def _distinct_ids(examples: Sequence[Example]) -> list[str]:
     return ids
 
 
-def _predicted_texts(ids: Sequence[str], predictions: Mapping[str, str], missing: str) -> list[str]:
+def predicted_texts(ids: Sequence[str], predictions: Mapping[str, str], missing: str) -> list[str]:
+    """Return the predictions in the order of `ids`; check that they are texts."""
     if missing not in ("error", "empty"):
         raise UnknownNameError("missing", missing, ("error", "empty"))
     try:
@@ -323,12 +314,13 @@ def _aligned(ids: Sequence[str], na_scores: Mapping[str, float], what: str) -> N
         )
     values = [na_scores[id_] for id_ in ids]
     for id_, value in zip(ids, values, strict=True):
-        if not _finite(value):
+        if not is_finite(value):
             raise DataError(f"{what} of question {id_}: expected a finite number, got {shorten(value)}.")
     return np.array(values, dtype=np.float64)
 
 
-def _finite(value: object) -> bool:
+def is_finite(value: object) -> bool:
+    """Return whether a value is a finite number."""
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer that no float can hold

@@ -229,6 +229,7 @@ def _read_record(path: Path, name: str) -> RunRecord:
         cost = result.content["cost"]
         return RunRecord(name, path, "finished", result.config(), result.scores(), cost, data_files, result)
     config, scores, cost = (read_json_object(path / file) for file in (runs.CONFIG, runs.RESULTS, runs.COST))
+    config.pop("plugins", None)  # the only key that is no section
     if not all(isinstance(section, dict) for section in config.values()):
         raise UnreadableError(f"{path / runs.CONFIG}: expected the options of a run, by section; the file is damaged.")
     return RunRecord(name, path, str(runs.run_state(path)), config, scores, cost, recorded_data_files(path))

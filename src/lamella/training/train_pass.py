@@ -101,13 +101,13 @@ def _log_plan(prepared: PreparedPass, processes: Processes, log: Log) -> None:
 
 
 def _log_results(prepared: PreparedPass, log: Log) -> None:
-    metric = prepared.any_config.training.metric
+    metrics = prepared.any_config.training.metric_names
     for learner in prepared.learners:
         prefix = f"{learner.name}: " if len(prepared.learners) > 1 else ""
         if learner.ended:
             log(f"{prefix}ended at step {learner.steps}: {learner.ended}")
         if learner.best:
-            scores = describe_scores(learner.model, learner.best, metric)
+            scores = describe_scores(learner.model, learner.best, metrics)
             log(f"{prefix}best at epoch {learner.best['epoch']:g}: {scores}")
 
 

@@ -19,6 +19,7 @@ from lamella.inference.prediction import Prediction
 from lamella.inference.prediction_files import write_predictions
 from lamella.models.model import ReaderModel
 from lamella.progress import Log
+from lamella.scoring.answer_metrics import build_metrics
 from lamella.scoring.calibrate import tune_decoding
 from lamella.scoring.evaluate import score_predictions
 from lamella.scoring.metrics import language_of
@@ -53,6 +54,7 @@ class Bookkeeper:
         self.source_hashes = prepared.source_hashes
         self.processes, self.splitter, self.log = processes, splitter, log
         self.language = language_of(self.dev.examples)
+        self.metrics = build_metrics(self.options.metrics)
         self.answer_seconds: dict[str, float] = {}  # by learner: the time its last answers to the dev questions took
         self.evaluation_clock = Stopwatch()
         self.earlier_seconds, self.began = earlier_seconds, time.perf_counter()
@@ -87,12 +89,12 @@ class Bookkeeper:
             self._record_evaluation(learner, predictions, epoch)
         if len(self.learners) > 1 and learners:
             leader = max(learners, key=lambda learner: learner.best[self._metric(learner, learner.best)])
-            scores = describe_scores(leader.model, leader.best, self.options.metric)
+            scores = describe_scores(leader.model, leader.best, self.options.metric_names)
             self.log(f"epoch {epoch:.2f}: {leader.name} leads, {scores}")
 
     def _record_evaluation(self, learner: Learner, predictions: Mapping[str, Prediction], epoch: float) -> None:
         """Score one learner, save it where it is the best so far, and decide whether it stops."""
-        results = score_predictions(learner.model, self.dev.examples, predictions, language=self.language)
+        results = self._score(learner, predictions)
         record = {"event": "evaluation", "step": learner.steps, "epoch": round(epoch, 6), **results}
         self.write_history(learner, [record])
         metric = self._metric(learner, results)
@@ -108,7 +110,7 @@ class Bookkeeper:
         elif self.options.patience and learner.stale >= self.options.patience:
             learner.ended = f"no better {metric} for {counted(learner.stale, 'evaluation')}"
         if len(self.learners) == 1:
-            self.log(f"epoch {epoch:.2f}: {describe_scores(learner.model, results, self.options.metric)}")
+            self.log(f"epoch {epoch:.2f}: {describe_scores(learner.model, results, self.options.metric_names)}")
 
     def tune_thresholds(self, features: Features, data: Sequence[str]) -> None:
         """Tune the threshold of each learner's best model, and score that model on the dev data again."""
@@ -134,7 +136,7 @@ class Bookkeeper:
             self._save(learners, runs.MODEL)
             return
         for learner, predictions in zip(learners, self._predict(learners, self.dev, self.encode_dev), strict=True):
-            results = score_predictions(learner.model, self.dev.examples, predictions, language=self.language)
+            results = self._score(learner, predictions)
             learner.best = {"step": learner.best["step"], "epoch": learner.best["epoch"], **results}
             self.write_history(learner, [{"event": "threshold", **learner.best}])
             self._save([learner], runs.MODEL)
@@ -177,6 +179,11 @@ class Bookkeeper:
             self.answer_seconds |= dict(zip((learner.name for learner in learners), seconds, strict=True))
         return predictions
 
+    def _score(self, learner: Learner, predictions: Mapping[str, Prediction]) -> dict[str, Any]:
+        return score_predictions(
+            learner.model, self.dev.examples, predictions, language=self.language, metrics=self.metrics
+        )
+
     def _write_best(self, learner: Learner, predictions: Mapping[str, Prediction]) -> None:
         if self.processes.is_main:
             folder = self.folders[learner.name]
@@ -209,9 +216,9 @@ class Bookkeeper:
         self.processes.accelerator.log(numbers, step=int(record["step"]))
 
 
-def describe_scores(model: ReaderModel, results: Mapping[str, Any], metric: str | None = None) -> str:
-    """Return the two headline scores of a task, and the one that selects the best model where it is another."""
-    keys = dict.fromkeys([*model.head.task.headline, *([metric] if metric else [])])
+def describe_scores(model: ReaderModel, results: Mapping[str, Any], metrics: Sequence[str] = ()) -> str:
+    """Return the two headline scores of a task, and those of `metrics` that the task has, in a line."""
+    keys = dict.fromkeys([*model.head.task.headline, *(metric for metric in metrics if metric in results)])
     return "  ".join(f"{SHORT.get(key, key)} {results[key]:.2f}" for key in keys)
 
 
