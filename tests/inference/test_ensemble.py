@@ -675,8 +675,8 @@ def test_the_same_member_twice_is_refused(readers: list[Path], kept: list[Path],
     linked.symlink_to(readers[0])
     for again in (readers[0], f"{readers[0]}/", spelled, linked):
         message = refused(lambda again=again: open_members([str(readers[0]), str(again)], run=True), UsageError)
-        assert message == f"ensemble: {readers[0]} and {again} are the same folder; name each member once."
-    assert "are the same folder" in refused(lambda: open_members([str(kept[1]), f"{kept[1]}/"], run=False), UsageError)
+        assert message == f"ensemble: {readers[0]} and {again} are the same reader; name each member once."
+    assert "are the same reader" in refused(lambda: open_members([str(kept[1]), f"{kept[1]}/"], run=False), UsageError)
     copied = shutil.copytree(readers[0], tmp_path / "copied")
     message = refused(lambda: open_members([str(readers[0]), str(readers[1]), str(copied)], run=True), UsageError)
     assert message == f"ensemble: {readers[0]} and {copied} hold the same model; name each member once."

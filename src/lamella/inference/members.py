@@ -54,7 +54,7 @@ def open_members(names: Sequence[str], *, run: bool, precision: Precision = "aut
         raise UsageError(f"ensemble: expected at least two runs or models, got {len(names)}.")
     for first, second in itertools.combinations(names, 2):
         if same_file(first, second):
-            raise UsageError(f"ensemble: {first} and {second} are the same folder; name each member once.")
+            raise UsageError(f"ensemble: {first} and {second} are the same reader; name each member once.")
     members: list[Member] = []
     opened: dict[str, str] = {}  # the names of the models, by their hashes
     for name, short in zip(names, short_names(names), strict=True):
