@@ -284,7 +284,7 @@ def test_a_metric_of_a_plugin_selects_the_best_checkpoint(
 def test_mistakes_with_metrics_are_one_line(install: Install, lamella: Any, tmp_path: Path) -> None:
     install("my_package", METRICS)
     problems = [
-        ("acuracy", ("accuracy",), "training.metric: metric 'acuracy' does not exist. Did you mean 'accuracy' or"),
+        ("acuracy", ("accuracy",), "training.metric: metric 'acuracy' does not exist. Did you mean 'accuracy'?"),
         (
             "HasAns_accuracy",
             (),
