@@ -45,14 +45,14 @@ from lamella.errors import (
 )
 from lamella.export import onnx_export
 from lamella.export.onnx_export import export_onnx
-from lamella.export.onnx_int8 import describe
+from lamella.export.onnx_int8 import describe, describe_parity
 from lamella.inference.predict import predict
 from lamella.inference.prediction import Prediction
 from lamella.inference.questions import read_questions
 from lamella.models.base_encoder import load_encoder
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
-from lamella.models.onnx_model import Measured, OnnxModel, read_export
+from lamella.models.onnx_model import Int8Parity, Measured, OnnxModel, read_export
 from lamella.models.transformers_model import StockModel
 from lamella.scoring.evaluate import score_predictions
 
@@ -120,6 +120,7 @@ def test_the_graph_gives_the_same_logits_as_torch(case: str, tmp_path: Path) -> 
     model = trained("model", tmp_path, **CASES[case])
     message = export_onnx(model, tmp_path / "onnx")
     assert message[0] == f"{tmp_path / 'onnx'}: written, fp32"
+    assert re.fullmatch(r"logits differ from torch's by at most \d\.\de-\d\d", message[1])
     in_torch, exported = load_model(model, device="cpu", precision="fp32"), load_model(tmp_path / "onnx")
     assert isinstance(exported, OnnxModel)
     assert exported.gives_text == in_torch.gives_text
@@ -251,6 +252,53 @@ def test_int8_is_smaller_and_its_loss_is_reported(made: dict[str, Path]) -> None
     assert (made["int8"] / "model.onnx").stat().st_size < (made["onnx"] / "model.onnx").stat().st_size
 
 
+def test_int8_reports_its_own_difference_from_torch(made: dict[str, Path]) -> None:
+    in_torch, rounded = load_model(made["model"], device="cpu", precision="fp32"), load_model(made["int8"])
+    examples = read_questions("demo:dev")[:6]
+    features = featurise(examples, in_torch.tokenizer, in_torch.windows)
+    padded = pad(features, np.arange(len(features)))
+    logits = np.abs(rounded.logits(padded) - in_torch.logits(padded))[:, padded.mask].max()
+    expected, found = predict(in_torch, examples), predict(rounded, examples)
+    null_odds = max(abs(found[id].null_odds - expected[id].null_odds) for id in expected)
+    config = read_export(made["int8"])
+    assert config.int8_parity is not None
+    assert config.int8_parity.questions == 6
+    assert config.int8_parity.logits == pytest.approx(logits, rel=1e-3)
+    assert config.int8_parity.null_odds == pytest.approx(null_odds, rel=1e-3)
+    assert config.int8_parity.logits > 100 * config.parity  # the figure of the graph before rounding
+    assert read_export(made["onnx"]).int8_parity is None
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_int8_rounds_the_word_embeddings(external: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a small encoder they are most of the file. A large model stores its weights beside the graph."""
+    if external:
+        monkeypatch.setattr(onnx_export, "LARGEST_FILE", 0)
+    torch.manual_seed(0)
+    model = transformers.BertForQuestionAnswering(tiny_config("bert", num_hidden_layers=1, vocab_size=30_000))
+    model.save_pretrained(tmp_path / "stock")
+    tokenizer = tiny_tokenizer("bert")
+    tokenizer.model_max_length = 128
+    tokenizer.save_pretrained(tmp_path / "stock")
+    export_onnx(tmp_path / "stock", tmp_path / "int8", int8=True)
+    names = {path.name for path in (tmp_path / "int8").iterdir()}
+    assert names == {"config.json", "model.onnx", "tokenizer.json", *(["model.onnx.data"] if external else [])}
+    embeddings = model.bert.embeddings.word_embeddings.weight.detach().numpy()
+    size = sum((tmp_path / "int8" / name).stat().st_size for name in names if name.startswith("model.onnx"))
+    assert size < 0.35 * embeddings.nbytes  # a quarter, a scale per word, and the rest of the model
+    tensors = {
+        tensor.name: onnx.numpy_helper.to_array(tensor)
+        for tensor in onnx.load(tmp_path / "int8" / "model.onnx").graph.initializer
+    }
+    (table,) = (name for name, tensor in tensors.items() if tensor.shape == embeddings.shape)
+    scales = tensors[table.replace("_quantized", "_scale")]
+    assert (tensors[table].dtype, scales.shape) == (np.int8, (30_000, 1))
+    assert (np.abs(tensors[table] * scales - embeddings) <= 0.51 * scales).all()  # a row of zeros stays zero
+    assert not embeddings[tokenizer.pad_token_id].any()
+    stock = load_model(tmp_path / "stock", device="cpu", precision="fp32")
+    assert_same_logits(stock, load_model(tmp_path / "int8"), within=0.05)
+
+
 def test_no_answer_depends_on_its_neighbours(made: dict[str, Path]) -> None:
     """In int8 a run has one scale for everything it computes, so a window must not share its run."""
     model = load_model(made["int8"])
@@ -273,7 +321,9 @@ def test_export_from_the_command_line(made: dict[str, Path], lamella: Any, tmp_p
     assert (code, err) == (0, "")
     first, second, third = out.splitlines()
     assert first == f"{tmp_path / 'onnx'}: written, int8"
-    assert re.fullmatch(r"logits differ from torch's by at most \d\.\de-\d\d", second)
+    parity = read_export(tmp_path / "onnx").int8_parity
+    assert parity is not None
+    assert second == describe_parity(parity)
     assert third == "int8: the loss was not measured; pass a file with true answers as --data"
     code, out, err = lamella("predict", "demo:dev", "--model", tmp_path / "onnx", "--out", tmp_path / "run")
     assert code == 0
@@ -475,6 +525,11 @@ def test_out_of_memory_is_distinguished_from_a_broken_graph(
     monkeypatch.setattr(model, "_session", Full())
     message = refusal(RunError, lambda: predict(model, examples_about(corpus()[:1])))
     assert "lower the batch size" in message
+
+
+def test_the_line_about_int8_parity_names_its_sample() -> None:
+    line = "int8: logits differ from torch's by at most 0.81, null odds by at most 1.2, on 6 sample questions"
+    assert describe_parity(Int8Parity(questions=6, logits=0.8149, null_odds=1.193)) == line
 
 
 def test_the_line_about_int8_shows_a_signed_change() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lamella.data.demo import data_path
+from lamella.data.examples import Example
 from lamella.data.windows.batches import Batch
 from lamella.data.windows.features import Features, featurise
 from lamella.data.windows.padding import pad
@@ -22,7 +23,14 @@ from lamella.encoder.sources import MODEL_CONFIG, Source, verified_hash
 from lamella.encoder.tuning import merge
 from lamella.errors import MissingLibraryError, ModelError, UsageError, one_line
 from lamella.export.onnx_attention import FUSED, register_onnx_attention
-from lamella.export.onnx_int8 import describe, quantise
+from lamella.export.onnx_int8 import (
+    describe,
+    describe_parity,
+    largest_difference,
+    measure,
+    measure_parity,
+    quantise,
+)
 from lamella.export.silence import silence
 from lamella.files import check_output_folder, new_folder, write_json, write_text
 from lamella.inference.protocols import QAModel
@@ -71,9 +79,12 @@ def export_onnx(
         config = config.model_copy(update={"parity": _compare(model, exported)})
         lines = [f"logits differ from torch's by at most {config.parity:.1e}"]
         if int8:
-            measured = quantise(fresh, exported, encoder_nodes, data, examples)
-            config = config.model_copy(update={"precision": "int8", "int8": measured})
-            lines.append(describe(measured))
+            quantise(fresh, encoder_nodes)
+            rounded = OnnxModel(fresh, config)
+            parity = measure_parity(model, rounded, _sample())
+            measured = measure(exported, rounded, data, examples) if data else None
+            config = config.model_copy(update={"precision": "int8", "int8_parity": parity, "int8": measured})
+            lines = [describe_parity(parity), describe(measured)]
         write_json(fresh / MODEL_CONFIG, config.model_dump())
     return [f"{folder}: written, {config.precision}", *lines]
 
@@ -156,7 +167,11 @@ def _tidy(graph: Any, encoder: str) -> list[str]:
 
 def _features(model: QAModel) -> Features:
     """Return windows of different lengths, to export and to compare with."""
-    return featurise(read_questions(str(data_path("demo:dev")))[:6], model.tokenizer, model.windows)
+    return featurise(_sample(), model.tokenizer, model.windows)
+
+
+def _sample() -> list[Example]:
+    return read_questions(str(data_path("demo:dev")))[:6]
 
 
 def _compare(model: ReaderModel | StockModel, exported: OnnxModel) -> float:
@@ -171,9 +186,8 @@ def _compare(model: ReaderModel | StockModel, exported: OnnxModel) -> float:
     ):
         padded = pad(features, windows)
         expected, logits = model.logits(padded), run(padded)
-        real = padded.mask[:, : expected.shape[2]]
-        difference = float(np.abs(logits - expected)[:, real].max())
-        allowed = TOLERANCE * max(1.0, float(np.abs(expected[:, real]).max()))
+        difference = largest_difference(expected, logits, padded)
+        allowed = TOLERANCE * max(1.0, largest_difference(np.zeros_like(expected), expected, padded))
         if not difference <= allowed:  # also true for nan
             raise ModelError(
                 f"the ONNX graph does not match the model: expected logits within {allowed:.1e}, got a difference of "

@@ -3,56 +3,66 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lamella.data.examples import Example
+from lamella.data.windows.features import featurise
+from lamella.data.windows.padding import Padded, pad
 from lamella.errors import counted
 from lamella.export.silence import silence
 from lamella.inference.predict import predict
-from lamella.models.onnx_model import ONNX_GRAPH, Measured, OnnxModel
+from lamella.inference.protocols import QAModel
+from lamella.models.onnx_model import ONNX_GRAPH, Int8Parity, Measured, OnnxModel
 from lamella.scoring.evaluate import score_predictions
 from lamella.scoring.metrics import language_of
 
 
-def quantise(
-    folder: Path, exported: OnnxModel, nodes: Sequence[str], data: str | None, examples: Sequence[Example]
-) -> Measured | None:
-    """Round the encoder weights of an exported folder to int8; with `data`, measure the effect on the answers.
+def quantise(folder: Path, nodes: Sequence[str]) -> None:
+    """Round the encoder weights and the word embeddings of an exported folder to int8.
 
-    `nodes` are the names of the graph nodes to round.
+    `nodes` are the names of the matrix products to round.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    rounded = folder / f"int8-{ONNX_GRAPH}"
+    external = (folder / f"{ONNX_GRAPH}.data").exists()
+    rounded = folder / "int8"  # a folder of its own: a large graph stores its weights beside it, by file name
+    rounded.mkdir()
     with silence():
         quantize_dynamic(
             folder / ONNX_GRAPH,
-            rounded,
+            rounded / ONNX_GRAPH,
             op_types_to_quantize=["MatMul"],
             nodes_to_quantize=list(nodes),
             per_channel=True,
             weight_type=QuantType.QInt8,
-            use_external_data_format=(folder / f"{ONNX_GRAPH}.data").exists(),
+            use_external_data_format=external,
         )
-    measured = None
-    if data:
-        measured = _measure(exported, OnnxModel(folder, exported.config, graph=rounded.name), data, examples)
-    os.replace(rounded, folder / ONNX_GRAPH)
-    return measured
+        _round_embeddings(rounded / ONNX_GRAPH, external)
+    for path in rounded.iterdir():
+        os.replace(path, folder / path.name)
+    rounded.rmdir()
 
 
-def describe(measured: Measured | None) -> str:
-    """Return one line about the cost of int8."""
-    if measured is None:
-        return "int8: the loss was not measured; pass a file with true answers as --data"
-    return (
-        f"int8: {measured.equal:.1%} of {counted(measured.questions, 'answer')} unchanged; {measured.metric} "
-        f"{measured.before:.2f} -> {measured.after:.2f} ({measured.change:+.2f})"
+def measure_parity(model: QAModel, rounded: OnnxModel, examples: Sequence[Example]) -> Int8Parity:
+    """Measure how far the int8 graph, run as a reader runs it, is from the original model."""
+    features = featurise(examples, model.tokenizer, model.windows)
+    padded = pad(features, np.arange(len(features)))
+    expected, predictions = predict(model, examples), predict(rounded, examples)
+    return Int8Parity(
+        questions=len(examples),
+        logits=largest_difference(model.logits(padded), rounded.logits(padded), padded),
+        null_odds=max(abs(predictions[id].null_odds - expected[id].null_odds) for id in expected),
     )
 
 
-def _measure(before: OnnxModel, after: OnnxModel, data: str, examples: Sequence[Example]) -> Measured:
+def measure(before: OnnxModel, after: OnnxModel, data: str, examples: Sequence[Example]) -> Measured:
+    """Measure the effect of int8 on the answers to labelled questions."""
     both = [predict(model, examples) for model in (before, after)]
     threshold, language = before.decoding.null_score_diff_threshold, language_of(examples)
     # For a model without texts, the answer is whether there is one.
@@ -71,3 +81,65 @@ def _measure(before: OnnxModel, after: OnnxModel, data: str, examples: Sequence[
         before=scores[0][metric],
         after=scores[1][metric],
     )
+
+
+def largest_difference(expected: NDArray[Any], logits: NDArray[Any], padded: Padded) -> float:
+    """Return the largest difference between the logits of two models, padding excluded."""
+    real = padded.mask[:, : expected.shape[2]]
+    return float(np.abs(logits - expected)[:, real].max())
+
+
+def describe_parity(parity: Int8Parity) -> str:
+    """Return one line about the distance of an int8 graph from the original model."""
+    return (
+        f"int8: logits differ from torch's by at most {parity.logits:.2g}, null odds by at most "
+        f"{parity.null_odds:.2g}, on {counted(parity.questions, 'sample question')}"
+    )
+
+
+def describe(measured: Measured | None) -> str:
+    """Return one line about the cost of int8."""
+    if measured is None:
+        return "int8: the loss was not measured; pass a file with true answers as --data"
+    return (
+        f"int8: {measured.equal:.1%} of {counted(measured.questions, 'answer')} unchanged; {measured.metric} "
+        f"{measured.before:.2f} -> {measured.after:.2f} ({measured.change:+.2f})"
+    )
+
+
+def _round_embeddings(path: Path, external: bool) -> None:
+    """Round the word embeddings of a graph to int8, with one scale per word.
+
+    `quantize_dynamic` leaves them in fp32, although they can be most of a small encoder. Only operators of the
+    ONNX standard are used, none specific to a processor.
+    """
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    model = onnx.load(path)
+    graph = model.graph
+    tables = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
+    uses = Counter(name for node in graph.node for name in node.input)
+    nodes = []
+    for node in graph.node:
+        lookup = node.op_type == "Gather" and node.input[0] in tables and node.input[1] == "input_ids"
+        if not lookup or uses[node.input[0]] > 1:
+            nodes.append(node)
+            continue
+        (table, ids), (output,) = node.input, node.output
+        weights = numpy_helper.to_array(tables[table])
+        scales = np.abs(weights).max(1, keepdims=True) / 127
+        levels = np.rint(weights / np.where(scales > 0, scales, 1)).astype(np.int8)
+        graph.initializer.remove(tables[table])
+        graph.initializer.append(numpy_helper.from_array(levels, f"{table}_quantized"))
+        graph.initializer.append(numpy_helper.from_array(scales, f"{table}_scale"))
+        nodes += [
+            helper.make_node("Gather", [f"{table}_quantized", ids], [f"{output}_quantized"]),
+            helper.make_node("Cast", [f"{output}_quantized"], [f"{output}_cast"], to=TensorProto.FLOAT),
+            helper.make_node("Gather", [f"{table}_scale", ids], [f"{output}_scale"]),
+            helper.make_node("Mul", [f"{output}_cast", f"{output}_scale"], [output]),
+        ]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    path.with_name(f"{path.name}.data").unlink(missing_ok=True)  # loaded above; saving would append to it
+    onnx.save(model, path, save_as_external_data=external, location=f"{path.name}.data" if external else None)

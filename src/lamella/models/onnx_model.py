@@ -1,6 +1,6 @@
 """Exported models, run by onnxruntime without torch or transformers.
 
-config.json      format, the original model, windows, decoding, special tokens, positions, the loss by quantisation
+config.json      format, the original model, windows, decoding, special tokens, positions, the effects of quantisation
 model.onnx       encoder and head in one graph
 tokenizer.json
 """
@@ -64,6 +64,14 @@ class Measured(Section):
         return self.after - self.before
 
 
+class Int8Parity(Section):
+    """The largest differences of an int8 graph from the original model in torch, on a few sample questions."""
+
+    questions: int
+    logits: float
+    null_odds: float
+
+
 class ExportConfig(Section):
     """The config.json of an exported folder."""
 
@@ -77,6 +85,7 @@ class ExportConfig(Section):
     positions: int | None = None  # of the encoder; None for some families, and in folders of older versions
     precision: Literal["fp32", "int8"] = "fp32"
     parity: float  # largest difference from the logits of torch, measured at export, before quantisation
+    int8_parity: Int8Parity | None = None  # None in fp32, and in folders of older versions
     int8: Measured | None = None  # None if not measured
 
 
@@ -100,16 +109,16 @@ class OnnxModel:
     cache. In int8, where a run has one scale for all its windows, answers do not depend on the rest of a batch.
     """
 
-    def __init__(self, folder: Path, config: ExportConfig, *, graph: str = ONNX_GRAPH, threads: int | None = None):
+    def __init__(self, folder: Path, config: ExportConfig, *, threads: int | None = None):
         self.config, self.folders = config, (folder,)
         self.windows, self.decoding, self.gives_text = config.windows, config.decoding, config.gives_text
         self.tokenizer = TokenizerFile(folder / TOKENIZER, config)
-        self._session = _open(folder / graph)
+        self._session = _open(folder / ONNX_GRAPH)
         self._pool = ThreadPoolExecutor(threads or _cores(), "lamella-onnx")
         self.inputs = [tensor.name for tensor in self._session.get_inputs()]
         if unknown := set(self.inputs) - set(INPUTS):
             raise ModelError(
-                f"{folder / graph}: expected inputs among {', '.join(INPUTS)}, found {', '.join(sorted(unknown))}."
+                f"{folder / ONNX_GRAPH}: expected inputs among {', '.join(INPUTS)}, found {', '.join(sorted(unknown))}."
             )
 
     @classmethod
