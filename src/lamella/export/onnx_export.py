@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -170,7 +171,7 @@ def _features(model: QAModel) -> Features:
     return featurise(_sample(), model.tokenizer, model.windows)
 
 
-def _sample() -> list[Example]:
+def _sample() -> Sequence[Example]:
     return read_questions(str(data_path("demo:dev")))[:6]
 
 
