@@ -41,16 +41,16 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def check(out: Path, train: object = "demo:train", **sections: Any) -> list[str]:
+def check(out: Path, train: object = "demo:train", *, questions: int = 16, **sections: Any) -> list[str]:
     lines: list[str] = []
     plan = make_plan({"data": {"train": str(train)}, "training": {"precision": "fp32"}, **sections}, where="test")
-    train_plan(plan, out, overfit=32, log=lines.append)
+    train_plan(plan, out, overfit=questions, log=lines.append)
     return lines
 
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_a_tiny_reader_memorises_32_questions(mixer: str, encoder: Path, short: Path, tmp_path: Path) -> None:
+def test_a_tiny_reader_memorises_16_questions(mixer: str, encoder: Path, short: Path, tmp_path: Path) -> None:
     lines = check(
         tmp_path / "run",
         short,
@@ -64,7 +64,7 @@ def test_a_tiny_reader_memorises_32_questions(mixer: str, encoder: Path, short: 
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_a_real_reader_memorises_32_questions(mixer: str, tmp_path: Path) -> None:
-    check(tmp_path / "run", encoder={"name": DEFAULT_ENCODER}, learner={"mixer": mixer})
+    check(tmp_path / "run", questions=32, encoder={"name": DEFAULT_ENCODER}, learner={"mixer": mixer})
 
 
 @pytest.mark.usefixtures("one_thread")
