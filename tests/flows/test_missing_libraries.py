@@ -99,7 +99,10 @@ def test_an_exported_model_predicts_and_evaluates_without_torch(exported: Path, 
             "torch,transformers,accelerate,onnx,onnxscript",
             *(command, "demo:dev", "--model", exported, "--out", tmp_path / command),
         )
-        assert (ended.returncode, ended.stderr) == (0, "")
+        assert ended.returncode == 0
+        warnings = ended.stderr.splitlines()  # the tiny tokenizer makes many tokens of a question
+        assert len(warnings) == (command == "predict")
+        assert all(line.startswith("lamella: warning: 122 questions cut to 24 tokens each") for line in warnings)
 
 
 def test_debug_shows_where_the_library_is_imported() -> None:
