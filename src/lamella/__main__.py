@@ -17,9 +17,10 @@ def main() -> None:
 
     from lamella.cli import app
     from lamella.errors import LamellaError, MissingLibraryError
+    from lamella.progress import progress_lines
 
     try:
-        with _warnings_in_one_line():
+        with _warnings_in_one_line(), progress_lines():
             app(args=arguments, prog_name="lamella")
     except LamellaError as error:
         if debug:
@@ -61,7 +62,7 @@ def _warnings_in_one_line() -> Iterator[None]:
                 show(message, category, *place, **options)
             elif str(message) not in shown:
                 shown.add(str(message))
-                sys.stderr.write(f"lamella: warning: {message}\n")
+                sys.stderr.write(f"warning: {message}\n")
 
         warnings.showwarning = print_line
         yield

@@ -1,9 +1,10 @@
-"""Show a progress bar on the terminal for work that takes more than two seconds."""
+"""Show the progress of long work: a bar on a terminal, and from commands a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -12,9 +13,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 DELAY = 2.0  # seconds before the bar is shown
+INTERVAL = 30.0  # seconds between lines
 
 Log = Callable[[str], None]  # receives each line that a command reports
 
+_interval: float | None = None  # seconds between the lines of commands; None: no lines
 _active: Progress | None = None  # nested bars share one display: two displays would overwrite each other
 
 
@@ -23,13 +26,27 @@ def silent(line: str) -> None:
 
 
 @contextmanager
-def progress(description: str, total: int | None) -> Iterator[Callable[..., None]]:
+def progress_lines() -> Iterator[None]:
+    """Print progress as lines within the block if stderr is not a terminal; for commands, not for calls from Python."""
+    global _interval
+    before, _interval = _interval, INTERVAL
+    try:
+        yield
+    finally:
+        _interval = before
+
+
+@contextmanager
+def progress(description: str, total: float | None, *, lines: bool = False) -> Iterator[Callable[..., None]]:
     """Yield `advance(steps=1, note=None)`; a note is shown until the next one.
 
-    Shows nothing if stderr is not a terminal, or outside the main thread, since all threads share one terminal.
+    Shows nothing outside the main thread, since all threads share one terminal, and nothing if stderr is not a
+    terminal. With `lines`, it then prints a line now and then, if a command asked for it with `progress_lines`.
     """
-    if not sys.stderr.isatty() or threading.current_thread() is not threading.main_thread():
-        yield lambda steps=1, note=None: None
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not sys.stderr.isatty() or not in_main_thread:
+        interval = _interval if lines and in_main_thread else None
+        yield (lambda steps=1, note=None: None) if interval is None else _make_lines(description, total, interval)
         return
 
     global _active
@@ -46,7 +63,7 @@ def progress(description: str, total: int | None) -> Iterator[Callable[..., None
     timer.daemon = True
     timer.start()
 
-    def advance(steps: int = 1, note: str | None = None) -> None:
+    def advance(steps: float = 1, note: str | None = None) -> None:
         display.update(task, advance=steps)
         if note is not None:
             display.update(task, note=note)
@@ -60,6 +77,31 @@ def progress(description: str, total: int | None) -> Iterator[Callable[..., None
         if owns:
             display.stop()
             _active = None
+
+
+def _make_lines(description: str, total: float | None, interval: float) -> Callable[..., None]:
+    begin = printed = time.monotonic()
+    done = 0.0
+
+    def advance(steps: float = 1, note: str | None = None) -> None:
+        nonlocal done, printed
+        done += steps
+        now = time.monotonic()
+        if total and 0 < done < total and now - printed >= interval:
+            printed = now
+            left = (now - begin) * (total - done) / done
+            share = f"{description}: {100 * done / total:.0f} % after {describe_seconds(now - begin)}"
+            sys.stderr.write(f"{share}, about {describe_seconds(left)} left\n")
+            sys.stderr.flush()
+
+    return advance
+
+
+def describe_seconds(seconds: float) -> str:
+    """Return a duration in its largest unit: "40 s", "12 min", "3.5 h"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _make_display() -> Progress:

@@ -176,12 +176,12 @@ def test_commands_print_each_warning_in_one_line(unfinished: Path, lamella: Any,
     code, _, err = lamella("ask", "누가?", "--text", SENTENCES["hangul"], "--model", "default")
     assert code == 0
     assert err == (
-        "lamella: warning: the encoder cannot read the script (hangul) of 1 question and 1 text, so the answers are "
+        "warning: the encoder cannot read the script (hangul) of 1 question and 1 text, so the answers are "
         "unreliable; use a reader whose encoder was trained on that language.\n"
     )
     data = tmp_path / "data.jsonl"
     data.write_text('{"question": "Who?", "context": "Nobody.", "answers": []}\n')
     code, out, err = lamella("predict", data, "--model", unfinished, "--out", tmp_path / "out")
     assert (code, err.count("\n")) == (0, 1)
-    assert err.startswith(f"lamella: warning: {unfinished}: the training run is failed, so")
+    assert err.startswith(f"warning: {unfinished}: the training run is failed, so")
     assert "1 question" in out

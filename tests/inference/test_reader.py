@@ -100,6 +100,31 @@ class TestAsk:
         assert answers.no_answer is silent
         assert (answers[0]["answer"] == "") is silent
 
+    def test_options_of_a_single_call(self, reader: Reader) -> None:
+        text = corpus()[0]
+        usual = reader.ask(QUESTIONS[0], text, top_k=5)
+        silent = reader.ask(QUESTIONS[0], text, top_k=5, threshold=-1e9)
+        assert (silent.no_answer, silent[0]["answer"]) == (True, "")
+        assert not reader.ask(QUESTIONS[0], text, threshold=math.inf).no_answer
+        assert silent.null_score == usual.null_score
+        short = reader.ask(QUESTIONS, text, top_k=20, max_answer_length=1)
+        tokenizer = reader.model.tokenizer.backend_tokenizer
+        lengths = {
+            len(tokenizer.encode(answer["answer"], add_special_tokens=False).ids)
+            for answers in short
+            for answer in answers
+            if answer["answer"]
+        }
+        assert lengths == {1}
+        assert reader.ask(QUESTIONS[0], text, top_k=5) == usual
+        for options, message in (
+            ({"threshold": "high"}, "threshold: expected a number, got 'high'"),
+            ({"threshold": math.nan}, "threshold: expected a number, got nan"),
+            ({"max_answer_length": 0}, "max_answer_length: expected a whole number of at least 1, got 0"),
+        ):
+            with pytest.raises(UsageError, match=message):
+                reader.ask(QUESTIONS[0], text, **options)
+
     @pytest.mark.parametrize("calibration", [None, {"method": "temperature", "temperature": 3.0, "bias": -2.0}])
     def test_probabilities_share_one_scale(self, calibration: dict[str, Any] | None) -> None:
         """The probability of no answer is `na_prob`; the answers share the rest in proportion to their scores."""
@@ -286,7 +311,8 @@ from lamella.inference.reader import Reader
 reader = Reader(tiny_model(windows={{"max_seq_length": 128, "doc_stride": 16}}))
 def peak(characters):
     text = "The tower was built of grey stone by people nobody remembers. " * (characters // 62)
-    assert reader.ask("Who built it?", text)[0]["end"] <= len(text)
+    assert reader.ask("Who built it?", text, passages=None)[0]["end"] <= len(text)
+    assert reader.ask("Who built it?", text, passages=5)[0]["end"] <= len(text)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(peak(200_000), peak(2_000_000))
 """
@@ -555,7 +581,7 @@ class TestPipelineFace:
 def test_the_code_of_the_page_about_readers_runs() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/how-to/reader.md").read_text(encoding="utf-8")
     code = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    assert len(code) == 3
+    assert len(code) == 4
     names: dict[str, Any] = {}
     exec("\n".join(code), names)
     assert names["answers"][0]["answer"] == "Christiaan Huygens"

@@ -1,6 +1,14 @@
 """The command line: one thin function per command. Heavy imports stay inside them, so that `--help` is instant."""
 
-from lamella.cli import answer_commands, data_commands, model_commands, study_commands, training_commands
+from lamella.cli import answer_commands, ask_command, data_commands, model_commands, study_commands, training_commands
 from lamella.cli.app import app
 
-__all__ = ["answer_commands", "app", "data_commands", "model_commands", "study_commands", "training_commands"]
+__all__ = [
+    "answer_commands",
+    "app",
+    "ask_command",
+    "data_commands",
+    "model_commands",
+    "study_commands",
+    "training_commands",
+]

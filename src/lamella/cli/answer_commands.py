@@ -1,10 +1,8 @@
-"""Commands that answer questions: predict, evaluate, ensemble, ask."""
+"""Commands that answer the questions of a data file: predict, evaluate, ensemble."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +14,6 @@ from lamella.cli.app import (
     Address,
     AsJson,
     BatchSize,
-    Encoding,
     Engine,
     Language,
     ModelName,
@@ -29,8 +26,6 @@ from lamella.cli.app import (
 KeepLogits = Annotated[
     bool, typer.Option("--keep-logits", help="Also store the logits, so that `ensemble` needs no model.")
 ]
-
-LONGEST_ECHO = 60  # characters of a wrong value that an error message repeats
 
 
 @app.command()
@@ -257,64 +252,6 @@ def ensemble(
     _print_gains(results)
 
 
-@app.command()
-def ask(
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="The question.")],
-    context: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--context", "-c", metavar="FILE", help="A text or HTML file to read; -: standard input. Repeatable."
-        ),
-    ] = None,
-    text: Annotated[
-        list[str] | None,
-        typer.Option("--text", "-t", metavar="TEXT", help="The text itself, instead of a file. Repeatable."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", "-m", metavar="MODEL", help="As for predict; default: the reader that comes with the package."
-        ),
-    ] = None,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Number of answers to show.")] = 1,
-    encoding: Encoding = None,
-    as_json: AsJson = False,
-) -> None:
-    """Ask a question about one or several texts."""
-    from lamella.errors import UsageError
-
-    files, given = context or [], text or []
-    if not question.strip():
-        raise UsageError("ask: expected a question, got an empty text.")
-    if not files and not given:
-        raise UsageError("ask: expected a text to read; give --context FILE or --text TEXT.")
-    if files.count("-") > 1:
-        raise UsageError("ask --context: standard input (-) can be read only once.")
-    texts = [*(_read_text(file, encoding) for file in files), *given]
-    if not any(map(str.strip, texts)):
-        sources = ", ".join([*files, *(["--text"] if given else [])])
-        raise UsageError(f"ask: expected a text to read, found only white space in {sources}.")
-
-    from lamella.inference.reader import Reader
-
-    several = len(texts) > 1
-    answers = Reader.load(model).ask(question, texts if several else texts[0], top_k=top_k)
-    names = [*files, *(f"text {number}" for number in range(1, len(given) + 1))]
-    if several:
-        for answer in answers:
-            answer["file"] = names[answer["context"]] if answer["answer"] else None
-    if as_json:
-        typer.echo(json.dumps(answers.to_json(), ensure_ascii=False))
-        return
-    for answer in answers:
-        place = f"characters {answer['start']}-{answer['end']}"
-        if several:
-            place = f"{answer['file']}, {place}"
-        if not answer["answer"]:
-            place = f"not in the text{'s' if several else ''}"
-        typer.echo(f"{answer['answer'] or '(no answer)'}  [{answer['probability']:.2f}, {place}]")
-
-
 def _check_submission(path: Path, out: Path, inputs: Iterable[str | Path], overwrite: bool) -> None:
     from lamella.errors import OutputError
     from lamella.files import check_output_file
@@ -342,26 +279,6 @@ def _print_gains(results: dict[str, Any]) -> None:
 
 def _warn(line: str) -> None:
     typer.echo(f"warning: {line}", err=True)
-
-
-def _read_text(source: str, encoding: str | None) -> str:
-    from lamella.data.html_text import looks_like_html, text_of_html
-    from lamella.errors import UnreadableError, truncate
-    from lamella.text_encoding import decode_text
-
-    try:
-        data = sys.stdin.buffer.read() if source == "-" else Path(os.path.expanduser(source)).read_bytes()
-        text = decode_text(data, source, encoding, advice="save it as UTF-8, or pass --encoding {encoding}")
-        if not (looks_like_html(text) or source.lower().endswith((".html", ".htm", ".xhtml"))):
-            return text
-        typer.echo(f"{source}: read as HTML; positions are characters of the text without tags", err=True)
-        return text_of_html(text)
-    except OSError as error:
-        shown = truncate(" ".join(source.split()), LONGEST_ECHO)  # it may be the text itself
-        raise UnreadableError(
-            f"ask --context {shown!r}: cannot be read ({error.strerror}); give a file, - for standard input, or the "
-            "text itself with --text."
-        ) from None
 
 
 def _print_results(results: dict[str, Any], as_json: bool) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+NEAR = 1000  # characters on each side of an answer in which the ends of its sentence are looked for
 SURROUNDINGS = 100  # characters of context shown on each side of an answer
+
+_SENTENCE_END = re.compile(r"(?<!\b[A-Z])[.!?…][\"'”’)\]]*(?=\s|$)|[。！？]|\n\s*\n")  # not after an initial
+_SPACES = re.compile(r"\s+")
 
 
 class Answer(dict[str, Any]):
@@ -18,6 +23,21 @@ class Answer(dict[str, Any]):
     def __init__(self, values: Mapping[str, Any], *, text: str = "") -> None:
         super().__init__(values)
         self.text = text  # the context that the answer lies in
+
+    def sentence(self) -> tuple[str, str, str]:
+        """Return the sentence that the answer lies in, on one line: the text before the answer, the answer, the rest.
+
+        Without its context, only the answer is known.
+        """
+        start, end = self["start"], self["end"]
+        if self.text[start:end] != self["answer"]:
+            return "", self["answer"], ""
+        before, after = self.text[max(0, start - NEAR) : start], self.text[end : end + NEAR]
+        ends = [match.end() for match in _SENTENCE_END.finditer(before)]
+        close = _SENTENCE_END.search(after)
+        before, after = before[ends[-1] if ends else 0 :].lstrip(), after[: close.end() if close else None].rstrip()
+        before, found, after = (_SPACES.sub(" ", part) for part in (_before(before), self["answer"], _after(after)))
+        return before, found, after
 
     def _repr_html_(self) -> str:
         return f"<div>{_answer_html(self)}</div>"
@@ -40,12 +60,14 @@ class Answers(list[Answer]):
         null_score: float,
         na_prob: float,
         no_answer: bool,
+        passages: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(answers)
         self.question = question
         self.null_score = null_score  # score of "no answer" minus the score of the best answer
         self.na_prob = na_prob  # probability of "no answer", calibrated if the model is
-        self.no_answer = no_answer  # whether `null_score` exceeds the model's threshold
+        self.no_answer = no_answer  # whether `null_score` exceeds the threshold
+        self.passages = passages  # how many passages were read, of how many; None if the contexts were read whole
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain JSON values."""
@@ -54,6 +76,7 @@ class Answers(list[Answer]):
             "no_answer": self.no_answer,
             "na_prob": self.na_prob,
             "null_score": self.null_score,
+            **({} if self.passages is None else {"passages": dict(zip(("read", "of"), self.passages, strict=True))}),
         }
 
     def _repr_html_(self) -> str:

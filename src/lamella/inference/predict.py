@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lamella.config import DecodingOptions
 from lamella.data.examples import Example
 from lamella.data.windows.features import Features, featurise_in_slices
 from lamella.data.windows.padding import Padded, longest_first, pad
@@ -33,24 +34,28 @@ def predict(
     batch_size: int = 32,
     sink: LogitsSink | None = None,
     clock: Stopwatch | None = None,
+    decoding: DecodingOptions | None = None,
     warn: bool = False,
 ) -> dict[str, Prediction]:
     """Answer every example; return the predictions by question id.
 
     Memory holds a few windows and the n-best spans of each question. Pass a `sink` to receive all logits, and a `clock`
-    to measure the seconds from windows to logits. With `warn`, issue a warning for each reason to doubt the answers.
+    to measure the seconds from windows to logits. `decoding` replaces the model's decoding options. With `warn`, issue
+    a warning for each reason to doubt the answers.
     """
     check_unique_ids(examples)
-    merger, doubts = WindowMerger(model.decoding, gives_text=model.gives_text), Doubts(model.tokenizer, model.windows)
-    with progress("answering", len(examples)) as advance:
+    decoding = decoding or model.decoding
+    merger, doubts = WindowMerger(decoding, gives_text=model.gives_text), Doubts(model.tokenizer, model.windows)
+    with progress("answering", len(examples), lines=True) as advance:
         for features in featurise_in_slices(examples, model.tokenizer, model.windows):
             if warn:
                 doubts.add(features)
+            shares = _shares(features)
             for padded, logits in iterate_batches(model, features, batch_size, clock):
-                merger.add(features, decode_batch(model, padded, logits))
+                merger.add(features, decode_batch(model, padded, logits, decoding))
                 if sink is not None:
                     sink.add(features, padded, logits)
-            advance(len(features.examples))
+                advance(float(shares[padded.windows].sum()))
     doubts.warn()
     return merger.predictions(examples)
 
@@ -66,11 +71,20 @@ def iterate_batches(
         yield padded, logits
 
 
-def decode_batch(model: AnswerSource, padded: Padded, logits: NDArray[Any]) -> WindowSpans:
+def decode_batch(
+    model: AnswerSource, padded: Padded, logits: NDArray[Any], decoding: DecodingOptions | None = None
+) -> WindowSpans:
     """Decode the logits of some windows as the task of `model` requires."""
     if model.gives_text:
-        return decode(logits, padded, model.decoding)
+        return decode(logits, padded, decoding or model.decoding)
     return decode_answerability(logits, padded)
+
+
+def _shares(features: Features) -> NDArray[np.float64]:
+    """Return the share of its example that each window adds: of the tokens, those that have most context in it."""
+    added = np.add.reduceat(features.max_context, features.rows[:-1], dtype=np.int64)
+    tokens = np.array([max(1, len(offsets)) for offsets in features.offsets])
+    return np.asarray(added / tokens[features.example], np.float64)
 
 
 @contextmanager

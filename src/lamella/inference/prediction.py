@@ -92,3 +92,19 @@ def rank_together(predictions: Sequence[Prediction], n_best: int) -> Prediction:
     ]
     spans.sort(key=lambda span: -span[3])  # stable: among equal scores the earlier context leads
     return rank(spans[:n_best], min(prediction.null.score for prediction in predictions))
+
+
+def rank_passages(predictions: Sequence[Prediction], places: Sequence[tuple[int, int]], n_best: int) -> Prediction:
+    """Return one prediction for a question, from those of passages; each place is a context and a begin in it.
+
+    As among the windows of a context, a text counts once, at the place where it scores best.
+    """
+    best: dict[tuple[int, str], ScoredSpan] = {}
+    for prediction, (context, begin) in zip(predictions, places, strict=True):
+        for candidate in prediction.candidates:
+            key = (context, candidate.text)
+            if candidate.text and (key not in best or best[key][3] < candidate.score):
+                span = (begin + candidate.begin_char, begin + candidate.end_char)
+                best[key] = (candidate.text, *span, candidate.score, context)
+    spans = sorted(best.values(), key=lambda span: (-span[3], span[4], span[1], span[2]))
+    return rank(spans[:n_best], min(prediction.null.score for prediction in predictions))

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, replace
+from itertools import chain
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
+from lamella.config import DecodingOptions
 from lamella.data.examples import Context, Example
 from lamella.encoder.sources import DEFAULT_READER, READERS
-from lamella.errors import UsageError, counted
+from lamella.errors import UsageError, counted, shorten, warn
 from lamella.inference.answer_list import Answer, Answers
 from lamella.inference.arguments import as_list, check_positive, check_text
 from lamella.inference.no_answer import na_probability
+from lamella.inference.passages import Passage, PassageIndex
 from lamella.inference.pipeline import answer_as_pipeline, checked_options, question_pairs
 from lamella.inference.predict import predict
-from lamella.inference.prediction import Prediction, rank_together
+from lamella.inference.prediction import Prediction, rank_passages, rank_together
 from lamella.inference.protocols import QAModel
 from lamella.models.loading import Backend, Precision, load_model
+from lamella.progress import Log
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger("lamella")
+
+LONG_CONTEXT = 200_000  # characters of the contexts of a question from which only passages of them are read
+PASSAGES_READ = 50  # how many: they contain 98 % of the answers in 2.5 million characters (`passages`)
 
 
 class Reader:
@@ -39,6 +52,7 @@ class Reader:
                 "use it with: lamella predict"
             )
         self.model, self.batch_size = model, check_positive("batch_size", batch_size)
+        self._passages: tuple[tuple[str, ...], PassageIndex] = ((), PassageIndex(()))  # of the last contexts
 
     @classmethod
     def load(
@@ -80,17 +94,37 @@ class Reader:
         threshold = self.model.decoding.null_score_diff_threshold
         return f"Reader({name!r}, device={str(getattr(self.model, 'device', 'cpu'))!r}, threshold={threshold:g})"
 
-    def ask(self, question: str | Iterable[str], context: str | Iterable[Any], *, top_k: int = 1) -> Any:
+    def ask(
+        self,
+        question: str | Iterable[str],
+        context: str | Iterable[Any],
+        *,
+        top_k: int = 1,
+        threshold: float | None = None,
+        max_answer_length: int | None = None,
+        passages: int | Literal["auto"] | None = "auto",
+        log: Log | None = None,
+    ) -> Any:
         """Return the `top_k` best answers to a question from a text of any length.
 
         A question may have several contexts, which are ranked together: `context` in an answer is the number of its
         own. A list of questions returns a list of results; give one context for all of them, or a list with one entry
         per question, each a text or a list of texts. A blank question is refused, and so is a question with only blank
         contexts; a blank context among others is ignored.
+
+        `threshold` and `max_answer_length` (in tokens) replace the model's for this call. `passages` reads only the
+        best N passages of the contexts, ranked by the words of the question; "auto" does so, with 50 passages, if the
+        contexts are longer than 200,000 characters, and None never. `log` receives a line if it happens, by default
+        the logger `lamella`, level INFO.
         """
-        check_positive("top_k", top_k)
+        call = _Call(
+            check_positive("top_k", top_k),
+            _change_decoding(self.model.decoding, threshold, max_answer_length),
+            _check_passages(passages),
+            log or logger.info,
+        )
         if isinstance(question, str):
-            return self._ask([(question, context)], top_k)[0]
+            return self._ask([(question, context)], call)[0]
         questions = as_list("question", question)
         contexts = [context] * len(questions) if isinstance(context, str) else as_list("context", context)
         if len(contexts) != len(questions):
@@ -98,7 +132,7 @@ class Reader:
                 f"ask: expected one context for all questions, or one per question, got "
                 f"{counted(len(questions), 'question')} and {counted(len(contexts), 'context')}."
             )
-        return self._ask(list(zip(questions, contexts, strict=True)), top_k)
+        return self._ask(list(zip(questions, contexts, strict=True)), call)
 
     def __call__(
         self,
@@ -120,28 +154,50 @@ class Reader:
         answers = [result[0] if len(result) == 1 else result for result in results]
         return answers[0] if len(answers) == 1 else answers
 
-    def _ask(self, pairs: Sequence[tuple[str, str | Iterable[str]]], top_k: int) -> list[Answers]:
-        questions = [_question(number, *pair, several=len(pairs) > 1) for number, pair in enumerate(pairs)]
+    def _ask(self, pairs: Sequence[tuple[str, str | Iterable[str]]], call: _Call) -> list[Answers]:
+        asked = [_check_question(number, *pair, several=len(pairs) > 1) for number, pair in enumerate(pairs)]
+        asked = [self._choose_passages(question, call) for question in asked]
+        if ranked := [question for question in asked if question.total is not None]:
+            characters = max(sum(map(len, question.texts)) for question in ranked)
+            call.log(
+                f"{characters:,} characters: reading the best {call.most_passages(characters)} of "
+                f"{max(question.total or 0 for question in ranked):,} passages, ranked by the words of the question"
+            )
+        examples = [question.examples(number) for number, question in enumerate(asked)]
         predictions = predict(
-            self.model,
-            [example for examples in questions for example in examples],
-            batch_size=self.batch_size,
-            warn=True,
+            self.model, list(chain(*examples)), batch_size=self.batch_size, decoding=call.decoding, warn=True
         )
         return [
-            self._answers(
-                examples,
-                rank_together([predictions[example.id] for example in examples], self.model.decoding.n_best_size),
-                top_k,
-                several_contexts=not isinstance(context, str),
-            )
-            for examples, (_, context) in zip(questions, pairs, strict=True)
+            self._answers(question, [predictions[example.id] for example in group], call)
+            for question, group in zip(asked, examples, strict=True)
         ]
 
-    def _answers(
-        self, examples: Sequence[Example], prediction: Prediction, top_k: int, *, several_contexts: bool
-    ) -> Answers:
-        decoding, odds = self.model.decoding, prediction.null_odds
+    def _choose_passages(self, question: _Question, call: _Call) -> _Question:
+        """Return the question with the passages to read, if its contexts have more of them than shall be read."""
+        most = call.most_passages(sum(map(len, question.texts)))
+        if most is None:
+            return question
+        texts, index = self._passages
+        if texts != question.texts:
+            texts, index = self._passages = (question.texts, PassageIndex(question.texts))
+        if len(index.passages) <= most:
+            return question
+        passages, related = index.best(question.text, most)
+        if not related:
+            warn(
+                f"no passage shares a word with the question {shorten(question.text)}, so the first {most} were read; "
+                "rephrase it, or read everything (passages=None; --passages all)."
+            )
+        return replace(question, passages=tuple(passages), read=most, total=len(index.passages))
+
+    def _answers(self, question: _Question, predictions: Sequence[Prediction], call: _Call) -> Answers:
+        decoding = call.decoding
+        if question.total is None:
+            prediction = rank_together(predictions, decoding.n_best_size)
+        else:
+            places = [(passage.text, passage.begin) for passage in question.passages]
+            prediction = rank_passages(predictions, places, decoding.n_best_size)
+        odds = prediction.null_odds
         chosen = prediction.chosen(decoding.null_score_diff_threshold)
         ranked = sorted(prediction.candidates, key=lambda candidate: candidate != chosen)  # stable: chosen comes first
         na_prob = float(na_probability(np.array([odds]), decoding.calibration)[0])
@@ -156,18 +212,58 @@ class Reader:
                     "end": candidate.end_char,
                     "answer": candidate.text,
                 }
-                | ({"context": candidate.context} if several_contexts else {}),
-                text=examples[candidate.context].context.text,
+                | ({"context": candidate.context} if question.several_contexts else {}),
+                text=question.texts[candidate.context],
             )
-            for candidate in ranked[:top_k]
+            for candidate in ranked[: call.top_k]
         ]
         return Answers(
-            answers, question=examples[0].question, null_score=odds, na_prob=na_prob, no_answer=not chosen.text
+            answers,
+            question=question.text,
+            null_score=odds,
+            na_prob=na_prob,
+            no_answer=not chosen.text,
+            passages=None if question.total is None else (question.read, question.total),
         )
 
 
-def _question(number: int, question: Any, context: Any, *, several: bool) -> list[Example]:
-    """Return an example for each context of a question."""
+@dataclass(frozen=True)
+class _Call:
+    """The options of a call of `Reader.ask`."""
+
+    top_k: int
+    decoding: DecodingOptions
+    passages: int | Literal["auto"] | None
+    log: Log
+
+    def most_passages(self, characters: int) -> int | None:
+        """Return how many passages of that many characters to read; None for all of them."""
+        if self.passages == "auto":
+            return PASSAGES_READ if characters > LONG_CONTEXT else None
+        return self.passages
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A question with its contexts; if only passages of them are read, with these."""
+
+    text: str
+    texts: tuple[str, ...]
+    several_contexts: bool
+    passages: tuple[Passage, ...] = ()  # joined where they touch
+    read: int = 0  # how many they were before
+    total: int | None = None  # of how many; None if the contexts are read whole
+
+    def examples(self, number: int) -> list[Example]:
+        """Return an example for each context or passage."""
+        if self.total is None:
+            parts = list(self.texts)
+        else:
+            parts = [self.texts[passage.text][passage.begin : passage.end] for passage in self.passages]
+        return [Example(f"{number}/{place}", self.text, Context(part)) for place, part in enumerate(parts)]
+
+
+def _check_question(number: int, question: Any, context: Any, *, several: bool) -> _Question:
     texts = [context] if isinstance(context, str) else as_list("context", context)
     if not texts:
         raise UsageError("ask: expected at least one context per question, got an empty list.")
@@ -177,7 +273,28 @@ def _question(number: int, question: Any, context: Any, *, several: bool) -> lis
         raise UsageError(f"question{which}: expected a text, got an empty one.")
     if not any(map(str.strip, texts)):
         raise UsageError(f"context{which and f' of question{which}'}: expected a text, got an empty one.")
-    return [Example(f"{number}/{index}", question, Context(text)) for index, text in enumerate(texts)]
+    return _Question(question, tuple(texts), several_contexts=not isinstance(context, str))
+
+
+def _change_decoding(
+    decoding: DecodingOptions, threshold: float | None, max_answer_length: int | None
+) -> DecodingOptions:
+    changes: dict[str, Any] = {}
+    if threshold is not None:
+        if not isinstance(threshold, Real) or math.isnan(threshold):
+            raise UsageError(f"threshold: expected a number, got {shorten(threshold)}.")
+        changes["null_score_diff_threshold"] = float(threshold)
+    if max_answer_length is not None:
+        changes["max_answer_length"] = check_positive("max_answer_length", max_answer_length)
+    return decoding.model_copy(update=changes) if changes else decoding
+
+
+def _check_passages(passages: Any) -> int | Literal["auto"] | None:
+    if passages is None or passages == "auto":
+        return cast(Literal["auto"] | None, passages)
+    if isinstance(passages, str):
+        raise UsageError(f"passages: expected a whole number, 'auto', or None for everything, got {shorten(passages)}.")
+    return check_positive("passages", passages)
 
 
 def _precision(dtype: Any, precision: Precision) -> Precision:

@@ -1,0 +1,222 @@
+"""The command that asks: one question, the questions of a file, or questions typed at a prompt."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lamella.cli.app import AsJson, Encoding, app
+
+if TYPE_CHECKING:
+    from lamella.inference.answer_list import Answer, Answers
+    from lamella.inference.reader import Reader
+
+LONGEST_ECHO = 60  # characters of a wrong value that an error message repeats
+
+
+@app.command()
+def ask(
+    question: Annotated[
+        str | None, typer.Argument(metavar="[QUESTION]", help="The question; without it, a prompt asks for questions.")
+    ] = None,
+    context: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--context", "-c", metavar="FILE", help="A text or HTML file to read; -: standard input. Repeatable."
+        ),
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option("--text", "-t", metavar="TEXT", help="The text itself, instead of a file. Repeatable."),
+    ] = None,
+    questions: Annotated[
+        str | None,
+        typer.Option("--questions", metavar="FILE", help="A file with one question per line; -: standard input."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", metavar="MODEL", help="As for predict; default: the reader that comes with the package."
+        ),
+    ] = None,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Number of answers to show.")] = 1,
+    threshold: Annotated[
+        float | None,
+        typer.Option("--threshold", help='Answer "no answer" above these null odds; default: the model\'s.'),
+    ] = None,
+    max_answer_length: Annotated[
+        int | None, typer.Option("--max-answer-length", min=1, help="Maximum tokens per answer; default: the model's.")
+    ] = None,
+    passages: Annotated[
+        str,
+        typer.Option(
+            "--passages", metavar="N", help="Read the N best passages; auto: 50 of long texts; all: read everything."
+        ),
+    ] = "auto",
+    encoding: Encoding = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask questions about one or several texts."""
+    from lamella.errors import UsageError
+
+    files, given = context or [], text or []
+    if question is not None and questions is not None:
+        raise UsageError("ask: expected QUESTION or --questions, got both; choose one.")
+    if question is not None and not question.strip():
+        raise UsageError("ask: expected a question, got an empty text.")
+    if not files and not given:
+        raise UsageError("ask: expected a text to read; give --context FILE or --text TEXT.")
+    from_stdin = files.count("-") + (questions == "-" or (question is None and questions is None))
+    if from_stdin > 1:
+        raise UsageError(
+            "ask: standard input can be read only once, for one --context or for the questions; give the others as "
+            "files (--context FILE, --questions FILE)."
+        )
+    options = {
+        "top_k": top_k,
+        "threshold": threshold,
+        "max_answer_length": max_answer_length,
+        "passages": _parse_passages(passages),
+    }
+    texts = [*(_read_text(file, encoding, "--context") for file in files), *given]
+    if not any(map(str.strip, texts)):
+        sources = ", ".join([*files, *(["--text"] if given else [])])
+        raise UsageError(f"ask: expected a text to read, found only white space in {sources}.")
+    listed = None if questions is None else _read_questions(questions, encoding)
+
+    from lamella.inference.reader import Reader
+
+    names = [*files, *(f"text {number}" for number in range(1, len(given) + 1))]
+    session = _Session(Reader.load(model), texts, names, options, as_json)
+    if question is not None:
+        session.ask([question], name_questions=False)
+    elif listed is not None:
+        session.ask(listed)
+    else:
+        session.ask_each(_prompt() if sys.stdin.isatty() else sys.stdin)
+
+
+class _Session:
+    """A reader with the texts to ask it about."""
+
+    def __init__(
+        self, reader: Reader, texts: Sequence[str], names: Sequence[str], options: dict[str, Any], as_json: bool
+    ) -> None:
+        self.reader, self.texts, self.names, self.options, self.as_json = reader, texts, names, options, as_json
+        self.several = len(texts) > 1
+
+    def ask_each(self, lines: Iterator[str] | Any) -> None:
+        """Answer each line at once; a blank line ends the session."""
+        from lamella.errors import LamellaError
+
+        for line in lines:
+            if not line.strip():
+                break
+            try:
+                self.ask([line.strip()], name_questions=self.as_json)
+            except LamellaError as error:
+                typer.echo(f"lamella: {error}", err=True)
+            sys.stdout.flush()
+
+    def ask(self, questions: Sequence[str], *, name_questions: bool = True) -> None:
+        """Answer questions and print the answers."""
+        context = list(self.texts) if self.several else self.texts[0]
+        results = self.reader.ask(questions, [context] * len(questions), **self.options, log=self._log)
+        for number, (question, answers) in enumerate(zip(questions, results, strict=True)):
+            if self.several:
+                for answer in answers:
+                    answer["file"] = self.names[answer["context"]] if answer["answer"] else None
+            if self.as_json:
+                record = ({"question": question} if name_questions else {}) | answers.to_json()
+                typer.echo(json.dumps(record, ensure_ascii=False))
+                continue
+            if name_questions:
+                typer.echo(f"{chr(10) if number else ''}{question}")
+            self._print(answers)
+
+    def _print(self, answers: Answers) -> None:
+        for answer in answers:
+            place = f"characters {answer['start']}-{answer['end']}"
+            if self.several:
+                place = f"{answer['file']}, {place}"
+            if not answer["answer"]:
+                place = f"not in the text{'s' if self.several else ''}"
+                if answers.passages is not None:
+                    place = f"not in the {answers.passages[0]} passages read"
+            typer.echo(f"{answer['answer'] or '(no answer)'}  [{answer['probability']:.2f}, {place}]")
+            if answer["answer"]:
+                _print_sentence(answer)
+
+    def _log(self, line: str) -> None:
+        typer.echo(f"{line} (--passages all reads everything)", err=True)
+
+
+def _print_sentence(answer: Answer) -> None:
+    """Print the sentence of an answer, with the answer highlighted on a terminal, or else in brackets."""
+    before, found, after = answer.sentence()
+    if sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb":
+        from rich.console import Console
+        from rich.text import Text
+
+        line = Text.assemble("  ", (before, "dim"), (found, "bold reverse"), (after, "dim"))
+        Console(highlight=False).print(line, soft_wrap=True)
+    else:
+        typer.echo(f"  {before}[{found}]{after}")
+
+
+def _prompt() -> Iterator[str]:
+    """Yield the lines that are typed at a prompt, until the end of the input or an interrupt."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401, gives `input` its editing and history
+    typer.echo("Type a question; an empty line ends.", err=True)
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while True:
+            yield input("? ")
+
+
+def _parse_passages(value: str) -> int | str | None:
+    from lamella.errors import UsageError, shorten
+
+    if value == "all":
+        return None
+    if value != "auto" and not (value.isdecimal() and int(value)):
+        raise UsageError(f"ask --passages: expected a number of at least 1, auto or all, got {shorten(value)}.")
+    return value if value == "auto" else int(value)
+
+
+def _read_questions(source: str, encoding: str | None) -> list[str]:
+    from lamella.errors import UsageError
+
+    lines = [line.strip() for line in _read_text(source, encoding, "--questions").splitlines()]
+    if not any(lines):
+        raise UsageError(f"ask --questions {source}: expected one question per line, found none.")
+    return [line for line in lines if line]
+
+
+def _read_text(source: str, encoding: str | None, option: str) -> str:
+    from lamella.data.html_text import looks_like_html, text_of_html
+    from lamella.errors import UnreadableError, truncate
+    from lamella.text_encoding import decode_text
+
+    try:
+        data = sys.stdin.buffer.read() if source == "-" else Path(os.path.expanduser(source)).read_bytes()
+        text = decode_text(data, source, encoding, advice="save it as UTF-8, or pass --encoding {encoding}")
+        if option == "--questions" or not (
+            looks_like_html(text) or source.lower().endswith((".html", ".htm", ".xhtml"))
+        ):
+            return text
+        typer.echo(f"{source}: read as HTML; positions are characters of the text without tags", err=True)
+        return text_of_html(text)
+    except OSError as error:
+        shown = truncate(" ".join(source.split()), LONGEST_ECHO)  # it may be the text itself
+        advice = ", or the text itself with --text" if option == "--context" else ""
+        raise UnreadableError(
+            f"ask {option} {shown!r}: cannot be read ({error.strerror}); give a file, - for standard input{advice}."
+        ) from None

@@ -1,0 +1,146 @@
+"""The passages of long texts, ranked by the words of a question (BM25).
+
+Reading a text takes a pass of the encoder over all of it: minutes for a book. Ranking its passages takes seconds. Among
+the 3,090 passages of 2.5 million characters of SQuAD, the best 50 contain the answer to 98.1 % of the questions, the
+best 10 to 94.1 %. `STEM` was chosen there: whole words reach 97.0 %, five letters 97.9 %.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+PASSAGE = 1000  # characters of a passage, about half a window; a paragraph that is not much longer stays whole
+LONGEST_PASSAGE = 2000
+K1, B = 1.2, 0.75  # of BM25 (Robertson and Zaragoza 2009): saturation of a word's count, and weight of the length
+STEM = 6  # letters of a word that count: a stem in most languages, so that "discovers" finds "discovered"
+
+MOST_OVERLAP = 300  # characters that two parts of a paragraph share
+
+Span = tuple[int, int]
+
+_PARAGRAPHS = re.compile(r"\n[ \t\r]*\n\s*")
+_SENTENCES = re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？]\s*")
+_LINES = re.compile(r"\n")
+_SPACES = re.compile(r"\s+")
+_CHARACTERS = re.compile(rf"(?s).{{{PASSAGE}}}")
+_TERMS = re.compile(r"[^\W_]+")
+# Scripts without spaces between words; Korean, whose particles are written at the word, is best cut in pairs too.
+_WITHOUT_SPACES = re.compile(
+    "[\u0e00-\u0e7f\u1100-\u11ff\u3040-\u30ff\u3130-\u318f\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]"
+)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A part of one of several texts: `texts[text][begin:end]`."""
+
+    text: int
+    begin: int
+    end: int
+
+
+class PassageIndex:
+    """The passages of some texts, and their terms."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = texts
+        self.passages = [Passage(number, *span) for number, text in enumerate(texts) for span in cut(text)]
+        self._postings: dict[str, array[int]] = {}  # per term: number of a passage and count in it, one after another
+        lengths = np.zeros(len(self.passages))
+        for number, passage in enumerate(self.passages):
+            counts = Counter(terms(texts[passage.text][passage.begin : passage.end]))
+            lengths[number] = counts.total()
+            for term, count in counts.items():
+                self._postings.setdefault(term, array("i")).extend((number, count))
+        self._norms = K1 * (1 - B + B * lengths / max(1.0, lengths.sum() / max(1, len(lengths))))
+
+    def scores(self, question: str) -> NDArray[np.float64]:
+        """Return the BM25 score of every passage for a question."""
+        scores = np.zeros(len(self.passages))
+        for term in set(terms(question)):
+            found, counts = np.array(self._postings.get(term, ()), np.int64).reshape(-1, 2).T
+            weight = np.log1p((len(self.passages) - len(found) + 0.5) / (len(found) + 0.5))
+            scores[found] += weight * counts * (K1 + 1) / (counts + self._norms[found])
+        return scores
+
+    def best(self, question: str, count: int) -> tuple[list[Passage], bool]:
+        """Return the best passages for a question in text order, and whether any of them shares a word with it.
+
+        Passages that touch are joined, so that an answer between them is read whole.
+        """
+        scores = self.scores(question)
+        joined: list[Passage] = []
+        for number in sorted(np.argsort(-scores, kind="stable")[:count].tolist()):
+            passage = self.passages[number]
+            last = joined[-1] if joined else None
+            if last is not None and last.text == passage.text and passage.begin <= last.end:
+                joined[-1] = Passage(last.text, last.begin, passage.end)
+            else:
+                joined.append(passage)
+        return joined, bool(scores.any())
+
+
+def cut(text: str) -> Iterator[Span]:
+    """Yield begin and end of the passages of a text, which together cover all of it.
+
+    A text is cut between paragraphs, and short paragraphs are joined. A paragraph that is too long is cut between
+    sentences; its parts overlap by a sentence.
+    """
+    begin = end = 0
+    for first, last in _split(text, (0, len(text)), _PARAGRAPHS):
+        too_long = last - first > LONGEST_PASSAGE
+        if end > begin and (too_long or last - begin > PASSAGE):
+            yield begin, end
+            begin = first
+        end = last
+        if too_long:
+            yield from _cut_paragraph(text, (first, last))
+            begin = end
+    if end > begin:
+        yield begin, end
+
+
+def terms(text: str) -> Iterator[str]:
+    """Yield the terms of a text: the stems of its words, or pairs of letters where words are not separated."""
+    for word in _TERMS.findall(text.lower()):
+        if word.isascii() or not _WITHOUT_SPACES.search(word):
+            yield word[:STEM] if not word.isdigit() else word
+        else:
+            yield from (word[place : place + 2] for place in range(max(1, len(word) - 1)))
+
+
+def _cut_paragraph(text: str, paragraph: Span) -> Iterator[Span]:
+    """Yield overlapping parts of about the length of a passage, cut between sentences where possible."""
+    pieces = [paragraph]
+    for pattern in (_SENTENCES, _LINES, _SPACES, _CHARACTERS):  # the next where the pieces are still too long
+        pieces = [
+            part
+            for piece in pieces
+            for part in (
+                _split(text, piece, pattern) if pattern is _SENTENCES or piece[1] - piece[0] > PASSAGE else [piece]
+            )
+        ]
+    begin, previous = paragraph[0], paragraph[0]
+    for first, last in pieces:
+        if last - begin > PASSAGE and first > begin:
+            yield begin, first
+            begin = previous if previous > begin and first - previous <= MOST_OVERLAP else first
+        previous = first
+    yield begin, paragraph[1]
+
+
+def _split(text: str, span: Span, pattern: re.Pattern[str]) -> Iterator[Span]:
+    """Yield the parts of a span that end with a match of a pattern, and the rest."""
+    begin = span[0]
+    for match in pattern.finditer(text, *span):
+        if begin < match.end() < span[1]:
+            yield begin, match.end()
+            begin = match.end()
+    yield begin, span[1]

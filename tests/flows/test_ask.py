@@ -1,0 +1,194 @@
+"""The command `ask`: questions of a file, at a prompt and from a pipe; answers in their sentences; long texts."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamella import progress
+from lamella.inference import reader as reader_module
+
+pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
+
+TITAN = "In 1655 Christiaan Huygens discovered Titan. J. Comas Solà saw its air in 1907! It rains there."
+QUESTIONS = ["Who discovered Titan?", "When was Titan discovered?"]
+ANSWERS = ["Christiaan Huygens", "1655"]
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(autouse=True)
+def titan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("titan.txt").write_text(TITAN, encoding="utf-8")
+    Path("questions.txt").write_text(f"\n{QUESTIONS[0]}\n  {QUESTIONS[1]}  \n\n", encoding="utf-8")
+
+
+def test_an_answer_is_shown_in_its_sentence(lamella: Any) -> None:
+    code, out, err = lamella("ask", "Who saw the air of Titan?", "-c", "titan.txt")
+    assert (code, err) == (0, "")
+    first, second = out.splitlines()
+    assert re.fullmatch(r"J\. Comas Solà  \[0\.\d\d, characters 45-58\]", first)
+    assert second == "  [J. Comas Solà] saw its air in 1907!"
+    out = lamella("ask", QUESTIONS[1], "-c", "titan.txt", "-t", "Nothing.")[1]
+    assert out.splitlines()[1] == "  In [1655] Christiaan Huygens discovered Titan."
+
+
+def test_the_questions_of_a_file(lamella: Any) -> None:
+    code, out, err = lamella("ask", "--questions", "questions.txt", "-c", "titan.txt")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert [lines[0], lines[3], lines[4]] == [QUESTIONS[0], "", QUESTIONS[1]]
+    assert [lines[1].split("  ")[0], lines[5].split("  ")[0]] == ANSWERS
+    assert len(lines) == 7
+    code, out, err = lamella("ask", "--questions", "questions.txt", "-c", "titan.txt", "--json")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [record["question"] for record in records] == QUESTIONS
+    assert [record["answers"][0]["answer"] for record in records] == ANSWERS
+
+
+def test_options_of_a_call(lamella: Any) -> None:
+    call = ("ask", QUESTIONS[0], "-c", "titan.txt")
+    assert lamella(*call, "--threshold", -1000)[1].startswith("(no answer)  [")
+    answer = lamella(*call, "--max-answer-length", 1, "--threshold", 1000)[1].split("  ")[0]
+    assert answer in "Christiaan Huygens"
+    assert " " not in answer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["Who?", "--questions", "questions.txt", "-c", "titan.txt"], "expected QUESTION or --questions, got both"),
+        (["--questions", "nowhere.txt", "-c", "titan.txt"], "ask --questions 'nowhere.txt': cannot be read"),
+        (["--questions", "empty.txt", "-c", "titan.txt"], "expected one question per line, found none"),
+        (["-c", "-"], "standard input can be read only once"),
+        (["--questions", "-", "-c", "-"], "standard input can be read only once"),
+        (["Who?", "-c", "titan.txt", "--passages", "some"], "--passages: expected a number of at least 1, auto or all"),
+        ([], "give --context FILE or --text TEXT."),
+    ],
+)
+def test_mistakes_get_one_line(arguments: list[str], message: str, lamella: Any) -> None:
+    Path("empty.txt").write_text(" \n\n")
+    code, out, err = lamella("ask", *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_questions_from_a_pipe_end_with_an_empty_line() -> None:
+    command = [sys.executable, "-m", "lamella", "ask", "-c", "titan.txt"]
+    asked = "\n".join([*QUESTIONS, "", "Who is never asked?\n"])
+    ended = subprocess.run(command, input=asked, capture_output=True, text=True, check=True, env=ONE_THREAD)
+    assert ended.stderr == ""
+    assert [line.split("  ")[0] for line in ended.stdout.splitlines() if not line.startswith("  ")] == ANSWERS
+
+
+class Terminal:
+    """A command in a process of its own with a pseudo terminal."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.master, slave = pty.openpty()
+        env = {key: value for key, value in ONE_THREAD.items() if key != "NO_COLOR"} | {"TERM": "xterm-256color"}
+        command = [sys.executable, "-m", "lamella", *arguments]
+        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env)
+        os.close(slave)
+        self.shown = ""
+
+    def read_until(self, pattern: str, seconds: float = 120) -> str:
+        """Return what was shown since the last call, up to a match."""
+        end = time.monotonic() + seconds
+        while (match := re.search(pattern, self.shown)) is None:
+            assert time.monotonic() < end, self.shown
+            if select.select([self.master], [], [], 1)[0]:
+                try:
+                    self.shown += os.read(self.master, 65536).decode()
+                except OSError:  # Linux reports the end of the other side like this
+                    raise AssertionError(f"ended: {self.shown}") from None
+        shown, self.shown = self.shown[: match.end()], self.shown[match.end() :]
+        return shown
+
+    def write(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def close(self) -> int:
+        try:
+            return self.process.wait(60)
+        finally:
+            self.process.kill()
+            os.close(self.master)
+
+
+@pytest.mark.parametrize("end", ["\n", "\x04"], ids=["an empty line", "end of input"])
+def test_a_prompt_asks_for_questions_and_loads_once(end: str) -> None:
+    terminal = Terminal("ask", "-c", "titan.txt")
+    assert "Type a question; an empty line ends." in terminal.read_until(r"\? $")
+    for question, answer in zip(QUESTIONS, ANSWERS, strict=True):
+        terminal.write(f"{question}\n")
+        shown = terminal.read_until(r"discovered Titan\.[^?]*\? $")
+        assert f"{answer}  [0." in shown
+        assert f"\x1b[1;7m{answer}\x1b[0m" in shown  # bold and reverse in the sentence
+    terminal.write(end)
+    assert terminal.close() == 0
+
+
+def test_a_long_text_is_announced_and_read_in_passages(lamella: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    filler = "\n\n".join(f"Mill number {number} ground the grain of winter. " * 25 for number in range(8))
+    Path("long.txt").write_text(f"{filler}\n\n{TITAN}\n\n{filler}", encoding="utf-8")
+    monkeypatch.setattr(reader_module, "LONG_CONTEXT", 10_000)
+    monkeypatch.setattr(reader_module, "PASSAGES_READ", 2)
+    code, out, err = lamella("ask", QUESTIONS[0], "-c", "long.txt")
+    assert code == 0
+    assert re.fullmatch(
+        r"[\d,]+ characters: reading the best 2 of 17 passages, ranked by the words of the question "
+        r"\(--passages all reads everything\)\n",
+        err,
+    )
+    assert out.startswith(f"Christiaan Huygens  [0.{out.split('[0.')[1][:2]}, characters {len(filler) + 10}-")
+    code, whole, err = lamella("ask", QUESTIONS[0], "-c", "long.txt", "--passages", "all")
+    assert (code, err) == (0, "")
+    assert whole.split("  ")[0] == "Christiaan Huygens"
+    out = lamella("ask", QUESTIONS[0], "-c", "long.txt", "--threshold", -1000)[1]
+    assert ", not in the 2 passages read]" in out
+
+
+def test_progress_is_printed_now_and_then_where_there_is_no_terminal(
+    lamella: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    Path("long.txt").write_text("Mills ground the grain of winter. " * 3000)
+    code, _, err = lamella("ask", QUESTIONS[0], "-c", "long.txt")
+    assert code == 0
+    lines = err.splitlines()
+    assert len(lines) > 2
+    assert all(re.fullmatch(r"answering: \d+ % after \d+ s, about \d+ s left", line) for line in lines)
+    shares = [int(line.split()[1]) for line in lines]
+    assert shares == sorted(shares)
+    assert shares[-1] < 100
+
+
+def test_progress_lines_are_for_commands_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    with progress.progress("answering", 2, lines=True) as advance:
+        advance()
+    with progress.progress_lines(), progress.progress("training", 2) as advance:
+        advance()
+    assert capsys.readouterr().err == ""
+    with progress.progress_lines(), progress.progress("answering", 4, lines=True) as advance:
+        advance(1.0)
+        advance(3.0)
+    assert capsys.readouterr().err == "answering: 25 % after 0 s, about 0 s left\n"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (99, "99 s"), (150, "2 min"), (7200, "2.0 h")])
+def test_durations(seconds: float, text: str) -> None:
+    assert progress.describe_seconds(seconds) == text
