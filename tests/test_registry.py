@@ -229,3 +229,11 @@ def test_a_part_declares_traits_that_differ_from_the_defaults_of_its_family(monk
     assert [registry.trait("shape", {"name": "line"}, key) for key in ("closed", "corners")] == [False, 0]
     with pytest.raises(UsageError, match=r"shape 'dot' declares unknown traits: colour\.$"):
         register("shape", "dot", colour="red")(line)
+
+
+def test_an_option_that_was_added_later_is_stored_only_if_it_is_used() -> None:
+    """Files and hashes of models stay as they were before the option existed."""
+    stored = registry.complete("tuning", "lora")
+    assert stored == {"name": "lora", "rank": 8, "alpha": 16, "dropout": 0.0, "targets": ["query", "value"], "also": []}
+    assert registry.complete("tuning", {"name": "lora", "dora": False}) == stored
+    assert registry.complete("tuning", {"name": "lora", "dora": True}) == {**stored, "dora": True}

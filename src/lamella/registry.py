@@ -36,6 +36,15 @@ T = TypeVar("T", bound=Callable[..., Any])
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+class _AddedLater:
+    """See ADDED_LATER."""
+
+
+# Marks an option that did not exist when the first files were stored. Files leave it out while it has its default, so
+# that they, and the hashes of models, stay as they were. That default can never change.
+ADDED_LATER = _AddedLater()
+
+
 @dataclass(frozen=True)
 class Family:
     """A kind of part, and the modules that register its parts: imported on first use, so that `--help` stays fast."""
@@ -78,6 +87,15 @@ class Part:
             Option(name, _spell(annotation), None if default is ... else default, default is ...)
             for name, (annotation, default) in _keyword_only(self.make).items()
         ]
+
+    @property
+    def later_defaults(self) -> dict[str, Any]:
+        """Return the defaults of the options that are marked with `ADDED_LATER`."""
+        return {
+            name: default
+            for name, (annotation, default) in _keyword_only(self.make).items()
+            if ADDED_LATER in typing.get_args(annotation)
+        }
 
     @property
     def module(self) -> str:
@@ -214,10 +232,14 @@ def build(family: str, spec: str | Mapping[str, Any], *facts: Any) -> Any:
 def complete(family: str, spec: str | Mapping[str, Any]) -> dict[str, Any]:
     """Return a part with all its options, also those left to their defaults, as a file stores it.
 
-    Its meaning then stays the same when a default changes.
+    Its meaning then stays the same when a default changes. Only an option marked with `ADDED_LATER` is left out.
     """
     name, options = split(spec)
-    resolved = part(family, name).resolved(options)
+    chosen = part(family, name)
+    later = chosen.later_defaults
+    resolved = {
+        key: value for key, value in chosen.resolved(options).items() if key not in later or value != later[key]
+    }
     stored = {key: list(value) if isinstance(value, tuple) else value for key, value in resolved.items()}
     return {"name": name, **stored}
 

@@ -52,6 +52,8 @@ WITH_OPTIONS: list[dict[str, Any]] = [
     {"name": "adapter", "leave_out": [1, 3], "size": 5},
     {"name": "adapter", "k": 1, "zero": True},
     {"name": "lora", "targets": ["key", "attention_output", "ffn_input", "ffn_output"], "rank": 2, "dropout": 0.3},
+    {"name": "lora", "dora": True, "rslora": True, "targets": ["query", "ffn_output"], "dropout": 0.3},
+    {"name": "lora", "init": "pissa", "b_learning_rate_ratio": 4.0, "targets": ["value", "ffn_input"]},
     {"name": "ia3", "targets": ["query", "ffn_input"]},
 ]
 
@@ -270,6 +272,21 @@ def test_a_tuning_that_breaks_the_contract_is_refused_in_words(
     with pytest.raises(AssertionError) as caught:
         check_tuning(tuning(make))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"rslora": True}, {"dora": True}, {"init": "pissa"}], ids=str)
+def test_the_relatives_of_lora_keep_the_contract(options: dict[str, Any]) -> None:
+    check_tuning("lora", **options, targets=["value", "ffn_output"])
+
+
+@pytest.mark.parametrize(
+    ("options", "added"), [({}, 0), ({"rslora": True, "init": "pissa"}, 0), ({"dora": True}, DEPTH * (HIDDEN + 48))]
+)
+def test_dora_adds_a_number_per_output(options: dict[str, Any], added: int) -> None:
+    tuning = {"name": "lora", "rank": 3, "targets": ["query", "ffn_input"], **options}
+    model = ReaderModel(tiny_encoder("bert"), tiny_run_config(encoder={"tuning": tuning}))
+    lora = DEPTH * 3 * (HIDDEN + HIDDEN + HIDDEN + 48)
+    assert trainable_line(model).startswith(f"trainable params: {lora + added + 2 * HIDDEN + 2:,} ||")
 
 
 def test_the_options_reach_the_tuning_and_a_family_may_be_refused() -> None:

@@ -43,6 +43,7 @@ from lamella.models.transformers_model import StockModel
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FULL_LORA = {"name": "lora", "rank": 2, "targets": ["query", "attention_output", "ffn_output"]}
+RELATIVE = {"name": "lora", "rank": 2, "dora": True, "init": "pissa", "rslora": True}
 CHAINS: list[list[Any]] = [
     ["full"],
     ["frozen", "frozen"],
@@ -50,6 +51,8 @@ CHAINS: list[list[Any]] = [
     ["full", "adapter"],
     ["lora", "frozen"],
     ["lora", "lora"],
+    ["full", RELATIVE],
+    [RELATIVE, {**RELATIVE, "rank": 3}],
     ["ia3", "full"],
     ["bitfit", "layer_norm", "ia3"],
     [FULL_LORA, "adapter", "bitfit"],
@@ -230,7 +233,9 @@ def windows(family: str) -> Padded:
     return pad(features, np.arange(len(features)))
 
 
-@pytest.mark.parametrize("tuning", ["full", "frozen", "top_k", "bitfit", "layer_norm", "lora", "ia3"])
+@pytest.mark.parametrize(
+    "tuning", ["full", "frozen", "top_k", "bitfit", "layer_norm", "lora", RELATIVE, "ia3"], ids=str
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_loads_it_with_equal_logits(
     family: str, tuning: str, bases: dict[str, Path], tmp_path: Path

@@ -119,6 +119,24 @@ def test_the_head_may_have_its_own_learning_rate() -> None:
     assert {rate_of[id(p)] for p in model.head.parameters()} == {1e-2}
 
 
+def test_b_of_lora_may_have_its_own_learning_rate() -> None:
+    """LoRA+; without it, the groups are those of any encoder, so that old checkpoints fit."""
+    tuning = {"name": "lora", "also": ["bias"], "b_learning_rate_ratio": 16.0}
+    learner = make_learner(tiny_model(encoder={"tuning": tuning}), LearnerOptions(learning_rate=1e-3), 10)
+    rate_of = {id(p): group["initial_lr"] for group in learner.optimiser.param_groups for p in group["params"]}
+    for name, parameter in learner.model.named_parameters():
+        if parameter.requires_grad:
+            assert rate_of.pop(id(parameter)) == (0.016 if name.endswith("lora.B") else 1e-3), name
+    assert not rate_of
+    learner.optimiser.step()
+    learner.schedule.step()
+    rates = learner.schedule.get_last_lr()
+    assert rates[0] * 16 == pytest.approx(max(rates))  # the recorded rate is that of A
+    equal = tiny_model(encoder={"tuning": {**tuning, "b_learning_rate_ratio": 1.0}})
+    groups = parameter_groups(equal.encoder, 1e-3, 0.01)
+    assert [(group["weight_decay"], group["lr"]) for group in groups] == [(0.01, 1e-3), (0.0, 1e-3)]
+
+
 def test_a_frozen_encoder_is_not_in_the_optimiser() -> None:
     model = tiny_model(encoder={"tuning": "frozen"})
     learner = make_learner(model, LearnerOptions(), 10)

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 
 from doubles import save_tiny_encoder
 from lamella.encoder.lora import change_of, changed_layers
+from lamella.encoder.low_rank import nearest_of_rank
 from lamella.encoder.tuning import merge
 from lamella.errors import ConfigError
 from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
 from lamella.training.run import train_plan
-from lamella.training.warm_start import _nearest
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
 ALL = ["query", "key", "value", "attention_output", "ffn_input", "ffn_output"]
@@ -57,6 +57,7 @@ def tuned(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("frozen", "xception"),  # which has running statistics besides its weights
         ({"name": "adapter", "size": 3}, "last"),
         ({"name": "lora", "rank": 2}, "last"),
+        ({"name": "lora", "rank": 2, "dora": True, "init": "pissa"}, "last"),
     ],
 )
 def test_training_continues_from_a_model_of_the_same_tuning(
@@ -118,8 +119,12 @@ def test_training_changes_the_copied_weights(encoder: Path, tuned: Path, tmp_pat
     assert any(not torch.equal(first[name], second[name]) for name in first)
 
 
-def test_lora_of_full_rank_starts_equal_to_the_trained_model(encoder: Path, tuned: Path, tmp_path: Path) -> None:
-    lora = {"name": "lora", "rank": 64, "alpha": 7, "targets": ALL, "also": ["layer_norm", "bias", "token_types"]}
+@pytest.mark.parametrize("options", [{}, {"rslora": True}, {"dora": True}], ids=str)
+def test_lora_of_full_rank_starts_equal_to_the_trained_model(
+    encoder: Path, tuned: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    also = ["layer_norm", "bias", "token_types"]
+    lora = {"name": "lora", "rank": 64, "alpha": 7, "targets": ALL, "also": also, **options}
     lines = train(encoder, tmp_path / "lora", tuning=lora, start=str(tuned))
     ours, theirs = (ReaderModel.from_pretrained(run) for run in (tmp_path / "lora", tuned))
     merge(ours.encoder)
@@ -153,11 +158,25 @@ def test_a_start_whose_changes_are_dropped_is_warned_about(encoder: Path, tuned:
     ) in lines
 
 
-def test_lora_of_low_rank_starts_nearer_than_the_base(encoder: Path, tuned: Path, tmp_path: Path) -> None:
-    lines = train(encoder, tmp_path / "lora", tuning={"name": "lora", "rank": 2, "targets": ALL}, start=str(tuned))
-    line = next(line for line in lines if "% of what it added" in line)
-    share = int(line.split(" %")[0].split()[-1])
-    assert 10 < share < 100
+def test_lora_of_low_rank_starts_nearer_than_the_base_and_dora_nearer_still(
+    encoder: Path, tuned: Path, tmp_path: Path
+) -> None:
+    def missed(dora: bool) -> tuple[int, float]:
+        """Return the printed share in per cent, and the squared distance of the weights from those of the start."""
+        tuning = {"name": "lora", "rank": 2, "targets": ALL, "dora": dora}
+        lines = train(encoder, tmp_path / f"dora {dora}", tuning=tuning, start=str(tuned))
+        line = next(line for line in lines if "% of what it added" in line)
+        ours, theirs = (ReaderModel.from_pretrained(run) for run in (tmp_path / f"dora {dora}", tuned))
+        weights = [f"{path}.weight" for path in changed_layers(ours.encoder.model)]
+        merge(ours.encoder)
+        mine, others = (dict(model.encoder.model.named_parameters()) for model in (ours, theirs))
+        distance = sum(float((mine[name] - others[name]).detach().square().sum()) for name in weights)
+        return int(line.split(" %")[0].split()[-1]), distance
+
+    (share, distance), (dora_share, dora_distance) = missed(False), missed(True)
+    assert 10 < share <= dora_share < 100
+    assert dora_distance < distance
+    assert dora_distance / distance == pytest.approx((100 - dora_share) / (100 - share), rel=0.05)
 
 
 @pytest.mark.parametrize("before", [{"name": "top_k", "k": 1}, {"name": "lora", "rank": 2, "targets": ["query"]}])
@@ -175,12 +194,12 @@ def test_projections_that_the_start_did_not_change_can_still_learn(
 
 def test_the_nearest_matrix_of_a_rank() -> None:
     """By hand: diag(3, 2, 1) has 9 + 4 of its 14 squares in its first two singular values."""
-    a, b, share = _nearest(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 2)
+    a, b, share = nearest_of_rank(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 2)
     torch.testing.assert_close(b @ a, torch.diag(torch.tensor([3.0, 2.0, 0.0])))
     torch.testing.assert_close(a.square().sum(1), b.square().sum(0))  # split evenly
     assert share == pytest.approx(13 / 14)
     for matrix, rank in ((torch.zeros(3, 4), 0), (torch.ones(4, 3), 1)):
-        a, b, share = _nearest(matrix, 2)
+        a, b, share = nearest_of_rank(matrix, 2)
         torch.testing.assert_close(b @ a, matrix)
         assert (len(a), share) == (rank, pytest.approx(1))
 
@@ -201,6 +220,11 @@ def test_another_tuning_is_refused(encoder: Path, tuned: Path, tmp_path: Path, t
     with pytest.raises(ConfigError, match=expected):
         train(encoder, tmp_path / "out", tuning=tuning, start=str(tuned))
     assert not (tmp_path / "out").exists()
+
+
+def test_pissa_starts_from_the_encoder_only(encoder: Path, tuned: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="init = pissa starts from the encoder's own weights: remove one"):
+        train(encoder, tmp_path / "out", tuning={"name": "lora", "init": "pissa"}, start=str(tuned))
 
 
 def test_lora_cannot_start_from_adapters(encoder: Path, tmp_path: Path) -> None:

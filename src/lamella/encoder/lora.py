@@ -1,4 +1,4 @@
-"""LoRA and IA³: small trained changes of linear layers that can be merged into their weights.
+"""LoRA with its relatives, and IA³: small trained changes of linear layers that can be merged into their weights.
 
 Like an adapter, each is a child of its layer and applied by a hook, so that the pretrained weights keep their names.
 peft has both, and the tests compare with it. Importing it takes several times as long as loading a small encoder, and
@@ -8,33 +8,126 @@ would delay the first answer of every such reader.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 from torch.nn.functional import linear
 from torch.utils.hooks import RemovableHandle
 
+from lamella.encoder.low_rank import nearest_of_rank
+
+_TENSORS_FOLLOW = ContextVar("_TENSORS_FOLLOW", default=False)
+
 
 class Lora(nn.Module):
-    """W x + alpha/rank · B A x. A is initialised like a linear layer and B as 0: the layer starts unchanged."""
+    """W x + scale · B A x, with scale = alpha/rank. A starts like a linear layer and B as 0: W starts unchanged.
+
+    Every relative keeps that start and stores a change of W, never a replacement: the base encoder stays as it is, and
+    rounding to fp16 rounds the change only.
+
+    `rslora`: scale = alpha/√rank. The pace of learning then does not depend on the rank.
+
+    `dora`: (|W| + m) ⊙ V/|V| with V = W + scale · B A and the norms |·| of the rows: a change of direction and one of
+    length. m, one number per output, starts as 0. As in the paper, no gradient goes through |V|.
+
+    `pissa`: W + scale · ((B₀ + B)(A₀ + A) - B₀A₀). scale · B₀A₀ is the part of W with its largest singular values; A
+    and B start as 0. The paper replaces W by W - scale · B₀A₀ and trains B₀ + B and A₀ + A: the same function, with the
+    same gradients. A₀ and B₀ are stored: on another machine, the same W could give others.
+
+    `b_learning_rate_ratio`: the learning rate of B divided by that of A (LoRA+).
+    """
 
     name = "lora"
     hook: RemovableHandle
+    A0: Tensor
+    B0: Tensor
 
-    def __init__(self, layer: nn.Linear, *, rank: int, alpha: float, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        layer: nn.Linear,
+        *,
+        rank: int,
+        alpha: float,
+        dropout: float = 0.0,
+        rslora: bool = False,
+        dora: bool = False,
+        pissa: bool = False,
+        b_learning_rate_ratio: float = 1.0,
+    ) -> None:
         super().__init__()
         self.A = nn.Parameter(torch.empty(rank, layer.in_features))
         self.B = nn.Parameter(torch.zeros(layer.out_features, rank))
-        nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
         self.dropout = nn.Dropout(dropout)
-        self.scale = alpha / rank
+        self.scale = alpha / (math.sqrt(rank) if rslora else rank)
+        self.learning_rate_ratios: Mapping[str, float] = {"B": b_learning_rate_ratio}
+        self.pissa = pissa
+        if pissa:
+            nn.init.zeros_(self.A)
+            self.register_buffer("A0", torch.zeros_like(self.A))
+            self.register_buffer("B0", torch.zeros_like(self.B))
+            if not _TENSORS_FOLLOW.get():
+                self._start_from(layer.weight)
+        else:
+            nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
+        self.m = nn.Parameter(torch.zeros(layer.out_features)) if dora else None
 
-    def forward(self, x: Tensor, output: Tensor) -> Tensor:
-        return output + self.scale * linear(linear(self.dropout(x), self.A), self.B)
+    def forward(self, layer: nn.Linear, x: Tensor, output: Tensor) -> Tensor:
+        A, B = self.factors()
+        change = self.scale * linear(linear(self.dropout(x), A), B)
+        if self.m is None:
+            return output + change
+        factor = self._length_factor(layer.weight)
+        # Written as a change of the output: a factor of exactly 1 changes nothing, in any precision. peft also drops
+        # inputs of W x in its second term, at the cost of a second product with W; only noise in training differs.
+        plain = output if layer.bias is None else output - layer.bias
+        return (output + (factor - 1) * plain + factor * change).to(output.dtype)
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Return A [R, I] and B [O, R] whose product is the change of W before scaling; R is 2 · rank for PiSSA."""
+        if not self.pissa:
+            return self.A, self.B
+        # (B₀ + B)(A₀ + A) - B₀A₀ without the difference of two large products
+        return torch.cat([self.A, self.A0 + self.A]), torch.cat([self.B0, self.B], dim=1)
+
+    def changed(self, weight: Tensor) -> Tensor:
+        """Return what a weight [O, I] becomes."""
+        changed = weight + self._change()
+        return changed if self.m is None else self._length_factor(weight)[:, None] * changed
 
     def merge_into(self, layer: nn.Linear) -> None:
-        layer.weight.add_(self.scale * self.B @ self.A)
+        layer.weight.copy_(self.changed(layer.weight))
+
+    def _change(self) -> Tensor:
+        A, B = self.factors()
+        return self.scale * B @ A
+
+    def _length_factor(self, weight: Tensor) -> Tensor:
+        """Return the factor of each output in DoRA: its new length divided by the length of its row in V."""
+        assert self.m is not None
+        with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
+            length, unscaled = vector_norm(weight, dim=1), vector_norm(weight + self._change(), dim=1)
+        factor: Tensor = (length + self.m) / unscaled
+        return factor  # [O]
+
+    @torch.no_grad()
+    def _start_from(self, weight: Tensor) -> None:
+        a, b, _ = nearest_of_rank(weight / self.scale, len(self.A))
+        self.A0[: len(a)], self.B0[:, : len(a)] = a, b
+
+
+@contextmanager
+def tensors_follow() -> Iterator[None]:
+    """Build LoRA without the decomposition that PiSSA starts from: the tensors of a saved model are set next."""
+    token = _TENSORS_FOLLOW.set(True)
+    try:
+        yield
+    finally:
+        _TENSORS_FOLLOW.reset(token)
 
 
 class Ia3(nn.Module):
@@ -48,7 +141,7 @@ class Ia3(nn.Module):
         self.inputs = inputs
         self.factor = nn.Parameter(torch.ones(layer.in_features if inputs else layer.out_features))
 
-    def forward(self, x: Tensor, output: Tensor) -> Tensor:
+    def forward(self, layer: nn.Linear, x: Tensor, output: Tensor) -> Tensor:
         return (output * self.factor).to(output.dtype)  # keeps half precision
 
     def merge_into(self, layer: nn.Linear) -> None:
@@ -92,7 +185,7 @@ def merge_change(layer: nn.Linear) -> None:
 
 def _change_output(layer: nn.Module, arguments: Any, output: Tensor) -> Tensor:
     """Apply LoRA or IA³ (a forward hook). It is looked up, so that a copy of the encoder uses its own."""
-    changed: Tensor = change_of(layer)(arguments[0], output)
+    changed: Tensor = change_of(layer)(layer, arguments[0], output)
     return changed
 
 

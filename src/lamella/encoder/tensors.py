@@ -13,7 +13,10 @@ from lamella.errors import ModelError, one_line
 
 
 def trained_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return what training changes: the trained parameters, and normalisation statistics (no encoder has any)."""
+    """Return what a model stores: the trained parameters, and buffers.
+
+    In a head, buffers are normalisation statistics; in an encoder, what trained parameters are relative to (PiSSA).
+    """
     return {
         name: tensor
         for name, tensor in module.state_dict(keep_vars=True).items()

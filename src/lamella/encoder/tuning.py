@@ -13,7 +13,7 @@ from lamella.encoder.adapters import Adapter, insert_adapter
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.lora import Ia3, Lora, changed_layers, insert_change, merge_change
 from lamella.errors import ConfigError
-from lamella.registry import register
+from lamella.registry import ADDED_LATER, register
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -104,18 +104,40 @@ def lora(
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
     targets: Projections = ("query", "value"),
     also: Sequence[Small] = (),
+    rslora: Annotated[bool, ADDED_LATER] = False,
+    dora: Annotated[bool, ADDED_LATER] = False,
+    init: Annotated[Literal["zero", "pissa"], ADDED_LATER] = "zero",
+    b_learning_rate_ratio: Annotated[float, Field(gt=0), ADDED_LATER] = 1.0,
 ) -> None:
     """Train LoRA, W + alpha/rank · B · A, on the chosen projections; starts exactly unchanged.
 
     `also` trains every LayerNorm, every bias, or the token type embeddings, as well. LoRA or IA³ of an earlier run is
     first merged into the weights.
+
+    `rslora` divides alpha by √rank instead of rank (rsLoRA). `dora` adds a change of length for each output (DoRA).
+    `init = "pissa"` trains the part of the weights with the largest singular values instead of a part that starts as
+    zero (PiSSA). `b_learning_rate_ratio` multiplies the learning rate of B (LoRA+).
     """
     _check_present(encoder, also)
     merge(encoder)
     layers = _projections(encoder, targets)
+    if init == "pissa" and rank > (largest := min(min(layer.weight.shape) for layer, _ in layers)):
+        raise ConfigError(
+            "encoder.tuning.rank", [f"expected at most {largest}, the rank of these weights, for pissa; got {rank}."]
+        )
     encoder.requires_grad_(False)
     for layer, _ in layers:
-        insert_change(layer, Lora(layer, rank=rank, alpha=alpha, dropout=dropout))
+        change = Lora(
+            layer,
+            rank=rank,
+            alpha=alpha,
+            dropout=dropout,
+            rslora=rslora,
+            dora=dora,
+            pissa=init == "pissa",
+            b_learning_rate_ratio=b_learning_rate_ratio,
+        )
+        insert_change(layer, change)
     _train_small(encoder, also)
 
 

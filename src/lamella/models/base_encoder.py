@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from lamella.encoder.lora import tensors_follow
 from lamella.encoder.pretrained import LoadedEncoder, load_pretrained, load_tokenizer
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_WEIGHTS, Source, find_encoder, is_saved_model, verified_hash
 from lamella.encoder.tensors import hash_parameters, put_tensors, read_tensors
@@ -89,7 +90,7 @@ def _load_tuned(
     saved = read_saved(source.folder)
     had_pooler = saved.config.learner.reads_pooled
     loaded = load_base(source.folder, saved, dropout=dropout, pooler=pooler or had_pooler, loading=loading)
-    with reported_as_damage(source.folder):
+    with reported_as_damage(source.folder), tensors_follow():
         tune_in_turn(loaded.encoder, saved.tunings)
     if pooler and not had_pooler:
         loaded.encoder.model.pooler.requires_grad_(False)  # the saved model had no pooler to tune

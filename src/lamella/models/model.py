@@ -20,6 +20,7 @@ from lamella.data.windows.batches import Batch
 from lamella.data.windows.padding import Padded, check_window_length
 from lamella.encoder.device import autocast
 from lamella.encoder.encoder import Encoder, HiddenStates
+from lamella.encoder.lora import tensors_follow
 from lamella.encoder.pretrained import LoadedEncoder
 from lamella.encoder.sources import MODEL_WEIGHTS, is_saved_model, model_folder
 from lamella.encoder.tensors import put_tensors, read_tensors, round_to_half, trained_tensors
@@ -103,7 +104,7 @@ class ReaderModel(nn.Module):
         saved = read_saved(folder)
         check_weights(folder, saved)
         base = load_base(folder, saved, pooler=saved.config.learner.reads_pooled)
-        with reported_as_damage(folder):
+        with reported_as_damage(folder), tensors_follow():
             model = cls(base, saved.config, tuned_before=saved.tuned_before)
         model.facts = saved.facts
         put_tensors(model, read_tensors(folder / MODEL_WEIGHTS), str(folder / MODEL_WEIGHTS))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lamella import registry
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.sources import MODEL_WEIGHTS
+from lamella.encoder.tensors import trained_tensors
 from lamella.errors import ConfigError
 from lamella.heads.losses import CrossEntropy
 from lamella.models.base_encoder import load_encoder
@@ -91,7 +92,10 @@ def check_declares_whether_it_trains(case: TuningCase) -> None:
 
 
 def check_saves_exactly_its_parameters(case: TuningCase) -> None:
-    """Check that the saved file holds exactly the trained tensors, and that the loaded reader equals the saved one."""
+    """Check that the saved file holds exactly the trained tensors, and that the loaded reader equals the saved one.
+
+    Buffers are saved too: a tuning may add some, such as what its parameters are relative to.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         base = save_tiny_encoder(Path(temporary) / "encoder", case.family)
         model = ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": case.spec}))
@@ -100,7 +104,7 @@ def check_saves_exactly_its_parameters(case: TuningCase) -> None:
         model.save(folder)
         saved = load_file(folder / MODEL_WEIGHTS)
         loaded = ReaderModel.load(folder).state_dict()
-    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    trained = trained_tensors(model)
     wrong = set(saved) ^ set(trained)
     assert not wrong, f"{case}: the saved file lacks trained tensors or holds others: {_listing(wrong)}"
     changed = {name for name, value in trained.items() if not torch.equal(saved[name], value)}

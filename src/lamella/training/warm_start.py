@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
+from torch.nn.functional import normalize
 
 from lamella import registry
 from lamella.config import RunConfig
 from lamella.encoder.adapters import Adapter
 from lamella.encoder.lora import Lora, change_of, changed_layers
+from lamella.encoder.low_rank import nearest_of_rank
 from lamella.encoder.sources import find_encoder, is_saved_model
 from lamella.encoder.tensors import trained_tensors
 from lamella.encoder.tuning import Projection, Small, group_parameters, merge
@@ -26,7 +28,6 @@ from lamella.models.names import short_model_name
 from lamella.models.saved import read_saved, weights_sha256
 
 WHERE = "learner.start"
-ROUNDING = 1e-8  # squared singular values below this share of the largest come from rounding when weights were merged
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,15 @@ def _approximate(model: ReaderModel, saved: ReaderModel, name: str) -> tuple[str
 
     Return what was copied, and a warning if the saved model had changed more than this LoRA can hold.
     """
+    if model.tuning.get("init") == "pissa":
+        raise ConfigError(
+            WHERE,
+            [
+                f"{name}: expected a model with this run's encoder.tuning, {_describe_tuning(model)}, got "
+                f"{_describe_tuning(saved)}; lora with init = pissa starts from the encoder's own weights: remove one "
+                "of the two."
+            ],
+        )
     if any(isinstance(module, Adapter) for module in saved.encoder.modules()):
         raise ConfigError(WHERE, [f"{name}: expected a model without adapters, as LoRA cannot approximate these."])
     merge(saved.encoder)
@@ -115,18 +125,32 @@ def _approximate(model: ReaderModel, saved: ReaderModel, name: str) -> tuple[str
     for path, layer in changed_layers(model.encoder.model).items():
         projections.append(f"{path}.weight")
         lora = cast(Lora, change_of(layer))
-        difference = parameters[f"{path}.weight"].detach() - layer.weight.detach().cpu()  # [O, I]
-        a, b, share = _nearest(difference, len(lora.A))
-        scale, rank = lora.scale**-0.5, len(a)  # beyond that rank A keeps its random values, and B is 0
-        _copy({"a": a * scale, "b": b * scale}, {"a": lora.A[:rank], "b": lora.B[:, :rank]})
-        energy = float(difference.square().sum())
-        kept, added = kept + share * energy, added + energy
+        goal, weight = parameters[f"{path}.weight"].detach(), layer.weight.detach().cpu()  # [O, I]
+        energy = float((goal - weight).square().sum())
+        kept, added = kept + _set_nearest(lora, goal, weight) * energy, added + energy
     also_trained = {name: value for name, value in trained_tensors(model.encoder.model).items() if name in parameters}
     _copy(parameters, also_trained)
     groups = group_parameters(saved.encoder)
     targets = dict.fromkeys(groups[path] for path in projections)
     copied = f"{100 * kept / added if added else 100:.0f} % of what it added to {', '.join(targets)}"
     return copied, _describe_dropped(model, saved, groups, {*projections, *also_trained}, name)
+
+
+def _set_nearest(lora: Lora, goal: Tensor, weight: Tensor) -> float:
+    """Set LoRA so that it changes a weight into the nearest approximation of another; return the share that it keeps.
+
+    DoRA also fits the length of each output: that of the goal in the direction that B A gives.
+    """
+    a, b, share = nearest_of_rank(goal - weight, len(lora.A))
+    scale, rank = lora.scale**-0.5, len(a)  # beyond that rank A keeps its random values, and B is 0
+    _copy({"a": a * scale, "b": b * scale}, {"a": lora.A[:rank], "b": lora.B[:, :rank]})
+    if lora.m is None:
+        return share
+    direction = normalize(weight + b @ a, dim=1)
+    length = (goal * direction).sum(1)
+    _copy({"m": length - vector_norm(weight, dim=1)}, {"m": lora.m})
+    missed = float((goal - length[:, None] * direction).square().sum())
+    return 1 - missed / max(float((goal - weight).square().sum()), missed, 1e-30)
 
 
 def _describe_dropped(
@@ -150,40 +174,6 @@ def _describe_dropped(
     advice = [f"to keep them, set {' and '.join(options)}"] if options else []
     advice += [f"lora cannot keep {', '.join(lost)}"] if lost else []
     return f"warning: {name} also changed {', '.join(changed)}; these changes are dropped; {'; '.join(advice)}"
-
-
-def _nearest(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """Return A [R, I] and B [O, R] whose product B A is nearest to a matrix [O, I], and its share of the squares.
-
-    R is less than `rank` if the matrix has a lower rank: a pair of zeros would never learn anything. With the matrix
-    as U S Vᵀ, its first singular values are split evenly between the factors, so that both learn at the same pace.
-    They are computed from the eigenvectors of the matrix times its transpose, along its shorter side: several times as
-    fast, and double precision makes up for the precision that squaring loses.
-    """
-    if matrix.shape[0] > matrix.shape[1]:
-        a, b, share = _nearest(matrix.T, rank)
-        return b.T, a.T, share
-    double = matrix.double()
-    with one_thread():
-        squares, u = torch.linalg.eigh(double @ double.T)  # in ascending order
-    squares, u = squares.flip(0), u.flip(1)
-    rank = min(rank, int((squares > ROUNDING * squares[0].clamp(min=0)).sum()))
-    squares, u = squares[:rank], u[:, :rank]
-    root = squares**0.25
-    a, b = (u.T @ double) / root[:, None], u * root
-    total = float(double.square().sum())
-    return a.to(matrix.dtype), b.to(matrix.dtype), float(squares.sum()) / total if total else 1.0
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one thread inside the block: LAPACK's threads wait long for one another if other processes use the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @torch.no_grad()

@@ -73,8 +73,11 @@ class Learner:
 
     @property
     def running_statistics(self) -> list[Tensor]:
-        """The running means of normalisations: they follow the batches that a process has seen, not its gradients."""
-        tensors = trained_tensors(self.model).values()
+        """The running means of normalisations: they follow the batches that a process has seen, not its gradients.
+
+        No encoder has any.
+        """
+        tensors = trained_tensors(self.model.head).values()
         return [tensor for tensor in tensors if not isinstance(tensor, nn.Parameter) and tensor.is_floating_point()]
 
     def takes(self, step: Step) -> bool:
@@ -259,10 +262,21 @@ def layers_read_by(learners: Sequence[Learner]) -> list[int]:
 
 
 def parameter_groups(module: nn.Module, learning_rate: float, weight_decay: float) -> list[dict[str, Any]]:
-    """Split the trained parameters in two groups: matrices are decayed; biases, LayerNorms and scalars are not."""
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups = [
-        ([parameter for parameter in trained if parameter.ndim >= 2], weight_decay),
-        ([parameter for parameter in trained if parameter.ndim < 2], 0.0),
+    """Group the trained parameters: matrices are decayed; biases, LayerNorms and scalars are not.
+
+    A module can declare `learning_rate_ratios`: its own parameters, by name, whose learning rate is another (LoRA+).
+    """
+    ratios = {
+        child.get_parameter(name): ratio
+        for child in module.modules()
+        for name, ratio in getattr(child, "learning_rate_ratios", {}).items()
+    }
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            groups.setdefault((ratios.get(parameter, 1.0), parameter.ndim < 2), []).append(parameter)
+    # The usual rate comes first: its first group is the one whose learning rate is recorded.
+    return [
+        {"params": members, "lr": ratio * learning_rate, "weight_decay": 0.0 if vectors else weight_decay}
+        for (ratio, vectors), members in sorted(groups.items(), key=lambda item: (item[0][0] != 1, item[0]))
     ]
-    return [{"params": members, "lr": learning_rate, "weight_decay": decay} for members, decay in groups if members]
