@@ -16,8 +16,10 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     SerializerFunctionWrapHandler,
+    Tag,
     model_serializer,
     model_validator,
 )
@@ -90,10 +92,40 @@ class Section(BaseModel):
     model_config = ConfigDict(**registry.STRICT, frozen=True, serialize_by_alias=True)
 
 
+class TrainFile(Section):
+    """A training file, and how often an epoch takes its questions.
+
+    With a weight or a share of negatives, a question about several contexts is taken with one of them at a time.
+    """
+
+    file: str = Field(min_length=1, description="the data file")
+    weight: float = Field(default=1.0, gt=0, le=100, description="how often an epoch takes each question, on average")
+    negatives: Share = Field(
+        default=0.0,
+        description="share of the answerable questions that get another context of the file, which resembles theirs "
+        "and does not contain the answer; drawn again every epoch",
+    )
+
+    @property
+    def plain(self) -> bool:
+        """Whether every epoch takes the examples as they are."""
+        return self.weight == 1 and not self.negatives
+
+
+NameOrTrainFile = Annotated[
+    Annotated[str, Tag("name")] | Annotated[TrainFile, Tag("table")],
+    Discriminator(lambda entry: "table" if isinstance(entry, Mapping | TrainFile) else "name"),
+]
+
+
 class DataOptions(Section):
     """The data files, and how to treat the questions in them."""
 
-    train: Paths = Field(default=[], description="training files; `demo:train` is bundled")
+    train: Annotated[list[NameOrTrainFile], BeforeValidator(_list)] = Field(
+        default=[],
+        description="training files; `demo:train` is bundled; a table gives a file a weight and a share of negatives: "
+        '`{ file = "reviews.json", weight = 2, negatives = 0.5 }`',
+    )
     dev: Paths = Field(default=[], description="files to evaluate on; `demo:dev` is bundled; empty: no evaluation")
     threshold: Paths = Field(
         default=[],
@@ -116,6 +148,14 @@ class DataOptions(Section):
     workers: int = Field(
         default=1, ge=0, description="processes that augment the next epoch in advance; 0: augment between epochs"
     )
+
+    @property
+    def train_files(self) -> list[TrainFile]:
+        return [TrainFile(file=entry) if isinstance(entry, str) else entry for entry in self.train]
+
+    def files(self, split: str) -> list[str]:
+        """Return the names of the files of a split."""
+        return [entry if isinstance(entry, str) else entry.file for entry in getattr(self, split)]
 
 
 class WindowOptions(Section):

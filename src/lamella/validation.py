@@ -134,7 +134,7 @@ def _rule_problems(config: RunConfig) -> list[str]:
         f"data.threshold: {name} is also in data.{split}; {reason}"
         for split, reason in THRESHOLD_OVERLAP.items()
         for name in config.data.threshold
-        if any(same_file(name, other) for other in getattr(config.data, split))
+        if any(same_file(name, other) for other in config.data.files(split))
     ]
     if config.training.max_steps is None and config.training.epochs == 0:
         problems.append("training.epochs: is 0; to save an untrained model, set training.max_steps = 0 too.")

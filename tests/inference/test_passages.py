@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 import random
-from collections import Counter
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +16,7 @@ from lamella import LamellaWarning, Reader
 from lamella.data.file_formats.formats import read
 from lamella.errors import UsageError
 from lamella.inference import reader as reader_module
-from lamella.inference.passages import LONGEST_PASSAGE, MOST_OVERLAP, PASSAGE, PassageIndex, cut, terms
+from lamella.inference.passages import LONGEST_PASSAGE, MOST_OVERLAP, PASSAGE, PassageIndex, cut
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -68,32 +65,6 @@ class TestCut:
             assert end - begin <= LONGEST_PASSAGE
             covered = end
         assert covered == len(text)
-
-
-def test_terms_are_stems_numbers_and_pairs_of_letters() -> None:
-    assert list(terms("Discovering, DISCOVERED: 1655123 – Zoë's")) == ["discov", "discov", "1655123", "zoë", "s"]
-    assert list(terms("타이탄 土星")) == ["타이", "이탄", "土星"]
-    assert list(terms("토 ...")) == ["토"]
-
-
-def test_scores_are_those_of_bm25() -> None:
-    texts = [" ".join(sentences(count, seed)) for seed, count in enumerate((3, 9, 1, 14))]
-    index = PassageIndex(texts)
-    assert len(index.passages) == len(texts)
-    question = "Which mill, old mill or tower?"
-    counts = [Counter(terms(text)) for text in texts]
-    mean = sum(count.total() for count in counts) / len(counts)
-    expected = []
-    for count in counts:
-        score = 0.0
-        for term in set(terms(question)):
-            found = sum(term in other for other in counts)
-            idf = math.log(1 + (len(counts) - found + 0.5) / (found + 0.5))
-            score += idf * count[term] * 2.2 / (count[term] + 1.2 * (0.25 + 0.75 * count.total() / mean))
-        expected.append(score)
-    assert index.scores(question) == pytest.approx(expected)
-    assert PassageIndex([]).scores("q").shape == (0,)
-    assert not np.any(index.scores("Zanzibar?"))
 
 
 def test_passages_that_touch_are_joined() -> None:

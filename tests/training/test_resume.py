@@ -149,6 +149,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, evaluation: int) -> None:
         {"learner": {"distil": {"name": "sdv", "k": 2, "every": 2}}, "encoder": {"tuning": "frozen"}},
         {"learner": {"mixer": [{"name": "xception", "widths": [4, 8, 8, 8]}]}, "encoder": {"tuning": "frozen"}},
         {"training": {"accumulate": 3, "evaluate_every": "2 steps"}},
+        {"data": {"train": [{"file": "demo:train", "weight": 0.9, "negatives": 0.5}]}},
         {"training": {"patience": 9, "epochs": 20, "evaluate_every": "2 steps"}},
         {"grid": {"learner": {"mixer": ["dot", "conv_1xn"], "fraction": [0.3, 1.0]}}, "encoder": {"tuning": "frozen"}},
         {"grid": {"learner": {"seed": [0, 1, 2]}}},

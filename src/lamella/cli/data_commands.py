@@ -5,17 +5,27 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lamella.cli.app import AsJson, Encoding, OnBadAnswer, OverwriteFile, app
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lamella.config import RunConfig
+    from lamella.data.file_formats.formats import DataFile
+
 
 @app.command()
 def check(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE", help="Data files; demo:train and demo:dev are bundled.")
+        list[str],
+        typer.Argument(
+            metavar="FILE",
+            help="Data files; demo:train and demo:dev are bundled. A run file (.toml) stands for its data files.",
+        ),
     ],
     fix_to: Annotated[
         Path | None,
@@ -38,6 +48,8 @@ def check(
 ) -> None:
     """Find problems in data files; --fix-to writes fixed copies.
 
+    For a run file with weights or negatives in data.train, also show what an epoch takes of each training file.
+
     Exit code: 0 if the files are clean, 1 if there are problems, 2 if a file cannot be read.
     """
     from lamella.data.doctor.checks import check as check_files
@@ -48,6 +60,9 @@ def check(
 
     if fix:  # it used to take the next word as its output, which could be a data file
         raise UsageError("check --fix: expected --fix-to OUT, the file to write the fixed copy to.")
+    configs = [config for name in files if name.endswith(".toml") for config in _configs(name)]
+    named = [name for config in configs for split in ("train", "dev", "threshold") for name in config.data.files(split)]
+    files = list(dict.fromkeys([*(name for name in files if not name.endswith(".toml")), *named]))
     targets = _fix_targets(fix_to, files, overwrite)
     read_files, unreadable = [], []
     for name in files:
@@ -56,8 +71,10 @@ def check(
         except UnreadableError as error:
             unreadable.append(str(error))
     report = check_files(read_files, tokenizer=_counting_tokenizer(encoder))
+    mixtures = [] if unreadable else [share for config in configs for share in _mixture(config, read_files)]
     if as_json:
-        typer.echo(json.dumps({**report.to_json(), "unreadable": unreadable}, ensure_ascii=False, indent=2))
+        table = {**report.to_json(), "unreadable": unreadable, "mixture": mixtures}
+        typer.echo(json.dumps(table, ensure_ascii=False, indent=2))
     else:
         for problem in report.problems:
             typer.echo(str(problem))
@@ -66,6 +83,11 @@ def check(
                 f"{statistics.file}: {statistics.format}, {counted(statistics.articles, 'article')}, "
                 f"{counted(statistics.contexts, 'context')}, {counted(statistics.questions, 'question')} "
                 f"({statistics.unanswerable} unanswerable)"
+            )
+        for share in mixtures:
+            typer.echo(
+                f"{share['file']}: weight {share['weight']:g}, negatives {share['negatives']:g}: an epoch takes "
+                f"{share['taken']:,} questions ({share['percent']:.1f} %), {share['unanswerable']:,} without an answer"
             )
         kinds = Counter(f"{problem.severity} {problem.kind}" for problem in report.problems)
         if kinds or not unreadable:
@@ -95,11 +117,26 @@ def convert(
         str | None,
         typer.Option("--to", metavar="FORMAT", help="The format to write (see `lamella parts writer`)."),
     ] = None,
+    negatives: Annotated[
+        float | None,
+        typer.Option(
+            "--negatives",
+            metavar="SHARE",
+            min=0,
+            max=1,
+            help="Give this share of the answerable questions another context of the file, which resembles theirs and "
+            "does not contain the answer.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="With --negatives: chooses the questions.")] = 0,
     on_bad_answer: OnBadAnswer = "refuse",
     encoding: Encoding = None,
     overwrite: OverwriteFile = False,
 ) -> None:
-    """Convert a data file to another format."""
+    """Convert a data file to another format.
+
+    With --negatives, every question has one context, and the ids of the changed questions end in "-negative".
+    """
     from lamella.data.dataset import load_examples
     from lamella.data.file_formats.writers import write
     from lamella.errors import counted
@@ -107,9 +144,17 @@ def convert(
 
     check_output_file(target, inputs=[source], overwrite=overwrite)
     dataset = load_examples([source], on_bad_answer=on_bad_answer or "refuse", encoding=encoding)
-    write(dataset.examples, target, format=to)
-    questions = counted(len(dataset.examples), "question")
-    typer.echo(f"{target}: {questions} ({dataset.fixed} fixed, {dataset.skipped} skipped)")
+    examples, note = dataset.examples, ""
+    if negatives is not None:
+        from lamella.data.negatives import with_negatives
+
+        mixed = with_negatives(examples, negatives, seed=seed)
+        examples, note = mixed.examples, f", {counted(mixed.made, 'negative')}"
+        if mixed.impossible:
+            note += f"; {counted(mixed.impossible, 'question')} unchanged, as all other contexts contain the answer"
+    write(examples, target, format=to)
+    questions = counted(len(examples), "question")
+    typer.echo(f"{target}: {questions} ({dataset.fixed} fixed, {dataset.skipped} skipped){note}")
 
 
 @app.command()
@@ -131,6 +176,35 @@ def parts(
             for option in part["options"]:
                 value = "required" if option["required"] else f"= {option['default']}"
                 typer.echo(f"  {'':<22}   {option['name']}: {option['type']} {value}")
+
+
+def _configs(path: str) -> list[RunConfig]:
+    """Return the configurations of a run file that differ in their data."""
+    from lamella.plan import load_plan
+
+    configs = load_plan(Path(path)).runs.values()
+    return list({config.data.model_dump_json(): config for config in configs}.values())
+
+
+def _mixture(config: RunConfig, files: Sequence[DataFile]) -> list[dict[str, Any]]:
+    """Return what an epoch takes of each training file; nothing if it takes everything once."""
+    from lamella.data.mixture import mix
+
+    examples = {file.path: file.examples for file in files}
+    one_epoch = config.training.model_copy(update={"epochs": 1, "max_steps": None})
+    mixture = mix([(file, examples[file.file]) for file in config.data.train_files], one_epoch)
+    shares = mixture.shares if mixture is not None else ()
+    total = max(1, sum(share.examples for share in shares))
+    return [
+        share.file.model_dump()
+        | {
+            "questions": share.questions,
+            "taken": share.examples,
+            "percent": 100 * share.examples / total,
+            "unanswerable": share.unanswerable,
+        }
+        for share in shares
+    ]
 
 
 def _counting_tokenizer(encoder: str | None) -> Any:

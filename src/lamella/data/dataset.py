@@ -29,6 +29,12 @@ class Dataset:
     fixed: int
     skipped: int
     warnings: int = 0
+    sizes: tuple[int, ...] = ()  # how many of the examples each file gave
+
+    def by_file(self) -> list[tuple[Example, ...]]:
+        """Return the examples of each file; those that were cut off at the end are absent."""
+        ends = itertools.accumulate(self.sizes)
+        return [self.examples[end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
 
 
 def load_examples(
@@ -71,11 +77,13 @@ def _check(files: tuple[DataFile, ...], on_bad_answer: str, labelled: bool) -> D
         raise DataError(f"{unlabelled[0]}. Training and scoring need answers, or is_impossible = true for no answer.")
     unread = sum(file.unread for file in files)
     if on_bad_answer == "ignore":
-        return Dataset(tuple(itertools.chain(*(file.examples for file in files))), files, 0, unread)
+        everything = tuple(itertools.chain(*(file.examples for file in files)))
+        return Dataset(everything, files, 0, unread, sizes=tuple(len(file.examples) for file in files))
     report = check(files)
     if report.errors and on_bad_answer == "refuse":
         raise DataError(_refusal(report.errors))
     examples: list[Example] = []
+    sizes: list[int] = []
     fixed = skipped = 0
     for file in files:
         if on_bad_answer == "fix":
@@ -84,12 +92,13 @@ def _check(files: tuple[DataFile, ...], on_bad_answer: str, labelled: bool) -> D
         else:
             usable = skip_faulty(file, report.errors)
         examples += usable
+        sizes.append(len(usable))
         skipped += len(file.examples) - len(usable)
     if not examples:
         names = [file.path for file in files]
         advice = f"; {_list_command(names)}" if _list_command(names) else ""
         raise DataError(f"{', '.join(names)}: no usable question is left{advice}.")
-    return Dataset(tuple(examples), files, fixed, skipped + unread, len(report.warnings))
+    return Dataset(tuple(examples), files, fixed, skipped + unread, len(report.warnings), tuple(sizes))
 
 
 def _refusal(errors: Sequence[Problem]) -> str:

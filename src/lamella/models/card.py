@@ -13,7 +13,7 @@ from typing import Any
 from lamella import registry
 from lamella.encoder.sources import hub_id
 from lamella.errors import counted
-from lamella.models.facts import Facts
+from lamella.models.facts import Facts, FileShareFacts
 from lamella.models.names import short_model_name
 from lamella.models.saved import SavedModel
 from lamella.runs import MODEL, MODELS
@@ -132,7 +132,26 @@ def _data(facts: Facts) -> str:
     if not rows:
         return "Not recorded."
     share = ["", f"Trained on {100 * facts.fraction:g} % of the train questions."] if facts.fraction < 1 else []
-    return "\n".join(["| split | files | questions | unanswerable |", "|---|---|---:|---:|", *rows, *share])
+    table = ["| split | files | questions | unanswerable |", "|---|---|---:|---:|", *rows, *share]
+    return "\n".join([*table, *_mixture(facts.mixture)])
+
+
+def _mixture(shares: Sequence[FileShareFacts]) -> list[str]:
+    """Describe what an epoch took of each training file."""
+    if not shares:
+        return []
+    taken = sum(share.taken for share in shares)
+    rows = [
+        f"| `{share.file}` | {share.questions:,} | {share.weight:g} | {share.negatives:g} | {share.taken:,} "
+        f"({100 * share.taken / max(1, taken):.1f} %) | {share.unanswerable:,} |"
+        for share in shares
+    ]
+    head = "| train file | questions | weight | negatives | taken per epoch | of these unanswerable |"
+    note = (
+        "Negatives are questions with a context of the same file that resembles theirs and does not contain the "
+        "answer, drawn again every epoch."
+    )
+    return ["", head, "|---|---:|---:|---:|---:|---:|", *rows, "", note]
 
 
 def _results(saved: SavedModel) -> str:

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 
 from lamella.config import Section
 from lamella.data.examples import Example
+from lamella.data.mixture import Mixture
 from lamella.errors import ModelError
 from lamella.option_errors import explain
 
@@ -23,6 +24,17 @@ class DataFacts(Section):
     files: list[str]  # names without folders
     questions: int
     unanswerable: int
+
+
+class FileShareFacts(Section):
+    """The part of a training file in the mixture of an epoch."""
+
+    file: str  # name without folder
+    questions: int
+    weight: float
+    negatives: float
+    taken: int  # examples in the first epoch
+    unanswerable: int  # of these
 
 
 class TeacherFacts(Section):
@@ -45,6 +57,7 @@ class Facts(Section):
 
     train: DataFacts | None = None
     dev: DataFacts | None = None
+    mixture: list[FileShareFacts] = Field(default=[])  # empty: every epoch took all of the training data as it is
     fraction: float = 1.0  # share of the training questions that was used
     start: StartFacts | None = None
     teachers: list[TeacherFacts] = Field(default=[])
@@ -56,6 +69,21 @@ def data_facts(files: Iterable[str], examples: Sequence[Example]) -> DataFacts:
     """Count the examples that were read from some files."""
     unanswerable = sum(not example.answerable for example in examples)
     return DataFacts(files=[PurePath(file).name for file in files], questions=len(examples), unanswerable=unanswerable)
+
+
+def mixture_facts(mixture: Mixture | None) -> list[FileShareFacts]:
+    """Describe the mixture of the training files."""
+    return [
+        FileShareFacts(
+            file=PurePath(share.file.file).name,
+            questions=share.questions,
+            weight=share.file.weight,
+            negatives=share.file.negatives,
+            taken=share.examples,
+            unanswerable=share.unanswerable,
+        )
+        for share in (mixture.shares if mixture is not None else ())
+    ]
 
 
 def read_facts(table: Mapping[str, Any], where: str) -> Facts:

@@ -149,7 +149,7 @@ def folder_to_tune(name: str, data: str) -> Path:
         )
     config = folder.parent / CONFIG
     if run_state(folder.parent) is not None and config.is_file():
-        trained_on = load_config(config).data.train
+        trained_on = load_config(config).data.files("train")
         if any(same_file(data, path) for path in trained_on):
             raise UsageError(f"{data}: {folder.parent} was trained on this file; {THRESHOLD_OVERLAP['train']}")
     return folder

@@ -246,7 +246,10 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
     }
     for key in ("data.train", "data.dev", "data.threshold"):
         if flat.get(key):
-            flat[key] = [PurePath(name).name for name in flat[key]]
+            flat[key] = [
+                {**entry, "file": PurePath(entry["file"]).name} if isinstance(entry, Mapping) else PurePath(entry).name
+                for entry in flat[key]
+            ]
     for key in ("encoder.name", "learner.start"):
         if isinstance(flat.get(key), str):
             flat[key] = short_model_name(flat[key])

@@ -48,7 +48,7 @@ def check_data_files(config: RunConfig, splits: Sequence[str]) -> None:
     if not config.data.train:
         raise ConfigError("run file", ["data.train: is required and was not given."])
     for split in splits:
-        for name in getattr(config.data, split):
+        for name in config.data.files(split):
             path = data_path(name)
             if not os.path.exists(path):
                 raise UnreadableError(f"{path}: no such file; data.{split} names it.")

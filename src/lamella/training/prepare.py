@@ -23,7 +23,7 @@ from lamella.encoder.tuning import trainable_line
 from lamella.errors import DataError, counted
 from lamella.inference.one_pass import Encode
 from lamella.models.base_encoder import load_encoder
-from lamella.models.facts import Facts, data_facts
+from lamella.models.facts import Facts, data_facts, mixture_facts
 from lamella.models.model import ReaderModel
 from lamella.models.names import resolve_encoder_from
 from lamella.plan import Pass
@@ -113,7 +113,8 @@ def prepare_pass(
     base = load_encoder(config.encoder.name, dropout=config.encoder.dropout, pooler=pooler)
     models = build_models(configs, base, _describe_data(config, splits, overfit), processes, log)
     windows = cut_windows(splits, config, base.tokenizer, log)
-    steps = Steps(windows.feed, config.training, [config.learner.fraction for config in configs.values()])
+    fractions = [config.learner.fraction for config in configs.values()]
+    steps = Steps(windows.feed, config.training, fractions, splits.mixture)
     learners = make_learners(configs, models, windows, steps, processes)
     hidden_states = choose_hidden_states(config, base, learners, windows, cache)
     starts = {name: built.start for name, built in models.items() if built.start is not None}
@@ -166,10 +167,11 @@ def build_models(
 
 def cut_windows(splits: Splits, config: RunConfig, tokenizer: PreTrainedTokenizerFast, log: Log) -> Windows:
     """Cut the examples of all splits into windows of tokens."""
-    feed = Feed(Recipe(tokenizer, config), splits.train.examples, log=log)
+    feed = Feed(Recipe(tokenizer, config), splits.train_examples, log=log)
     train = feed(0)
     if not len(train):
-        raise DataError(f"{', '.join(config.data.train)}: no window is left to train on; see data.negative_windows.")
+        names = ", ".join(config.data.files("train"))
+        raise DataError(f"{names}: no window is left to train on; see data.negative_windows.")
     if train.lost_answers:
         log(f"{counted(train.lost_answers, 'answer')} without any token, trained as no answer")
     dev = cached_features(splits.dev.examples, tokenizer, config.windows, log=log)
@@ -217,8 +219,9 @@ def choose_hidden_states(
 def _describe_data(config: RunConfig, splits: Splits, overfit: int | None) -> Facts:
     scored = bool(config.data.dev) and overfit is None
     return Facts(
-        train=data_facts(config.data.train, splits.train.examples),
-        dev=data_facts(config.data.dev, splits.dev.examples) if scored else None,
+        train=data_facts(config.data.files("train"), splits.train.examples),
+        dev=data_facts(config.data.files("dev"), splits.dev.examples) if scored else None,
+        mixture=mixture_facts(splits.mixture),
     )
 
 

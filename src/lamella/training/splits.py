@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lamella.config import RunConfig
 from lamella.data.dataset import Dataset, load_examples
+from lamella.data.examples import Example
+from lamella.data.mixture import Mixture, mix
 from lamella.errors import ConfigError, counted
 from lamella.progress import Log
 from lamella.scoring.calibrate import check_tunable
@@ -23,6 +26,12 @@ class Splits:
     train: Dataset
     dev: Dataset
     threshold: Dataset
+    mixture: Mixture | None = None  # None: every epoch takes all training examples
+
+    @property
+    def train_examples(self) -> Sequence[Example]:
+        """Every example that some epoch trains on."""
+        return self.train.examples if self.mixture is None else self.mixture.examples
 
     @property
     def file_records(self) -> list[dict[str, Any]]:
@@ -50,12 +59,15 @@ def read_splits(config: RunConfig, *, overfit: int | None = None, log: Log) -> S
                 overlap = f"{counted(shared, 'context')} in both the threshold and the {name} data"
                 log(f"{overlap}: {THRESHOLD_OVERLAP[name]}")
     _check_metric_on(dev, config)
-    return Splits(train, dev, threshold)
+    mixture = None
+    if overfit is None:
+        mixture = mix(list(zip(data.train_files, train.by_file(), strict=True)), config.training)
+    return Splits(train, dev, threshold, mixture)
 
 
 def read_split(split: str, config: RunConfig, limit: int | None, log: Log) -> Dataset:
     """Read the first examples of one split, and report what was fixed or skipped."""
-    names: list[str] = getattr(config.data, split)
+    names = config.data.files(split)
     if not names:
         return Dataset((), (), fixed=0, skipped=0)
     loaded = load_examples(names, on_bad_answer=config.data.on_bad_answer, labelled=True)

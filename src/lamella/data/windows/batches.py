@@ -126,10 +126,13 @@ class BucketOrder:
         seed: int = 0,
         accumulate: int = 1,
         strata: NDArray[np.integer[Any]] | None = None,  # stratum of each window, from 0; -1 excludes the window
+        counts: NDArray[np.integer[Any]] | None = None,  # how often an epoch takes each window; by default once
     ) -> None:
         self.lengths, self.batch_size, self.seed, self.accumulate = lengths, batch_size, seed, accumulate
         strata = np.zeros(len(lengths), np.int64) if strata is None else strata
         self.members = [np.flatnonzero(strata == number) for number in range(int(strata.max(initial=0)) + 1)]
+        if counts is not None:
+            self.members = [np.repeat(members, counts[members]) for members in self.members]
 
     def groups_in(self, stratum: int) -> int:
         """Return the optimiser steps per epoch of one stratum."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from lamella.config import TrainingOptions
 from lamella.data.examples import Example
+from lamella.data.mixture import Mixture
 from lamella.data.windows.batches import BucketOrder
 from lamella.data.windows.features import Features
 from lamella.data.windows.padding import Indices
@@ -46,17 +47,25 @@ class Step:
 class Steps:
     """The steps of a pass. `feed(epoch)` gives the windows of an epoch; augmentation changes them every epoch.
 
+    With a mixture, the windows are those of all epochs, and the mixture decides how often each epoch takes them.
+
     The first epoch decides how many steps an epoch has. Augmented texts may give a few windows more or fewer: the
     number of steps stays, so that schedules and evaluations stay, and the last epoch ends a little early or late.
     """
 
-    def __init__(self, feed: Callable[[int], Features], options: TrainingOptions, fractions: Sequence[float]) -> None:
-        self.feed, self.options = feed, options
+    def __init__(
+        self,
+        feed: Callable[[int], Features],
+        options: TrainingOptions,
+        fractions: Sequence[float],
+        mixture: Mixture | None = None,
+    ) -> None:
+        self.feed, self.options, self.mixture = feed, options, mixture
         self.cuts = sorted({*options.strata, *fractions})
         first = feed(0)
-        self.ranks = question_ranks(first.examples, options.order_seed)
-        self.windows = len(first)
-        self.first = self._order(first)
+        self.ranks = question_ranks(map(self._question, first.examples), options.order_seed)
+        self.first = self._order(first, 0)
+        self.windows = len(first) if mixture is None else sum(map(len, self.first.members))
         self.per_epoch = len(self.first)
         self.total = total_steps(options, self.per_epoch)
         empty = [fraction for fraction in fractions if not self.count_for(fraction) and self.total]
@@ -81,7 +90,7 @@ class Steps:
     def epochs_done(self, position: Position) -> float:
         """Return how many epochs are done at a position."""
         return position.epoch + (
-            position.place / len(self._order(self.feed(position.epoch))) if position.place else 0.0
+            position.place / len(self._order(self.feed(position.epoch), position.epoch)) if position.place else 0.0
         )
 
     def after(self, position: Position) -> Iterator[Step]:
@@ -89,7 +98,7 @@ class Steps:
         number, epoch, place = position.step, position.epoch, position.place
         while number < self.total:
             features = self.feed(epoch)
-            order = self._order(features)
+            order = self._order(features, epoch)
             for group in order.epoch(epoch, skip=place):
                 if number == self.total:
                     return
@@ -98,15 +107,27 @@ class Steps:
                 yield Step(position, epoch + place / len(order), features, group.stratum, group.batches)
             epoch, place = epoch + 1, 0
 
-    def _order(self, features: Features) -> BucketOrder:
+    def _order(self, features: Features, epoch: int) -> BucketOrder:
         options = self.options
-        rank_of_example = np.array([self.ranks[example.question_id] for example in features.examples])
+        rank_of_example = np.array([self.ranks[self._question(example)] for example in features.examples])
         bounds = [max(1, round(cut * len(self.ranks))) for cut in self.cuts]
         strata = np.searchsorted(bounds, rank_of_example[features.example], side="right")
         strata[strata == len(bounds)] = -1  # questions in no learner's fraction are not part of the pass
+        counts = None
+        if self.mixture is not None:
+            counts = self.mixture.counts_of(features.examples, epoch)[features.example]
         return BucketOrder(
-            features.lengths, options.batch_size, seed=options.order_seed, accumulate=options.accumulate, strata=strata
+            features.lengths,
+            options.batch_size,
+            seed=options.order_seed,
+            accumulate=options.accumulate,
+            strata=strata,
+            counts=counts,
         )
+
+    def _question(self, example: Example) -> str:
+        """Return the id of the question that an example is about: a fraction of the data has whole questions."""
+        return example.question_id if self.mixture is None else self.mixture.questions[example.id]
 
 
 def total_steps(options: TrainingOptions, per_epoch: int) -> int:
@@ -128,8 +149,8 @@ def is_due(step: int, every: float) -> bool:
     return math.floor(step / every + 1e-9) > math.floor((step - 1) / every + 1e-9)
 
 
-def question_ranks(examples: Sequence[Example], seed: int) -> dict[str, int]:
+def question_ranks(ids: Iterable[str], seed: int) -> dict[str, int]:
     """Return the place of every question in one fixed shuffled order; a fraction of the data is a prefix of it."""
-    questions = list(dict.fromkeys(example.question_id for example in examples))
+    questions = list(dict.fromkeys(ids))
     places = np.random.default_rng([seed, len(questions), 2]).permutation(len(questions))
     return {question: int(place) for question, place in zip(questions, places, strict=True)}

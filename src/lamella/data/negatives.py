@@ -1,0 +1,150 @@
+"""Negatives: questions with a context that resembles theirs but does not contain the answer.
+
+Where every question has an answer, nothing shows whether a reader abstains when it should, and a reader learns that
+there is always an answer. A negative takes the context of the same data that shares most words with the question; being
+similar, it cannot be told apart by its topic alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lamella.data.examples import Context, Example
+from lamella.data.word_ranking import WordRanking
+from lamella.progress import progress
+
+NEGATIVE = "-negative"  # ends the id of a negative; a number follows if there are several of one question
+FEW = 64  # the contexts that are sorted first: one of them almost always fits
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with all of its examples: one, or one for each of its contexts."""
+
+    examples: tuple[Example, ...]
+
+    @property
+    def id(self) -> str:
+        return self.examples[0].question_id
+
+    @property
+    def positives(self) -> tuple[Example, ...]:
+        """Its examples whose context contains an answer."""
+        return tuple(example for example in self.examples if example.answerable)
+
+
+@dataclass(frozen=True)
+class MixedExamples:
+    """One example per question, a share of them negatives."""
+
+    examples: tuple[Example, ...]
+    made: int  # negatives
+    impossible: int  # questions that were to become negatives, but every other context contains an answer
+
+
+def group_questions(examples: Sequence[Example]) -> list[Question]:
+    """Collect the examples of each question, in order of first appearance."""
+    questions: dict[str, list[Example]] = {}
+    for example in examples:
+        questions.setdefault(example.question_id, []).append(example)
+    return [Question(tuple(members)) for members in questions.values()]
+
+
+class NegativeContexts:
+    """Finds contexts for negatives among the contexts of a data set."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        contexts = {example.context.text: example.context for example in examples}
+        self._contexts = list(contexts.values())
+        self._folded = [_fold(text) for text in contexts]
+        self._numbers = {text: number for number, text in enumerate(contexts)}
+        self._ranking = WordRanking(contexts)
+
+    def best(self, question: Question, count: int) -> list[Context]:
+        """Return up to `count` contexts without any answer to a question, the most similar first.
+
+        A question about several contexts has its negatives among these; another question finds them everywhere.
+        """
+        answers = {_fold(answer.text) for example in question.examples for answer in example.answers}
+        own = {self._numbers[example.context.text] for example in question.examples}
+        scores = self._ranking.scores(question.examples[0].question)
+        ranked: Iterable[int] = _descending(scores)
+        if len(question.examples) > 1:
+            ranked = sorted(own, key=lambda number: (-scores[number], number))
+            own = set()
+        fitting = (
+            self._contexts[number]
+            for number in ranked
+            if number not in own and not any(answer in self._folded[number] for answer in answers)
+        )
+        return list(itertools.islice(fitting, count))
+
+
+def with_negatives(examples: Sequence[Example], share: float, *, seed: int = 0) -> MixedExamples:
+    """Turn a share of the answerable questions into negatives, and return one example per question.
+
+    A question about several contexts keeps the first that contains an answer, or becomes a negative with the most
+    similar of its others. Unanswerable questions stay as they are.
+
+    >>> from lamella import load_examples
+    >>> rows = [
+    ...     {"id": "t", "question": "Who discovered Titan?", "context": "Huygens found Titan.", "answers": ["Huygens"]},
+    ...     {"id": "r", "question": "Who discovered Rhea?", "context": "Cassini found Rhea.", "answers": ["Cassini"]},
+    ... ]
+    >>> [(example.id, example.context.text) for example in with_negatives(load_examples(rows).examples, 0.5).examples]
+    [('t', 'Huygens found Titan.'), ('r-negative', 'Huygens found Titan.')]
+    """
+    questions = group_questions(examples)
+    answerable = [number for number, question in enumerate(questions) if question.positives]
+    order = np.random.default_rng([seed, len(answerable)]).permutation(answerable)
+    chosen = set(order[: round(share * len(answerable))].tolist())
+    contexts = NegativeContexts(examples)
+    mixed: list[Example] = []
+    made = 0
+    with progress("finding contexts for negatives", len(questions)) as advance:
+        for number, question in enumerate(questions):
+            found = contexts.best(question, 1) if number in chosen or not question.positives else []
+            if number in chosen and found:
+                mixed.append(make_negative(question, found[0]))
+                made += 1
+            elif question.positives or not found:
+                mixed.append(single_context(question))
+            else:
+                mixed.append(
+                    question.examples[0]
+                    if len(question.examples) == 1
+                    else replace(make_negative(question, found[0]), id=question.id)
+                )
+            advance()
+    return MixedExamples(tuple(mixed), made, len(chosen) - made)
+
+
+def make_negative(question: Question, context: Context, number: int = 0) -> Example:
+    """Return the question with a context that does not answer it; `number` tells several of one question apart."""
+    name = f"{question.id}{NEGATIVE}" + (f"-{number + 1}" if number else "")
+    return Example(name, question.examples[0].question, context)
+
+
+def single_context(question: Question) -> Example:
+    """Return the question with a single context: the first that contains an answer, if any does."""
+    example = (question.positives or question.examples)[0]
+    return example if example.group is None else replace(example, id=question.id, group=None)
+
+
+def _descending(scores: NDArray[np.float32]) -> Iterator[int]:
+    """Yield the places of scores from the highest down; the highest are found without sorting all."""
+    first = np.argpartition(-scores, FEW)[:FEW] if len(scores) > FEW else np.arange(len(scores))
+    yield from first[np.lexsort((first, -scores[first]))].tolist()
+    if len(first) < len(scores):
+        rest = np.setdiff1d(np.arange(len(scores)), first)
+        yield from rest[np.lexsort((rest, -scores[rest]))].tolist()
+
+
+def _fold(text: str) -> str:
+    """Return a text without differences of case and white space, to look for answers in it."""
+    return " ".join(text.casefold().split())

@@ -1,0 +1,95 @@
+"""Training on a mixture of files."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles import save_tiny_encoder
+from lamella.config import RunConfig
+from lamella.data.windows.feed import Feed, Recipe
+from lamella.models.base_encoder import load_encoder
+from lamella.plan import make_plan
+from lamella.training.fitting.steps import Position, Steps
+from lamella.training.run import train_plan
+from lamella.training.splits import read_splits
+
+pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_encoder(tmp_path_factory.mktemp("mixed") / "tiny")
+
+
+def table(folder: Path, **sections: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "data": {
+            "train": ["demo:dev", {"file": "demo:train", "weight": 0.5, "negatives": 0.4}],
+            "dev": "demo:dev",
+            "max_eval_samples": 8,
+        },
+        "windows": {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24},
+        "encoder": {"name": str(folder), "tuning": "frozen"},
+        "training": {"epochs": 2, "batch_size": 32, "precision": "fp32"},
+    }
+    return {**given, **{name: {**given.get(name, {}), **options} for name, options in sections.items()}}
+
+
+def steps_of(encoder: Path, **sections: Any) -> tuple[Steps, Any]:
+    config = RunConfig.model_validate(table(encoder, **sections))
+    splits = read_splits(config, log=lambda line: None)
+    feed = Feed(Recipe(load_encoder(str(encoder)).tokenizer, config), splits.train_examples)
+    return Steps(feed, config.training, [config.learner.fraction], splits.mixture), splits.mixture
+
+
+@pytest.mark.parametrize("data", [{}, {"augment": {"name": "eda", "originals": 1}, "workers": 0}])
+def test_every_epoch_takes_what_the_mixture_says(encoder: Path, data: dict[str, Any]) -> None:
+    steps, mixture = steps_of(encoder, data={**table(encoder)["data"], **data})
+    taken: dict[int, list[str]] = {}
+    for step in steps.after(Position()):
+        features = step.features
+        taken.setdefault(step.position.epoch, []).extend(
+            features.examples[features.example[window]].id for windows in step.batches for window in windows
+        )
+    assert len(taken) == 2
+    for epoch, ids in taken.items():
+        windows, counts = Counter(ids), mixture.counts_of(mixture.examples, epoch)
+        taken_ids = {example.id for example, count in zip(mixture.examples, counts, strict=True) if count}
+        assert windows.keys() <= taken_ids
+        if epoch == 0:  # later epochs may end a few steps early or late
+            assert windows.keys() == taken_ids
+    if not data:
+        pool = Counter(features.examples[example].id for example in features.example)
+        counts = zip(mixture.examples, mixture.counts_of(mixture.examples, 0), strict=True)
+        assert Counter(taken[0]) == Counter({example.id: pool[example.id] * int(count) for example, count in counts})
+
+
+def test_a_fraction_has_whole_questions(encoder: Path) -> None:
+    steps, mixture = steps_of(encoder, learner={"fraction": 0.5})
+    used: set[str] = set()
+    for step in steps.after(Position()):
+        if step.stratum <= steps.stratum(0.5):
+            features = step.features
+            used |= {features.examples[features.example[window]].id for windows in step.batches for window in windows}
+    questions = {mixture.questions[id] for id in used}
+    assert len(questions) <= round(0.5 * len(steps.ranks))
+    assert all(steps.ranks[question] < round(0.5 * len(steps.ranks)) for question in questions)
+
+
+def test_the_card_shows_the_mixture(encoder: Path, tmp_path: Path) -> None:
+    train_plan(make_plan(table(encoder, training={"max_steps": 2}), where="test"), tmp_path / "run")
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert "| `demo:dev` | 135 | 1 | 0 | 135 " in card
+    assert re.search(r"\| `demo:train` \| 405 \| 0.5 \| 0.4 \| [12]\d\d \([56]\d.\d %\) \| [1-9]\d+ \|", card)
+
+
+def test_the_sanity_check_takes_the_questions_as_they_are(encoder: Path) -> None:
+    config = RunConfig.model_validate(table(encoder))
+    splits = read_splits(config, overfit=16, log=lambda line: None)
+    assert splits.mixture is None
+    assert len(splits.train_examples) == 16
