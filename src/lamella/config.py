@@ -295,6 +295,14 @@ class LearnerOptions(Section):
         return any(POOLED in cast(Any, registry.part("mixer", name).make).reads(visible) for name in first_stages)
 
 
+class TunedOn(Section):
+    """The questions on which a threshold was tuned, or a calibration fitted."""
+
+    data: str = Field(description="file names, without folders")
+    questions: int = Field(ge=1)
+    sha256: str = Field(description="hash of the sorted question ids")
+
+
 class Calibration(Section):
     """How null odds are turned into the probability of "no answer".
 
@@ -307,6 +315,7 @@ class Calibration(Section):
     bias: float = 0.0
     odds: list[float] = []
     probability: list[Share] = []
+    fitted_on: TunedOn | None = None  # None in files of older versions, where `decoding.tuned_on` covers both
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Calibration:
@@ -315,14 +324,6 @@ class Calibration(Section):
         if self.odds != sorted(set(self.odds)) or self.probability != sorted(self.probability):
             raise ValueError("strictly increasing odds with non-decreasing probabilities")
         return self
-
-
-class TunedOn(Section):
-    """The questions on which a threshold was tuned."""
-
-    data: str = Field(description="file names, without folders")
-    questions: int = Field(ge=1)
-    sha256: str = Field(description="hash of the sorted question ids")
 
 
 class DecodingOptions(Section):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 from doubles import save_tiny_encoder
 from lamella import runs
 from lamella.config import Calibration
+from lamella.data.examples import Answer, Example
 from lamella.data.file_formats.formats import read
 from lamella.data.file_formats.writers import write
+from lamella.encoder.sources import READERS
 from lamella.inference.no_answer import na_probability
 from lamella.inference.predict import predict
 from lamella.inference.reader import Reader
@@ -33,16 +36,36 @@ FP32 = ("--precision", "fp32")
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny encoder, and three splits whose articles differ."""
+    """A tiny encoder, three splits whose articles differ, and a run trained without a threshold.
+
+    The tuning questions have the answers that this run gives, where its null odds are low; so a threshold helps it.
+    """
     folder = tmp_path_factory.mktemp("calibrate")
     examples = read("demo:train").examples
     titles = list(dict.fromkeys(example.context.title for example in examples))
-    tuning = [example for example in examples if example.context.title in titles[-3:]][::4]
-    write(tuning, folder / "tuning.json")
     write([example for example in examples if example.context.title == titles[0]][:20], folder / "train.json")
     write(read("demo:dev").examples[::5], folder / "dev.json")
     save_tiny_encoder(folder / "tiny")
-    return {name.removesuffix(".json"): folder / name for name in os.listdir(folder)}
+    made = {name.removesuffix(".json"): folder / name for name in ("train.json", "dev.json", "tiny")}
+    made["plain"] = train(table(made), tmp_path_factory.mktemp("runs") / "plain")
+    others = [example for example in examples if example.context.title != titles[0]]
+    for name, questions in {"tuning": others[::6], "many": others[:250]}.items():
+        made[name] = folder / f"{name}.json"
+        write(answered_by(ReaderModel.load(made["plain"]), questions), made[name])
+    return made
+
+
+def answered_by(model: ReaderModel, examples: Sequence[Example]) -> list[Example]:
+    """The questions as the reader would answer them with a right threshold: half of them not at all."""
+    predictions = predict(model, examples)
+    middle = np.median([prediction.null_odds for prediction in predictions.values()])
+    best = {id: (found.best_span, found.null_odds > middle) for id, found in predictions.items()}
+    assert all(span.text and model.decoding.null_score_diff_threshold < middle for span, _ in best.values())
+    return [
+        replace(example, answers=() if withheld else (Answer(span.text, span.begin_char),))
+        for example in examples
+        for span, withheld in [best[example.id]]
+    ]
 
 
 def table(files: dict[str, Path], **sections: Any) -> dict[str, Any]:
@@ -61,9 +84,9 @@ def train(given: dict[str, Any], out: Path, **options: Any) -> Path:
     return out
 
 
-@pytest.fixture(scope="module")
-def trained(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(table(files), tmp_path_factory.mktemp("runs") / "plain")
+@pytest.fixture
+def trained(files: dict[str, Path]) -> Path:
+    return files["plain"]
 
 
 @pytest.fixture
@@ -83,11 +106,13 @@ def decoding_of(run: Path) -> Any:
 def test_a_tuned_threshold_is_stored_and_used_everywhere(
     method: str, run: Path, files: dict[str, Path], lamella: Any, tmp_path: Path
 ) -> None:
+    data = files["many" if method == "isotonic" else "tuning"]
     before = {path.name: path.read_bytes() for path in (run / "model").iterdir()}
-    code, out, err = lamella("calibrate", files["tuning"], "-m", run, "--method", method, "--json", *FP32)
+    code, out, err = lamella("calibrate", data, "-m", run, "--method", method, "--json", *FP32)
     assert (code, err) == (0, "")
     report = json.loads(out)
     assert report["stored"] is True
+    assert (report["threshold_choice"], report["calibration_choice"]) == ("tuned", "tuned")
     assert report["f1_in_sample"] >= max(report["f1_at_0"], report["crossfit_f1"])
     after = {path.name: path.read_bytes() for path in (run / "model").iterdir()}
     assert {name for name in after if after[name] != before.get(name)} == {"config.json", "README.md"}
@@ -96,10 +121,10 @@ def test_a_tuned_threshold_is_stored_and_used_everywhere(
     assert decoding["calibration"] == report["calibration"]
     assert decoding["calibration"]["method"] == method
     tuned_on = decoding["tuned_on"]
-    assert (tuned_on["data"], tuned_on["questions"]) == ("tuning.json", len(read(str(files["tuning"])).examples))
+    assert (tuned_on["data"], tuned_on["questions"]) == (data.name, len(read(str(data)).examples))
 
     # Evaluating the same questions gives the reported scores, with a warning.
-    code, out, err = lamella("evaluate", files["tuning"], "-m", run, "-o", tmp_path / "same", "--json", *FP32)
+    code, out, err = lamella("evaluate", data, "-m", run, "-o", tmp_path / "same", "--json", *FP32)
     assert code == 0
     assert "was tuned on these questions" in err
     same = json.loads(out)
@@ -125,6 +150,118 @@ def test_a_tuned_threshold_is_stored_and_used_everywhere(
     calibration = Calibration.model_validate(decoding["calibration"])
     assert asked.na_prob == na_probability(np.array([asked.null_score]), calibration)[0]
     assert asked.to_json()["na_prob"] == asked.na_prob
+
+
+@pytest.fixture
+def two(files: dict[str, Path], tmp_path: Path) -> Path:
+    """An answerable and an unanswerable question."""
+    examples = read(str(files["tuning"])).examples
+    write(
+        [next(example for example in examples if example.answerable is kind) for kind in (True, False)],
+        tmp_path / "two.json",
+    )
+    return tmp_path / "two.json"
+
+
+def test_a_threshold_that_is_not_known_to_be_better_is_not_stored(run: Path, two: Path, lamella: Any) -> None:
+    before = {path.name: path.read_bytes() for path in (run / "model").iterdir()}
+    code, out, err = lamella("calibrate", two, "-m", run, *FP32)
+    assert (code, err) == (0, "")
+    assert out.startswith("threshold 0.0000 kept instead of ")
+    assert "at least 10 questions of each kind are needed" in out
+    assert "few questions (1 answerable, 1 unanswerable)" in out
+    assert "100 of each kind would be enough" in out
+    assert "calibration kept as it was" in out
+    assert "--force" in out
+    assert "unchanged" in out
+    assert {path.name: path.read_bytes() for path in (run / "model").iterdir()} == before
+    report = json.loads(lamella("calibrate", two, "-m", run, "--json", *FP32)[1])
+    assert (report["stored"], report["threshold_choice"], report["calibration_choice"]) == (False, "kept", "kept")
+    assert report["threshold"] == 0 != report["threshold_tuned"]
+    forced = json.loads(lamella("calibrate", two, "-m", run, "--json", "--force", *FP32)[1])
+    assert (forced["stored"], forced["threshold_choice"]) == (True, "forced")
+    assert decoding_of(run)["null_score_diff_threshold"] == forced["threshold"] == report["threshold_tuned"]
+    card = (run / "model" / "README.md").read_text(encoding="utf-8")
+    assert "It was stored, although at least 10 questions" in card
+    code, out, err = lamella("calibrate", two, "-m", run, "--method", "isotonic")
+    assert (code, out) == (1, "")
+    assert "expected at least 100 answerable and 100 unanswerable questions, found 1 and 1" in err
+
+
+def test_training_keeps_a_threshold_that_is_not_known_to_be_better(
+    files: dict[str, Path], two: Path, trained: Path, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    given = table(files, data={"threshold": str(two)}, decoding={"null_score_diff_threshold": 1.5})
+    train_plan(make_plan(given, where="test"), tmp_path / "run", log=lines.append)
+    decoding = decoding_of(tmp_path / "run")
+    assert (decoding["null_score_diff_threshold"], decoding["tuned_on"], decoding["calibration"]) == (1.5, None, None)
+    assert any("threshold 1.5000 kept instead of" in line for line in lines)
+    assert any(line.startswith("few questions") for line in lines)
+    scores, plain = (read_json(folder / "eval_results.json") for folder in (tmp_path / "run", trained))
+    assert "threshold_tuned_on_these" not in scores
+    assert scores["f1_at_0"] == plain["f1"]
+    card = (tmp_path / "run" / "model" / "README.md").read_text(encoding="utf-8")
+    assert "exceed 1.50. A threshold tuned on 2 questions of `two.json` was not stored: at least 10" in card
+
+
+def test_a_copy_gets_the_threshold_and_the_model_stays_as_it_is(
+    run: Path, files: dict[str, Path], two: Path, lamella: Any, tmp_path: Path
+) -> None:
+    before = {path.name: path.read_bytes() for path in (run / "model").iterdir()}
+    copy = tmp_path / "new" / "copy"
+    arguments = ("calibrate", files["tuning"], "-m", run, "-o", copy, *FP32)
+    code, out, err = lamella(*arguments)
+    assert (code, err) == (0, "")
+    assert f"{copy}: copy of {run} written" in out
+    assert {path.name: path.read_bytes() for path in (run / "model").iterdir()} == before
+    copied = {path.name: path.read_bytes() for path in copy.iterdir()}
+    assert copied.keys() == before.keys()
+    assert {name for name in copied if copied[name] != before[name]} == {"config.json", "README.md"}
+    threshold = read_json(copy / "config.json")["decoding"]["null_score_diff_threshold"]
+    assert f"threshold {threshold:.4f}, tuned on" in out
+    assert threshold > 0
+    assert Reader.load(copy).model.decoding.null_score_diff_threshold == threshold
+    code, out, _ = lamella("ask", "Who?", "--context", files["dev"], "-m", copy)
+    assert code == 0
+    # What was written is replaced only on request, and nothing but a model is ever replaced.
+    write_over = (tmp_path / "other", run, run / "model", run / "model" / "inside", files["tiny"], tmp_path / "file")
+    (tmp_path / "other").mkdir()
+    for place in (tmp_path / "other" / "notes.txt", tmp_path / "file"):
+        place.write_text("mine")
+    for place in write_over:
+        code, _, err = lamella("calibrate", two, "-m", run, "-o", place, "--overwrite")
+        assert code == 1, place
+        assert "choose another --out" in err
+        assert len(err.splitlines()) == 1
+    code, _, err = lamella("calibrate", two, "-m", run, "-o", copy)
+    assert code == 1
+    assert "exists already; choose another --out, or pass --overwrite" in err
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == copied
+    # A copy is written even if nothing in it changes, so that the next command finds it.
+    assert lamella("calibrate", two, "-m", run, "-o", copy, "--overwrite", *FP32)[0] == 0
+    assert read_json(copy / "config.json")["decoding"] == decoding_of(run)
+    code, _, err = lamella("calibrate", two, "-m", run, "-o", copy, "--dry-run")
+    assert code == 2
+    assert "--dry-run stores nothing" in err
+    code, _, err = lamella("calibrate", two, "-m", run, "--overwrite")
+    assert code == 2
+    assert "--overwrite needs --out" in err
+
+
+def test_the_packaged_reader_gets_a_threshold_without_training(two: Path, lamella: Any, tmp_path: Path) -> None:
+    source = {path.name: path.read_bytes() for path in (READERS / "default").iterdir()}
+    for name in ("default", READERS / "default"):
+        code, out, err = lamella("calibrate", two, "-m", name)
+        assert (code, out) == (2, "")
+        assert "comes with the package and is never changed; write a copy of it with the new threshold: --out" in err
+    code, out, err = lamella("calibrate", two, "-m", "default", "-o", tmp_path / "mine", "--force", "--json")
+    assert (code, err) == (0, "")
+    reader = Reader.load(tmp_path / "mine")
+    assert reader.model.decoding.null_score_diff_threshold == json.loads(out)["threshold"]
+    assert reader.model.decoding.tuned_on is not None
+    assert reader.model.decoding.tuned_on.data == "two.json"
+    assert {path.name: path.read_bytes() for path in (READERS / "default").iterdir()} == source
 
 
 def test_the_model_card_describes_the_stored_threshold(
@@ -228,7 +365,12 @@ def test_every_learner_of_a_pass_has_its_own_threshold(files: dict[str, Path], t
     folders = sorted(path.parent for path in out.glob("*/model"))
     models = [ReaderModel.load(folder) for folder in folders]
     scores = [read_json(folder / "eval_results.json") for folder in folders]
-    assert len({model.decoding.null_score_diff_threshold for model in models}) == 4
+    reports = [model.facts.calibrated for model in models]
+    assert len({report["threshold_tuned"] for report in reports}) == 4
+    for report in reports:  # the tuned threshold is used where it is better than 0 on other articles
+        metric = "f1" if "f1_at_0" in report else "answerability_accuracy"
+        better = report[f"crossfit_{metric}"] > report[f"{metric}_at_0"]
+        assert report["threshold"] == (report["threshold_tuned"] if better else 0)
     assert min(results["step"] for results in scores) < max(results["step"] for results in scores)
     dev = read(str(files["dev"])).examples
     for folder, model, results in zip(folders, models, scores, strict=True):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamella.config import Calibration, DecodingOptions
+from lamella.config import Calibration, DecodingOptions, TunedOn
 from lamella.data.examples import Answer, Context, Example
 from lamella.errors import DataError
 from lamella.inference.no_answer import na_probability
@@ -180,12 +180,16 @@ def test_misleading_odds_give_all_questions_the_same_probability() -> None:
 
 @given(st.lists(st.tuples(ODDS, st.booleans()), min_size=1, max_size=10))
 def test_isotonic_steps_match_the_formula(pairs: list[tuple[float, bool]]) -> None:
-    """The min-max formula: at each of the odds, the maximum over range begins of the minimum mean over range ends."""
+    """The min-max formula: at each of the odds, the maximum over range begins of the minimum mean over range ends.
+
+    The outcomes are Platt's targets, so no number of questions gives certainty.
+    """
     odds, unanswerable = np.array([odds for odds, _ in pairs]), np.array([flag for _, flag in pairs])
     distinct = np.unique(odds)
+    targets = np.where(unanswerable, 1 - 1 / (unanswerable.sum() + 2), 1 / ((~unanswerable).sum() + 2))
     expected = [
         max(
-            min(unanswerable[(odds >= low) & (odds <= high)].mean() for high in distinct if high >= here)
+            min(targets[(odds >= low) & (odds <= high)].mean() for high in distinct if high >= here)
             for low in distinct
             if low <= here
         )
@@ -193,6 +197,7 @@ def test_isotonic_steps_match_the_formula(pairs: list[tuple[float, bool]]) -> No
     ]
     found = fit_isotonic(odds, unanswerable)
     assert na_probability(distinct, found) == pytest.approx(expected)
+    assert 0 < found.probability[0] <= found.probability[-1] < 1
     assert Calibration.model_validate(found.model_dump()) == found
     beyond = na_probability(np.array([-1e308, 1e308]), found)
     assert beyond.tolist() == [found.probability[0], found.probability[-1]]
@@ -276,18 +281,21 @@ def a_set_of(count: int = 40) -> tuple[list[Example], dict[str, Prediction]]:
 
 @pytest.mark.parametrize("method", ["temperature", "isotonic"])
 def test_tuned_options_record_what_they_were_tuned_on(method) -> None:
-    examples, predictions = a_set_of()
+    examples, predictions = a_set_of(240)
     tuned = tune_decoding(DecodingOptions(), examples, predictions, data=["folder/dev.json"], method=method)
     decoding = DecodingOptions.model_validate(tuned.decoding.model_dump())
     assert decoding == tuned.decoding
     assert decoding.null_score_diff_threshold == pytest.approx(5, abs=1)
     assert decoding.tuned_on is not None
-    assert (decoding.tuned_on.data, decoding.tuned_on.questions) == ("dev.json", 40)
+    assert (decoding.tuned_on.data, decoding.tuned_on.questions) == ("dev.json", 240)
+    assert decoding.calibration is not None
+    assert decoding.calibration.fitted_on == decoding.tuned_on
     assert decoding.tuned_on.sha256 == fingerprint(examples[::-1])
     report = tuned.report
     assert report["f1_at_0"] == 50
     assert report["f1_in_sample"] >= report["crossfit_f1"] > 80
     assert report["crossfit_ece"] < report["ece_uncalibrated"]
+    assert (report["threshold_choice"], report["calibration_choice"]) == ("tuned", "tuned")
     assert len(tuned.lines()) == 5
 
 
@@ -318,7 +326,8 @@ def test_without_texts_the_accuracy_is_tuned() -> None:
     tuned = tune_decoding(DecodingOptions(), examples, without, data=["dev"], gives_text=False)
     assert tuned.decoding == with_texts.decoding  # here every answer is right
     assert tuned.report["crossfit_answerability_accuracy"] == with_texts.report["crossfit_f1"]
-    assert len(tuned.lines()) == 5
+    assert len(tuned.lines()) == 6
+    assert "few questions (20 answerable, 20 unanswerable)" in tuned.lines()[1]
 
 
 def test_data_with_one_kind_of_question_cannot_be_tuned_on_and_lacks_some_scores() -> None:
@@ -338,7 +347,96 @@ def test_one_context_has_no_other_articles() -> None:
     alone = [asked("t", "x", example.id, answer=example.answerable) for example in examples]
     tuned = tune_decoding(DecodingOptions(), alone, predictions, data=["dev"])
     assert "crossfit_f1" not in tuned.report
+    assert tuned.kept
+    assert tuned.decoding == DecodingOptions()
+    assert "one context" in tuned.lines()[0]
     assert "one context" in tuned.lines()[-1]
+    forced = tune_decoding(DecodingOptions(), alone, predictions, data=["dev"], force=True)
+    assert not forced.kept
+    assert forced.decoding.null_score_diff_threshold == pytest.approx(5, abs=1)
+    assert forced.report["threshold_choice"] == forced.report["calibration_choice"] == "forced"
+
+
+def with_random_odds(count: int, unanswerable: float) -> tuple[list[Example], dict[str, Prediction]]:
+    """Questions whose odds say nothing, all below 0: on other articles, no threshold beats answering all of them."""
+    rng = np.random.default_rng(7)
+    examples = [
+        asked(f"article {number % 8}", f"x{number}", f"q{number}", answer=rng.random() > unanswerable)
+        for number in range(count)
+    ]
+    return examples, {example.id: predicted(float(-abs(rng.normal())) - 0.1) for example in examples}
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_threshold_is_kept_if_the_tuned_one_is_not_better_on_other_articles(force: bool) -> None:
+    examples, predictions = with_random_odds(200, 0.45)
+    tuned = tune_decoding(DecodingOptions(), examples, predictions, data=["dev"], force=force)
+    report, decoding = tuned.report, tuned.decoding
+    assert report["f1_in_sample"] > report["f1_at_0"] >= report["crossfit_f1"]
+    assert report["threshold_tuned"] < 0
+    assert report["threshold_choice"] == ("forced" if force else "kept")
+    assert f"{report['crossfit_f1']:.2f}, is not better than {report['f1_at_0']:.2f}" in report["threshold_reason"]
+    assert decoding.null_score_diff_threshold == report["threshold"] == (report["threshold_tuned"] if force else 0)
+    assert (decoding.tuned_on is not None) is force
+    # The probabilities are better than before, so they are stored all the same, with what they were fitted on.
+    assert report["calibration_choice"] == "tuned"
+    assert decoding.calibration is not None
+    assert decoding.calibration.fitted_on is not None
+    scores = scored(np.array([example.answerable for example in examples]), np.ones(200))
+    again = threshold_report(decoding, examples, scores, np.zeros(200), gives_text=True)
+    assert again["threshold_tuned_on_these"] is True
+
+
+def test_a_calibration_is_kept_if_the_fitted_one_is_not_better_on_other_articles() -> None:
+    odds, unanswerable = planted(np.random.default_rng(8), 60)
+    examples = [asked(f"t{number}", "x", f"q{number}", answer=not flag) for number, flag in enumerate(unanswerable)]
+    predictions = {f"q{number}": predicted(float(value)) for number, value in enumerate(odds)}
+    tuned = tune_decoding(DecodingOptions(), examples, predictions, data=["dev"])
+    assert tuned.report["crossfit_ece"] >= tuned.report["ece_uncalibrated"]
+    assert (tuned.report["calibration_choice"], tuned.decoding.calibration) == ("kept", None)
+    assert "calibration kept as it was: the cross-fitted error" in tuned.lines()[-1]
+
+
+def test_a_model_keeps_its_own_threshold_where_it_is_the_best() -> None:
+    """It competes with the tuned one and with 0, but not where it was tuned on the same questions."""
+    examples, predictions = with_random_odds(200, 0.7)  # most have no answer: abstain from all
+    elsewhere = TunedOn(data="other", questions=9, sha256="0" * 64)
+    own = DecodingOptions(
+        null_score_diff_threshold=-9.0,
+        tuned_on=elsewhere,
+        calibration=fit_temperature(*planted(np.random.default_rng(9), 50)),
+    )
+    tuned = tune_decoding(own, examples, predictions, data=["dev"])
+    assert tuned.report["f1_before"] == pytest.approx(100 * np.mean([not example.answerable for example in examples]))
+    assert (tuned.decoding.null_score_diff_threshold, tuned.decoding.tuned_on) == (-9.0, elsewhere)
+    assert any(line.startswith("before:") and "at -9.0000" in line for line in tuned.lines())
+    # At 0, where all questions are answered, the score is better for the opposite questions.
+    opposite = [
+        asked(example.context.title, example.context.text, example.id, answer=not example.answerable)
+        for example in examples
+    ]
+    tuned = tune_decoding(own, opposite, predictions, data=["dev"])
+    assert tuned.report["f1_before"] < tuned.report["f1_at_0"]
+    assert (tuned.report["threshold"], tuned.decoding.tuned_on) == (0.0, None)
+    # Tuned by force on these questions, it is no evidence for itself.
+    good_examples, good_predictions = with_random_odds(200, 0.45)
+    forced = tune_decoding(DecodingOptions(), good_examples, good_predictions, data=["dev"], force=True).decoding
+    again = tune_decoding(forced, good_examples, good_predictions, data=["dev"])
+    assert "f1_before" not in again.report
+    assert "ece_before" not in again.report
+    assert again.decoding.null_score_diff_threshold == 0
+    assert again.decoding.calibration == forced.calibration
+
+
+def test_a_few_questions_change_nothing() -> None:
+    examples, predictions = a_set_of(18)  # nine of each kind
+    tuned = tune_decoding(DecodingOptions(), examples, predictions, data=["dev"])
+    assert tuned.report["crossfit_f1"] > tuned.report["f1_at_0"]
+    assert tuned.decoding == DecodingOptions()
+    assert "at least 10 questions of each kind" in tuned.lines()[0]
+    with pytest.raises(DataError, match=r"at least 100 .* found 99 and 99; use the method temperature"):
+        check_tunable(a_set_of(198)[0], ["dev"], "isotonic")
+    check_tunable(a_set_of(200)[0], ["dev"], "isotonic")
 
 
 def test_nothing_here_needs_torch() -> None:

@@ -188,8 +188,8 @@ def evaluate(
         )
         if results.get("threshold_tuned_on_these"):
             typer.echo(
-                "warning: the model's threshold was tuned on these questions, so exact and f1 are too optimistic; "
-                "see crossfit_exact and crossfit_f1",
+                "warning: the model's threshold or calibration was tuned on these questions, so exact, f1 and ece are "
+                "too optimistic; see crossfit_exact and crossfit_f1",
                 err=True,
             )
     _print_results(results, as_json)

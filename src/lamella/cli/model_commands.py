@@ -23,6 +23,16 @@ def calibrate(
         Literal["temperature", "isotonic"],
         typer.Option("--method", help="How null odds become a probability: a logistic curve, or isotonic regression."),
     ] = "temperature",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="Store in a new copy of the model; the model itself stays as it is."
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier model in --out.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Store what was tuned even if it is not known to be better than before.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be stored, and store nothing.")] = False,
     batch_size: BatchSize = 32,
     precision: Precision = "auto",
@@ -30,26 +40,44 @@ def calibrate(
 ) -> None:
     """Tune a model's no-answer threshold and probability.
 
-    Both are stored with the model.
+    Each is stored with the model if it is better than before on articles that it was not tuned on, else kept.
     """
+    from lamella.errors import UsageError
     from lamella.inference.questions import read_questions
     from lamella.models.loading import load_model
     from lamella.models.model import ReaderModel
-    from lamella.scoring.calibrate import calibrate_model, folder_to_tune
+    from lamella.scoring.calibrate import calibrate_model
+    from lamella.scoring.tuned_folder import folder_to_tune, store_tuned
 
-    folder = None if dry_run else folder_to_tune(model, data)
+    if dry_run and out is not None:
+        raise UsageError("calibrate: --dry-run stores nothing; leave out --out, or --dry-run.")
+    if overwrite and out is None:
+        raise UsageError("calibrate: --overwrite needs --out.")
+    folder = None if dry_run else folder_to_tune(model, data, out=out, overwrite=overwrite)
     examples, reader = read_questions(data, labelled=True), load_model(model, precision=precision)
-    tuned = calibrate_model(reader, examples, data, method=method, batch_size=batch_size)
-    if folder is not None:
+    before = reader.decoding
+    tuned = calibrate_model(reader, examples, data, method=method, force=force, batch_size=batch_size)
+    store = folder is not None and (out is not None or tuned.decoding != before)
+    if folder is not None and store:
         assert isinstance(reader, ReaderModel)  # or there would be no folder to tune
-        reader.save_decoding(folder, tuned.decoding, tuned.report)
+        store_tuned(reader, tuned, folder)
     if as_json:
         decoding = tuned.decoding.model_dump(include={"calibration", "tuned_on"})
-        typer.echo(json.dumps({**tuned.report, **decoding, "stored": folder is not None}, indent=2))
+        typer.echo(json.dumps({**tuned.report, **decoding, "stored": store}, indent=2))
         return
     for line in tuned.lines():
         typer.echo(line)
-    typer.echo(f"{folder}: threshold and calibration stored" if folder else "nothing stored (--dry-run)")
+    if tuned.kept:
+        typer.echo("to store what was tuned all the same, pass --force")
+    typer.echo(
+        "nothing stored (--dry-run)"
+        if folder is None
+        else f"{folder}: copy of {model} written"
+        if out is not None
+        else f"{folder}: threshold and calibration stored"
+        if store
+        else f"{folder}: unchanged"
+    )
 
 
 @app.command()

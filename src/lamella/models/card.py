@@ -179,16 +179,22 @@ def _results(saved: SavedModel) -> str:
 def _threshold(saved: SavedModel) -> str:
     """Describe the tuned threshold: its value, the data it was tuned on, and the scores with it."""
     decoding, report = saved.config.decoding, saved.facts.calibrated
-    if decoding.tuned_on is None:
+    if decoding.tuned_on is None and not report:
         return ""
-    text = (
-        f"The reader gives no answer if the null odds exceed {decoding.null_score_diff_threshold:.2f}. This threshold "
-        f"was tuned on {counted(decoding.tuned_on.questions, 'question')} of `{decoding.tuned_on.data}`."
-    )
+    text = f"The reader gives no answer if the null odds exceed {decoding.null_score_diff_threshold:.2f}."
+    if decoding.tuned_on is not None:
+        tuned_on = f"{counted(decoding.tuned_on.questions, 'question')} of `{decoding.tuned_on.data}`"
+        text += f" This threshold was tuned on {tuned_on}."
     if not report:
         return text
+    if report.get("threshold_choice", "tuned") != "tuned":
+        other = f"{counted(report['questions'], 'question')} of `{report['data']}`"
+        forced = report["threshold_choice"] == "forced"
+        text += f" {'It was stored, although' if forced else f'A threshold tuned on {other} was not stored:'}"
+        text += f" {report['threshold_reason']}."
     kinds = {
         "{}_at_0": "at threshold 0",
+        "{}_before": f"at {report.get('threshold_before', 0.0):.2f}, its threshold before",
         "{}_in_sample": "at the tuned threshold, on the same questions: optimistic",
         "crossfit_{}": "cross-fitted: tuned on the other articles; expect this",
     }
@@ -200,7 +206,10 @@ def _threshold(saved: SavedModel) -> str:
         if form.format(keys[0]) in report
     ]
     error = f"The calibration error of the no-answer probability was {report['ece_uncalibrated']:.2f} %"
-    if "crossfit_ece" in report:
+    if report.get("calibration_choice") == "kept":
+        used = min(report["ece_uncalibrated"], report.get("ece_before", 100.0))
+        error = f"The calibration error of the no-answer probability is {used:.2f} %"
+    elif "crossfit_ece" in report:
         error += f" before calibration, and is {report['crossfit_ece']:.2f} % after it (cross-fitted)"
     return "\n".join([text, "", *lines, "", f"{error}."])
 

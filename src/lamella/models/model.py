@@ -143,10 +143,13 @@ class ReaderModel(nn.Module):
         card = model_card(saved, self._card_contents(name or os.path.abspath(folder), len(weights), half=half))
         write_saved(folder, saved, weights, self.tokenizer, card=card)
 
-    def save_decoding(self, folder: Path, decoding: DecodingOptions, report: Mapping[str, Any]) -> None:
+    def save_decoding(
+        self, folder: Path, decoding: DecodingOptions, report: Mapping[str, Any], *, name: str | None = None
+    ) -> None:
         """Store a tuned threshold and its report in the folder that this model was loaded from, and on its card.
 
-        The weights, by which other models identify this one, and all other entries stay as they are.
+        The weights, by which other models identify this one, and all other entries stay as they are. `name` is what
+        the model will be loaded by, if that is not the folder.
         """
         self._check_savable()
         self.decoding = decoding
@@ -154,7 +157,7 @@ class ReaderModel(nn.Module):
         weights = folder / MODEL_WEIGHTS
         half = all(value.dtype == torch.float16 for value in read_tensors(weights).values())
         saved = self._saved(self.facts)
-        contents = self._card_contents(os.path.abspath(folder), weights.stat().st_size, half=half)
+        contents = self._card_contents(name or os.path.abspath(folder), weights.stat().st_size, half=half)
         write_decoding(folder, saved, card=model_card(saved, contents))
 
     def push_to_hub(

@@ -94,8 +94,7 @@ def fit_calibration(odds: Floats, unanswerable: Bools, method: Method) -> Calibr
 
 
 def fit_temperature(odds: Floats, unanswerable: Bools) -> Calibration:
-    """Fit temperature and bias by maximum likelihood, with the targets of Platt (1999): (n + 1) / (n + 2) and
-    1 / (n + 2) instead of 1 and 0, so that a few questions that the odds separate perfectly do not give certainty.
+    """Fit temperature and bias by maximum likelihood, with Platt's targets.
 
     The probability never falls as the odds rise: for a reader with misleading odds, all probabilities are close to the
     share of unanswerable questions.
@@ -107,8 +106,8 @@ def fit_temperature(odds: Floats, unanswerable: Bools) -> Calibration:
     if spread <= 1e-9 * float(np.abs(odds).max()):  # equal except for rounding
         spread = 1.0
     z = (odds - centre) / spread
-    many, few = int(unanswerable.sum()), int((~unanswerable).sum())
-    targets = np.where(unanswerable, (many + 1) / (many + 2), 1 / (few + 2))
+    low, high = platt_targets(int((~unanswerable).sum()), int(unanswerable.sum()))
+    targets = np.where(unanswerable, high, low)
     slope, level = _fit_logistic(z, targets)
     if slope < LEAST_SLOPE:  # the likelihood has one peak, so the constrained optimum lies on the bound
         slope, level = LEAST_SLOPE, _fit_level(LEAST_SLOPE * z, targets)
@@ -116,7 +115,7 @@ def fit_temperature(odds: Floats, unanswerable: Bools) -> Calibration:
 
 
 def fit_isotonic(odds: Floats, unanswerable: Bools) -> Calibration:
-    """Fit the rising step function nearest to the outcomes (pool adjacent violators)."""
+    """Fit the rising step function nearest to the outcomes (pool adjacent violators), between Platt's targets."""
     distinct, place = np.unique(odds, return_inverse=True)
     count = np.bincount(place).astype(np.float64)
     total = np.bincount(place, weights=unanswerable.astype(np.float64))
@@ -127,8 +126,18 @@ def fit_isotonic(odds: Floats, unanswerable: Bools) -> Calibration:
             last = blocks.pop()
             block = (last[0] + block[0], last[1] + block[1], last[2], index)
         blocks.append(block)
-    ends = [(float(distinct[index]), total / size) for total, size, *pair in blocks for index in dict.fromkeys(pair)]
+    low, high = platt_targets(int((~unanswerable).sum()), int(unanswerable.sum()))
+    shares = [(low + total / size * (high - low), pair) for total, size, *pair in blocks]
+    ends = [(float(distinct[index]), share) for share, pair in shares for index in dict.fromkeys(pair)]
     return Calibration(method="isotonic", odds=[odd for odd, _ in ends], probability=[share for _, share in ends])
+
+
+def platt_targets(answerable: int, unanswerable: int) -> tuple[float, float]:
+    """Return the targets of Platt (1999) instead of 0 and 1, for these numbers of questions.
+
+    A few questions that the odds separate perfectly then do not give certainty.
+    """
+    return 1 / (answerable + 2), (unanswerable + 1) / (unanswerable + 2)
 
 
 def expected_calibration_error(probability: Floats, outcome: Bools, bins: int = BINS) -> float:

@@ -131,7 +131,8 @@ class Bookkeeper:
             learner.model.decoding = tuned.decoding
             learner.model.facts = learner.model.facts.model_copy(update={"calibrated": tuned.report})
             prefix = f"{learner.name}: " if len(self.learners) > 1 else ""
-            self.log(f"{prefix}{tuned.lines()[0]}")
+            for line in tuned.summary():
+                self.log(f"{prefix}{line}")
         if not len(self.dev):
             self._save(learners, runs.MODEL)
             return
