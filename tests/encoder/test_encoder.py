@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def inputs_of(encoder: Encoder, batch: Batch) -> dict[str, Any]:
-    types = {"token_type_ids": batch.token_types} if encoder.family.token_types else {}
+    types = {"token_type_ids": batch.token_types} if encoder.token_types else {}
     return {"input_ids": batch.input_ids, "attention_mask": batch.mask.long(), **types}
 
 
@@ -224,7 +224,7 @@ def test_token_types_are_sent_if_the_family_has_them(family: str, monkeypatch: p
     encoder, batch = tiny_encoder(family).encoder, tiny_batch(family)
     before = encoder(batch, (DEPTH,)).layers[0]
     other = encoder(replace(batch, token_types=1 - batch.token_types), (DEPTH,)).layers[0]
-    assert torch.equal(before, other) is not FAMILY_TABLE[family].token_types
+    assert torch.equal(before, other) is not encoder.token_types
     sent: set[str] = set()
     original = encoder.model.forward
 
@@ -234,7 +234,26 @@ def test_token_types_are_sent_if_the_family_has_them(family: str, monkeypatch: p
 
     monkeypatch.setattr(encoder.model, "forward", spy)
     encoder(batch, (DEPTH,))
-    assert ("token_type_ids" in sent) is FAMILY_TABLE[family].token_types
+    assert ("token_type_ids" in sent) is encoder.token_types
+
+
+def test_the_configuration_of_a_deberta_decides_about_token_types() -> None:
+    batch = tiny_batch("deberta-v2")
+    for types in (0, 1, 2):
+        encoder = tiny_encoder("deberta-v2", type_vocab_size=types).encoder
+        assert encoder.token_types is (types == 2)
+        layers = [
+            encoder(replace(batch, token_types=kinds), (DEPTH,)).layers[0]
+            for kinds in (batch.token_types, 0 * batch.token_types)
+        ]
+        assert torch.equal(*layers) is not encoder.token_types
+
+
+def test_a_convolution_above_a_layer_belongs_to_it() -> None:
+    """DeBERTa-v2-xlarge has one above its first layer."""
+    encoder, batch = tiny_encoder("deberta-v2", conv_kernel_size=3).encoder, tiny_batch("deberta-v2")
+    layers = encoder(batch, range(DEPTH + 1)).layers
+    assert all(torch.equal(a, b) for a, b in zip(layers, direct(encoder, batch), strict=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

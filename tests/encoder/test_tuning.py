@@ -28,6 +28,7 @@ NORMS = {
     "distilbert": ("sa_layer_norm", "output_layer_norm"),
     "mpnet": ("attention.LayerNorm", "output.LayerNorm"),
 }
+OUTER_NORMS = {"deberta-v2": ("embeddings.LayerNorm", "encoder.LayerNorm")}  # the latter for positions
 BERT_NORMS = ("attention.output.LayerNorm", "output.LayerNorm")
 PREFIX = {"albert": "model.encoder.albert_layer_groups.0.albert_layers.", "distilbert": "model.transformer.layer."}
 SITES = {
@@ -38,6 +39,8 @@ SITES = {
 BERT_SITES = ("attention.output.dropout", "output.dropout")
 PROJECTIONS = {
     "albert": ("attention.query", "attention.key", "attention.value", "attention.dense", "ffn", "ffn_output"),
+    "deberta-v2": ("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj",
+                   "attention.output.dense", "intermediate.dense", "output.dense"),
     "distilbert": ("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "ffn.lin1",
                    "ffn.lin2"),
     "mpnet": ("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o", "intermediate.dense",
@@ -66,8 +69,8 @@ def trained(encoder: Encoder) -> set[str]:
 
 
 def norms(family: str) -> set[str]:
-    """Return the parameters of all LayerNorms, including the embeddings' own."""
-    modules = ["model.embeddings.LayerNorm"]
+    """Return the parameters of all LayerNorms, including those outside of the layers."""
+    modules = [f"model.{norm}" for norm in OUTER_NORMS.get(family, ("embeddings.LayerNorm",))]
     for number in range(layers_of(family)):
         modules += [layer_name(family, number) + norm for norm in NORMS.get(family, BERT_NORMS)]
     return {f"{module}.{part}" for module in modules for part in ("weight", "bias")}
@@ -132,7 +135,7 @@ def test_small_parts_are_trained_as_well(family: str, tuning: str) -> None:
     assert trained(tune(family, tuning, also=["layer_norm"])[0]) == alone | norms(family)
     encoder = tune(family, tuning, also=["bias"])[0]
     assert trained(encoder) == alone | {name for name in names(encoder) if name.endswith(".bias")}
-    if encoder.family.token_types:
+    if encoder.token_types:
         assert trained(tune(family, tuning, also=["token_types"])[0]) == alone | types
     else:
         assert "this encoder has no token type embeddings" in refusal(family, tuning, also=["token_types"])

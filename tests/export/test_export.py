@@ -252,7 +252,7 @@ def test_transformers_loads_it_with_equal_logits(
     padded = windows(family)
     batch = Batch.of(padded)
     inputs = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
-    if model.encoder.family.token_types:
+    if model.encoder.token_types:
         inputs["token_type_ids"] = batch.token_types
     with torch.no_grad():
         output = found.eval()(**inputs)

@@ -162,7 +162,7 @@ def test_the_pooled_output_equals_that_of_transformers(family: str, tmp_path: Pa
     folder, batch = save_with_pooler(tmp_path / "base", family), tiny_batch(family)
     encoder = load_encoder(str(folder), pooler=True).encoder
     inputs = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
-    if encoder.family.token_types:
+    if encoder.token_types:
         inputs["token_type_ids"] = batch.token_types
     reference = transformers.AutoModel.from_pretrained(folder).eval()(**inputs)
     hidden = encoder.eval()(batch, (POOLED, 0, DEPTH))

@@ -53,7 +53,7 @@ class Family:
     attention_site: str  # outputs the attention before the residual sum: an adapter goes behind it
     ffn_site: str  # outputs the feed-forward part before the residual sum
     projections: Mapping[str, str]  # name of a projection in a run file -> its path within a layer
-    token_types: bool = True  # question and context have different token types
+    token_types: bool = True  # question and context have different token types, if the configuration has several
     optional_pooler: bool = True  # the constructor takes `add_pooling_layer`
     shared_layers: bool = False  # all depths use the weights of one layer
     unused_positions: int = 0  # rows of the position table that no token uses (positions start after the padding)
@@ -85,6 +85,18 @@ FAMILIES = {
         shared_layers=True,
     ),
     "bert": _BERT,
+    "deberta-v2": Family(  # DeBERTa-v3 too
+        "encoder.layer",
+        "attention.output.dropout",
+        "output.dropout",
+        {
+            **_BERT_PROJECTIONS,
+            "query": "attention.self.query_proj",
+            "key": "attention.self.key_proj",
+            "value": "attention.self.value_proj",
+        },
+        optional_pooler=False,
+    ),
     "distilbert": Family(
         "transformer.layer",
         "attention.out_lin",  # no dropout module follows it
@@ -136,10 +148,18 @@ def positions_of(config: Any) -> int | None:
     return None if family is None else int(config.max_position_embeddings) - family.unused_positions
 
 
+def reads_token_types(config: Any) -> bool:
+    """Return whether an encoder distinguishes question and context by token types; most DeBERTas have none."""
+    family = FAMILIES[config.model_type]
+    return family.token_types and int(getattr(config, "type_vocab_size", 2)) > 1
+
+
 class Encoder(nn.Module):
     """A transformers encoder that keeps only the layers that are requested.
 
-    A hook on every layer stores its output if the current run needs it; all others are freed during the run.
+    Layer n is the input of the layer above it, and the last one the output of the model: as transformers counts them,
+    also where something follows a layer (a convolution in DeBERTa-v2, the final LayerNorm of ModernBERT). A hook on
+    every layer stores its input if the current run needs it; all others are freed during the run.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -149,8 +169,8 @@ class Encoder(nn.Module):
         use_fast_dropout(model)
         use_fast_attention(model)
         for layer in self.layer_modules:
-            if _store_output not in layer._forward_hooks.values():  # another Encoder may share the model
-                layer.register_forward_hook(_store_output)
+            if _store_input not in layer._forward_pre_hooks.values():  # another Encoder may share the model
+                layer.register_forward_pre_hook(_store_input)
 
     @property
     def hidden_size(self) -> int:
@@ -175,6 +195,11 @@ class Encoder(nn.Module):
         return modules
 
     @property
+    def token_types(self) -> bool:
+        """Whether question and context have different token types."""
+        return reads_token_types(self.model.config)
+
+    @property
     def trainable(self) -> bool:
         return any(parameter.requires_grad for parameter in self.parameters())
 
@@ -182,7 +207,7 @@ class Encoder(nn.Module):
         """Run the encoder. If none of it is trained, no graph is kept and dropout is off."""
         numbers = [layer for layer in layers if layer != POOLED]
         inputs: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
-        if self.family.token_types:
+        if self.token_types:
             inputs["token_type_ids"] = batch.token_types
         run, outer = _Run(frozenset(numbers)), _IN_PROGRESS.run
         _IN_PROGRESS.run = run
@@ -192,7 +217,8 @@ class Encoder(nn.Module):
                 output = self.model(**inputs, output_hidden_states=False, return_dict=True)
         finally:
             _IN_PROGRESS.run = outer
-        states = tuple(run.outputs[layer] for layer in numbers)
+        run.stored[self.depth] = output.last_hidden_state
+        states = tuple(run.stored[layer] for layer in numbers)
         pooled = output.pooler_output if POOLED in layers else None
         return HiddenStates(states, batch.mask, batch.is_context, pooled, tuple(numbers))
 
@@ -203,11 +229,11 @@ class Encoder(nn.Module):
 
 @dataclass
 class _Run:
-    """The state of a forward pass: the requested layers, the number of layers done, and the stored outputs."""
+    """The state of a forward pass: the requested layers, the number of the next layer, and the stored layers."""
 
     requested: frozenset[int]
-    done: int = 0
-    outputs: dict[int, Tensor] = field(default_factory=dict)
+    next: int = 0
+    stored: dict[int, Tensor] = field(default_factory=dict)
 
 
 class _InProgress(threading.local):
@@ -219,16 +245,14 @@ class _InProgress(threading.local):
 _IN_PROGRESS = _InProgress()
 
 
-def _store_output(layer: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-    """Store the output of a layer (a forward hook). Layers are counted, as a shared one (ALBERT) runs at every depth.
+def _store_input(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+    """Store the input of a layer (a forward hook). Layers are counted, as a shared one (ALBERT) runs at every depth.
 
     The hook refers to no encoder or layer, so it also works for a copied or unpickled layer.
     """
     run = _IN_PROGRESS.run
     if run is None:  # the transformers model was called directly
         return
-    if run.done == 0 and 0 in run.requested:
-        run.outputs[0] = arguments[0]
-    run.done += 1
-    if run.done in run.requested:
-        run.outputs[run.done] = output[0] if isinstance(output, tuple) else output  # MPNet returns a tuple
+    if run.next in run.requested:
+        run.stored[run.next] = arguments[0]
+    run.next += 1

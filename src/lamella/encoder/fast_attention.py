@@ -28,8 +28,12 @@ ATTENTION = "lamella"  # the name of this implementation in transformers
 
 
 def use_fast_attention(model: PreTrainedModel) -> None:
-    """Use this attention in a model that allows it; MPNet does not, and gets a kernel on a GPU only."""
-    if model.config.model_type == "mpnet":
+    """Use this attention in a model that allows it; MPNet and DeBERTa have their own."""
+    if model.config.model_type == "deberta-v2":
+        from lamella.encoder.fast_deberta import use_distances
+
+        use_distances(model)
+    elif model.config.model_type == "mpnet":
         from lamella.encoder.fast_mpnet import use_kernels
 
         use_kernels(model)

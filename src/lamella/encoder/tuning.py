@@ -245,7 +245,7 @@ def _train_small(encoder: Encoder, parts: Sequence[Small]) -> None:
 
 
 def _check_present(encoder: Encoder, parts: Sequence[Small]) -> None:
-    if "token_types" in parts and not encoder.family.token_types:
+    if "token_types" in parts and not encoder.token_types:
         raise ConfigError(
             "encoder.tuning.also",
             ["token_types: this encoder has no token type embeddings; remove it from the list."],

@@ -13,7 +13,7 @@ from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.windows.batches import Batch
 from lamella.data.windows.padding import Padded, check_window_length
 from lamella.encoder.device import autocast
-from lamella.encoder.encoder import FAMILIES, positions_of
+from lamella.encoder.encoder import FAMILIES, positions_of, reads_token_types
 from lamella.encoder.fast_attention import suitable_kernels, use_fast_attention
 from lamella.encoder.pretrained import load_tokenizer, quiet
 from lamella.encoder.sources import MODEL_CONFIG, Source
@@ -65,8 +65,9 @@ class StockModel:
     @property
     def reads_token_types(self) -> bool:
         """Whether question and context have different token types; the tokenizer of ALBERT wrongly denies it."""
-        family = FAMILIES.get(self.model.config.model_type)
-        return family.token_types if family else "token_type_ids" in self.tokenizer.model_input_names
+        if self.model.config.model_type in FAMILIES:
+            return reads_token_types(self.model.config)
+        return "token_type_ids" in self.tokenizer.model_input_names
 
     @property
     def positions(self) -> int | None:

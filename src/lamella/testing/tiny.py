@@ -20,11 +20,12 @@ from lamella.data.demo import data_path
 from lamella.data.examples import Context, Example
 from lamella.data.windows.batches import Batch, collate
 from lamella.data.windows.features import featurise
+from lamella.encoder.encoder import FAMILIES as FAMILY_TABLE
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.pretrained import LoadedEncoder
 from lamella.validation import check_config
 
-FAMILIES = ("albert", "bert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
+FAMILIES = ("albert", "bert", "deberta-v2", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
 HIDDEN, DEPTH = 32, 3
 AWKWARD = (
     "Cafe\u0301 Zoë naïve 서울은 한국의 수도 東京は日本 القاهرة مدينة שלום עולם 👩‍🚀 went 🇫🇷 to the 👍🏽 "
@@ -36,7 +37,7 @@ def tiny_encoder(family: str = "bert", *, seed: int = 0, pooler: bool = False, *
     """Return a random encoder of the family in evaluation mode; `options` go to its configuration."""
     torch.manual_seed(seed)
     config = tiny_config(family, **options)
-    pooling = {} if family in ("distilbert", "electra") else {"add_pooling_layer": pooler}
+    pooling = {"add_pooling_layer": pooler} if FAMILY_TABLE[family].optional_pooler else {}
     auto: Any = transformers.AutoModel
     model = auto.from_config(config, **pooling)
     return LoadedEncoder(Encoder(model.eval()), tiny_tokenizer(family), f"tiny-{family}", "0" * 64)
@@ -84,6 +85,9 @@ def tiny_config(family: str, **options: Any) -> Any:
                  "max_position_embeddings": 130}  # fmt: skip
     if family in ("albert", "electra"):
         sizes["embedding_size"] = 16
+    if family == "deberta-v2":  # as DeBERTa-v3, but with so few buckets that distances share them
+        sizes |= {"relative_attention": True, "position_buckets": 16, "share_att_key": True, "type_vocab_size": 0,
+                  "norm_rel_ebd": "layer_norm", "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}  # fmt: skip
     return transformers.AutoConfig.for_model(family, **{**sizes, **options})
 
 
@@ -122,13 +126,16 @@ def _byte_pair_tokenizer() -> Any:
 
 
 def _unigram_tokenizer(family: str) -> Any:
-    albert = family == "albert"
-    special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"] if albert else ["<s>", "<pad>", "</s>", "<unk>"]
+    kind: Any
+    kind, special, unknown = {
+        "albert": (transformers.AlbertTokenizer, ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"], "<unk>"),
+        "deberta-v2": (transformers.DebertaV2Tokenizer, ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"], "[UNK]"),
+        "xlm-roberta": (transformers.XLMRobertaTokenizer, ["<s>", "<pad>", "</s>", "<unk>"], "<unk>"),
+    }[family]
     trained: Any = Tokenizer(models.Unigram())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=700, special_tokens=special, unk_token="<unk>", show_progress=False)
-    trained.train_from_iterator([text.lower() for text in corpus()] if albert else corpus(), trainer)
-    kind: Any = transformers.AlbertTokenizer if albert else transformers.XLMRobertaTokenizer
+    trainer = trainers.UnigramTrainer(vocab_size=700, special_tokens=special, unk_token=unknown, show_progress=False)
+    trained.train_from_iterator([text.lower() for text in corpus()] if family == "albert" else corpus(), trainer)
     return kind(vocab=[tuple(entry) for entry in json.loads(trained.to_str())["model"]["vocab"]])
 
 

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding, Regex, Tokenizer, models, normalizers
 
 from lamella.data.examples import Context
 
@@ -41,6 +41,9 @@ class Tokenizing(Protocol):
 def without_truncation(tokenizer: Tokenizing) -> Tokenizer:
     """Return a copy of the backend tokenizer without truncation and padding, which some encoders switch on.
 
+    SentencePiece reads every white space as a space. The DeBERTa tokenizer of transformers 5 leaves out that rule, and a
+    no-break space would join two unknown words to one token: the copy has it.
+
     Copying takes longer than answering a question, so the copy is reused until tokens are added to the original.
     """
     original = tokenizer.backend_tokenizer
@@ -49,6 +52,9 @@ def without_truncation(tokenizer: Tokenizing) -> Tokenizer:
         plain = Tokenizer.from_str(original.to_str())
         plain.no_truncation()
         plain.no_padding()
+        if isinstance(plain.model, models.Unigram):
+            own = [] if plain.normalizer is None else [plain.normalizer]
+            plain.normalizer = normalizers.Sequence([normalizers.Replace(Regex(r"[^\S ]"), " "), *own])
         _PLAIN[tokenizer] = plain
     return plain
 
