@@ -86,8 +86,9 @@ def tiny_config(family: str, **options: Any) -> Any:
     if family in ("albert", "electra"):
         sizes["embedding_size"] = 16
     if family == "deberta-v2":  # as DeBERTa-v3, but with so few buckets that distances share them
-        sizes |= {"relative_attention": True, "position_buckets": 16, "share_att_key": True, "type_vocab_size": 0,
-                  "norm_rel_ebd": "layer_norm", "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}  # fmt: skip
+        sizes |= {"relative_attention": True, "position_buckets": 16, "pos_att_type": ["p2c", "c2p"],
+                  "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False,
+                  "type_vocab_size": 0}  # fmt: skip
     return transformers.AutoConfig.for_model(family, **{**sizes, **options})
 
 

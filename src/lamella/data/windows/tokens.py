@@ -41,8 +41,8 @@ class Tokenizing(Protocol):
 def without_truncation(tokenizer: Tokenizing) -> Tokenizer:
     """Return a copy of the backend tokenizer without truncation and padding, which some encoders switch on.
 
-    SentencePiece reads every white space as a space. The DeBERTa tokenizer of transformers 5 leaves out that rule, and a
-    no-break space would join two unknown words to one token: the copy has it.
+    SentencePiece reads every white space as a space. The DeBERTa tokenizer of transformers 5 lacks this rule, so that a
+    no-break space would join two unknown words into one token; the copy has it.
 
     Copying takes longer than answering a question, so the copy is reused until tokens are added to the original.
     """

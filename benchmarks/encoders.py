@@ -1,0 +1,136 @@
+"""Time encoders as Lamella runs them against transformers' own model: training steps, batches, single windows.
+
+    python benchmarks/encoders.py [--family deberta-v2] [--tokens 170] [--device cpu] [--quick] [--out encoders.json]
+
+The encoders have the size of a published one and random weights (speed does not depend on them), and windows of one
+length, so that no padding is skipped. Both run the same batch in turn. `ratio` is the time of transformers divided by
+ours, for each kind of step, as the median over the repeats, with its range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from lamella.data.windows.batches import Batch
+from lamella.encoder.encoder import Encoder
+from lamella.environment import library_versions
+from lamella.files import write_json
+from lamella.version import __version__
+
+SMALL = {"vocab_size": 1000, "hidden_size": 384, "num_hidden_layers": 12, "intermediate_size": 1536}
+SIZES: dict[str, dict[str, Any]] = {
+    "bert": {**SMALL, "num_attention_heads": 12},  # e5-small
+    "deberta-v2": {  # DeBERTa-v3-xsmall
+        **SMALL,
+        "num_attention_heads": 6,
+        "relative_attention": True,
+        "position_buckets": 256,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=SIZES, default="deberta-v2")
+    parser.add_argument("--tokens", type=int, default=170, help="length of a window (170: the mean of SQuAD)")
+    parser.add_argument("--batch", type=int, default=16, help="windows per batch")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--quick", action="store_true", help="2 windows per batch, 3 repeats")
+    parser.add_argument("--out", type=Path, help="write the numbers to this json file")
+    options = parser.parse_args()
+    repeats, windows = (3, 2) if options.quick else (9, options.batch)
+    torch.manual_seed(0)
+    auto: Any = transformers.AutoModel
+    peer = auto.from_config(transformers.AutoConfig.for_model(options.family, **SIZES[options.family]))
+    ours = Encoder(copy.deepcopy(peer)).to(options.device)
+    peer.to(options.device)
+
+    kinds = {}
+    for kind, count in {"training": windows, "batch": windows, "single": 1}.items():
+        batch = make_batch(count, options.tokens).to(torch.device(options.device))
+        both = [lambda batch=batch: run_ours(ours, batch), lambda batch=batch: run_peer(peer, batch)]
+        ours.train(kind == "training")
+        peer.train(kind == "training")
+        step = training_step if kind == "training" else inference_step
+        times = measure([lambda run=run, step=step: step(run) for run in both], repeats, options.device)
+        ratios = [its / mine for mine, its in zip(*times, strict=True)]
+        kinds[kind] = {
+            "windows": count,
+            "ratio": statistics.median(ratios),
+            "spread": [min(ratios), max(ratios)],
+            "ours": statistics.median(times[0]),
+            "peer": statistics.median(times[1]),
+        }
+        print(
+            f"{options.family} {kind:<9} {statistics.median(ratios):5.2f} x  ({min(ratios):.2f} to {max(ratios):.2f})"
+        )
+    if options.out:
+        versions = {"lamella": __version__, "python": platform.python_version(), **library_versions()}
+        facts = {"family": options.family, "tokens": options.tokens, "device": options.device, "repeats": repeats}
+        write_json(options.out, {**facts, "threads": torch.get_num_threads(), "kinds": kinds, "versions": versions})
+
+
+def make_batch(windows: int, tokens: int) -> Batch:
+    """Make windows without padding."""
+    ids = torch.randint(5, 1000, (windows, tokens))
+    real, zeros = torch.ones_like(ids, dtype=torch.bool), torch.zeros(windows, dtype=torch.int64)
+    return Batch(ids, real, torch.zeros_like(ids), real, zeros, zeros, np.arange(windows))
+
+
+def run_ours(encoder: Encoder, batch: Batch) -> torch.Tensor:
+    return encoder(batch, [encoder.depth]).layers[0]
+
+
+def run_peer(model: Any, batch: Batch) -> torch.Tensor:
+    last: torch.Tensor = model(input_ids=batch.input_ids, attention_mask=batch.mask.long()).last_hidden_state
+    return last
+
+
+def training_step(run: Callable[[], torch.Tensor]) -> None:
+    run().square().mean().backward()
+
+
+def inference_step(run: Callable[[], torch.Tensor]) -> None:
+    with torch.inference_mode():
+        run()
+
+
+def measure(jobs: list[Callable[[], None]], repeats: int, device: str) -> list[list[float]]:
+    """Return the seconds of every job in every round; a round runs all jobs in turn, so that load affects all alike."""
+    times: list[list[float]] = [[] for _ in jobs]
+    for _ in range(2):
+        for job in jobs:
+            job()  # warm
+    for _ in range(repeats):
+        for job, seconds in zip(jobs, times, strict=True):
+            wait_for(device)
+            began = time.perf_counter()
+            job()
+            wait_for(device)
+            seconds.append(time.perf_counter() - began)
+    return times
+
+
+def wait_for(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()
