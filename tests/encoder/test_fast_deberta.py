@@ -29,6 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "v2 with a convolution": {"conv_kernel_size": 3, "conv_act": "gelu"},
     "absolute positions and token types": {"position_biased_input": True, "type_vocab_size": 2},
     "absolute positions only": {"relative_attention": False, "position_biased_input": True, "pos_att_type": None},
+    "distances that nothing reads": {"pos_att_type": None},
     "narrow embeddings": {"embedding_size": 16, "norm_rel_ebd": "none"},
 }
 
@@ -93,9 +94,9 @@ def test_attention_dropout_keeps_the_expected_output() -> None:
     _, ours = pair(num_hidden_layers=1, attention_probs_dropout_prob=0.3, hidden_dropout_prob=0.0)
     attention = ours.encoder.layer[0].attention.self
     query, bias = torch.randn(2, 1, 4, 8), torch.randn(2, 1, 4, 4)
-    expected = attention._attend(query, query, query, bias, 0.5)
+    expected = attention._attend(query, query, query, bias)
     attention.train()
-    drawn = torch.stack([attention._attend(query, query, query, bias, 0.5) for _ in range(4000)])
+    drawn = torch.stack([attention._attend(query, query, query, bias) for _ in range(4000)])
     assert not torch.equal(drawn[0], drawn[1])
     torch.testing.assert_close(drawn.mean(0), expected, atol=0.06, rtol=0)
 
@@ -108,6 +109,28 @@ def test_a_question_answering_model_of_transformers_gives_the_same_logits() -> N
     ids = torch.randint(5, 900, (2, 20))
     for name in ("start_logits", "end_logits"):
         torch.testing.assert_close(ours(ids)[name], stock(ids)[name])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_kept_positions_change_nothing_and_are_not_saved(variant: str) -> None:
+    ours = pair(**VARIANTS[variant])[1]
+    before, names = run(ours), ours.state_dict().keys()
+    fast_deberta.keep_positions(ours)
+    for linear in ("query_proj", "key_proj"):
+        ours.encoder.layer[0].attention.self.get_submodule(linear).register_forward_hook(count := Calls())
+        run(ours)
+        assert count.calls == 1, "only the tokens are projected"
+    assert all(torch.equal(a, b) for a, b in zip(run(ours), before, strict=True))
+    assert ours.state_dict().keys() == names
+
+
+class Calls:
+    """A hook that counts the calls of a module."""
+
+    calls = 0
+
+    def __call__(self, *arguments: Any) -> None:
+        self.calls += 1
 
 
 def test_the_replaced_model_can_be_pickled_and_has_the_same_tensors() -> None:

@@ -31,12 +31,25 @@ def use_distances(model: nn.Module) -> None:
     for module in list(model.modules()):
         if type(module) is DisentangledSelfAttention:
             module.__class__ = FastSelfAttention
+            module.register_buffer("kept", None, persistent=False)
         elif type(module) is DebertaV2Model:
             module.__class__ = FastDebertaModel
         elif type(module) is DebertaV2Encoder:
             module.__class__ = FastDebertaEncoder
             if module.relative_attention:
                 module.register_buffer("rows", _rows_by_distance(model.config), persistent=False)
+
+
+@torch.no_grad()
+def keep_positions(model: nn.Module) -> None:
+    """Project the positions once for all batches, in a model for inference only: its weights must not change again.
+
+    For a single window, projecting them takes a third of the time.
+    """
+    for encoder in model.modules():
+        if isinstance(encoder, FastDebertaEncoder) and encoder.relative_attention:
+            for layer in encoder.layer:
+                layer.attention.self.kept = layer.attention.self.project(encoder.get_rel_embedding())
 
 
 def _rows_by_distance(config: Any) -> Tensor:
@@ -102,6 +115,8 @@ class FastDebertaEncoder(DebertaV2Encoder):
 class FastSelfAttention(DisentangledSelfAttention):
     """The attention of its parent. The N heads (of width D) come first, so that no product has to copy its input."""
 
+    kept: Tensor | None  # [0 to 2, A, N * D], see keep_positions
+
     def forward(
         self,
         hidden_states: Tensor,
@@ -116,25 +131,36 @@ class FastSelfAttention(DisentangledSelfAttention):
             linear(hidden_states).view(split).permute(2, 0, 1, 3)  # [N, B, T, D]
             for linear in (self.query_proj, self.key_proj, self.value_proj)
         )
-        kinds = [kind for kind in ("c2p", "p2c") if kind in self.pos_att_type]
-        scale = 1 / math.sqrt(self.attention_head_size * (1 + len(kinds)))
         bias = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill_(attention_mask, MASKED)[None, :, None]
         if relative_pos is not None and rel_embeddings is not None:
-            positions = self.pos_dropout(rel_embeddings)  # [A, H]
-            if "c2p" in kinds:
-                project = self.key_proj if self.share_att_key else self.pos_key_proj
-                bias = bias + _by_distance(query, embedding(relative_pos[0], project(positions) * scale))
-            if "p2c" in kinds:
-                project = self.query_proj if self.share_att_key else self.pos_query_proj
-                bias = bias + _by_distance(key, embedding(relative_pos[1], project(positions) * scale)).mT
-        attended = self._attend(query, key, value, bias, scale)  # [N, B, T, D]
+            tables = self.project(self.pos_dropout(rel_embeddings)) if self.kept is None else self.kept
+            if "c2p" in self.pos_att_type:
+                bias = bias + _by_distance(query, embedding(relative_pos[0], tables[0]))
+            if "p2c" in self.pos_att_type:
+                bias = bias + _by_distance(key, embedding(relative_pos[1], tables[-1])).mT
+        attended = self._attend(query, key, value, bias)  # [N, B, T, D]
         return attended.permute(1, 2, 0, 3).flatten(2), None
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> Tensor:
+    def project(self, positions: Tensor) -> Tensor:
+        """Return the positions as keys (for c2p) and as queries (for p2c)."""
+        projections = []
+        if "c2p" in self.pos_att_type:
+            projections.append(self.key_proj if self.share_att_key else self.pos_key_proj)
+        if "p2c" in self.pos_att_type:
+            projections.append(self.query_proj if self.share_att_key else self.pos_query_proj)
+        tables = [linear(positions) * self._scale for linear in projections]
+        return torch.stack(tables) if tables else positions[:0]  # [0 to 2, A, N * D]
+
+    @property
+    def _scale(self) -> float:
+        products = 1 + ("c2p" in self.pos_att_type) + ("p2c" in self.pos_att_type)
+        return 1 / math.sqrt(self.attention_head_size * products)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
         dropped = self.dropout.p if self.training else 0.0
         if dropped == 0 or query.device.type != "cpu":
-            return scaled_dot_product_attention(query, key, value, bias, dropout_p=dropped, scale=scale)
-        scores = torch.matmul(query * scale, key.mT) + bias  # [N, B, T, T]
+            return scaled_dot_product_attention(query, key, value, bias, dropout_p=dropped, scale=self._scale)
+        scores = torch.matmul(query * self._scale, key.mT) + bias  # [N, B, T, T]
         return torch.matmul(self.dropout(scores.softmax(-1)), value)  # its dropout is faster than the kernel's
 
 

@@ -116,11 +116,15 @@ def _prepare_for_inference(model: ReaderModel | StockModel) -> None:
     from lamella.encoder.tuning import merge
     from lamella.models.model import ReaderModel
 
+    encoder = model.encoder.model if isinstance(model, ReaderModel) else model.model
     if isinstance(model, ReaderModel):
         model.inference_only = bool(merge(model.encoder)) or model.precision in HALF_TYPES
     if model.precision in HALF_TYPES:
-        encoder = model.encoder if isinstance(model, ReaderModel) else model.model
         torch.nn.Module.to(encoder, HALF_TYPES[model.precision])  # the method of transformers has no types
         if model.device.type == "cpu":
             fuse_products(encoder)
         model.precision = "fp32"  # the weights are rounded already
+    if encoder.config.model_type == "deberta-v2":
+        from lamella.encoder.fast_deberta import keep_positions
+
+        keep_positions(encoder)
