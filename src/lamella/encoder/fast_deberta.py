@@ -48,8 +48,10 @@ def keep_positions(model: nn.Module) -> None:
     """
     for encoder in model.modules():
         if isinstance(encoder, FastDebertaEncoder) and encoder.relative_attention:
-            for layer in encoder.layer:
-                layer.attention.self.kept = layer.attention.self.project(encoder.get_rel_embedding())
+            positions = encoder.get_rel_embedding()  # type: ignore[no-untyped-call]
+            for attention in encoder.modules():
+                if isinstance(attention, FastSelfAttention):
+                    attention.kept = attention.project(positions)
 
 
 def _rows_by_distance(config: Any) -> Tensor:
