@@ -98,6 +98,10 @@ def export(
         Path | None,
         typer.Option("--as-transformers", metavar="DIR", help="Write a checkpoint for AutoModelForQuestionAnswering."),
     ] = None,
+    peft: Annotated[
+        Path | None,
+        typer.Option("--peft", metavar="DIR", help="Write a LoRA folder for peft.PeftModel.from_pretrained."),
+    ] = None,
     onnx: Annotated[
         Path | None, typer.Option("--onnx", metavar="DIR", help="Write a folder for onnxruntime, which needs no torch.")
     ] = None,
@@ -109,11 +113,17 @@ def export(
 ) -> None:
     """Write a model in another format, into a new folder.
 
-    Choose exactly one output format: --flatten, --half, --as-transformers or --onnx.
+    Choose exactly one output format: --flatten, --half, --as-transformers, --peft or --onnx.
     """
     from lamella.errors import UsageError
 
-    modes = {"--flatten": flatten, "--half": half, "--as-transformers": as_transformers, "--onnx": onnx}
+    modes = {
+        "--flatten": flatten,
+        "--half": half,
+        "--as-transformers": as_transformers,
+        "--peft": peft,
+        "--onnx": onnx,
+    }
     chosen = {mode: folder for mode, folder in modes.items() if folder is not None}
     if len(chosen) != 1:
         raise UsageError(
@@ -130,12 +140,14 @@ def export(
 
     from lamella.export.flatten import flatten as write_flat
     from lamella.export.half import halve
+    from lamella.export.peft_export import save_as_peft
     from lamella.export.transformers_checkpoint import save_as_transformers
 
     write: dict[str, Callable[[str, Path], object]] = {
         "--flatten": write_flat,
         "--half": halve,
         "--as-transformers": save_as_transformers,
+        "--peft": save_as_peft,
     }
     for mode, folder in chosen.items():
         write[mode](model, folder)

@@ -23,6 +23,8 @@ from lamella.runs import MODEL, describe_run_without_model, run_state
 
 MODEL_CONFIG = "config.json"
 MODEL_WEIGHTS = "model.safetensors"
+PEFT_CONFIG = "adapter_config.json"
+PEFT_WEIGHTS = "adapter_model.safetensors"
 MODEL_FORMAT = "lamella"  # the key of config.json that marks a folder as a saved model of Lamella
 
 
@@ -65,7 +67,7 @@ class Source:
     @property
     def weights(self) -> list[Path]:
         """The weight files that transformers would read: a single file, or its shards."""
-        single = self.folder / MODEL_WEIGHTS
+        single = weights_file(self.folder)
         return [single] if single.is_file() else sorted(self.folder.glob("model-*-of-*.safetensors"))
 
 
@@ -131,9 +133,29 @@ def is_saved_model(folder: Path) -> bool:
     return isinstance(config, dict) and MODEL_FORMAT in config
 
 
+def is_peft(folder: Path) -> bool:
+    """Return whether a folder was saved by peft: a model that is stored as a change of its base encoder, like ours."""
+    return (folder / PEFT_CONFIG).is_file() and not is_saved_model(folder)
+
+
+def is_model(folder: Path) -> bool:
+    """Return whether a folder holds a change of a base encoder, as opposed to an encoder."""
+    return is_saved_model(folder) or is_peft(folder)
+
+
+def weights_file(folder: Path) -> Path:
+    """Return where a folder has its weights, if they are not in shards."""
+    return folder / (PEFT_WEIGHTS if is_peft(folder) else MODEL_WEIGHTS)
+
+
 def model_folder(path: Path) -> Path:
     """Return the model folder that a path means: the path itself, or the `model` of a run folder."""
     return path / MODEL if is_saved_model(path / MODEL) else path
+
+
+def portable_name(source: Source) -> str:
+    """Return a name that is valid from any working directory: the absolute path if the encoder is a folder."""
+    return os.path.abspath(os.path.expanduser(source.name)) if source.kind == "folder" else source.name
 
 
 def verified_hash(source: Source) -> str:
@@ -149,6 +171,9 @@ def verified_hash(source: Source) -> str:
         base_sha256 = base.get("sha256") if isinstance(base, dict) else None  # not the name: a folder may move
         identity = [sha256, base_sha256, config.get("tuning"), config.get("tuned_before")]
         sha256 = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    elif is_peft(source.folder):
+        identity = [sha256, file_sha256(source.folder / PEFT_CONFIG)]
+        sha256 = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     if source.sha256 is not None and sha256 != source.sha256:
         raise EncoderError(
             f"{source.folder}: expected the weights of {source.name} with sha256 {source.sha256}, found {sha256}; "
@@ -173,7 +198,7 @@ def _in_folder(name: str, folder: Path) -> Source:
     folder = model_folder(folder)
     if found := describe_run_without_model(folder):
         raise EncoderError(f"{folder}: expected an encoder or a saved model, found {found}.")
-    if not (folder / MODEL_CONFIG).is_file():
+    if not (folder / MODEL_CONFIG).is_file() and not is_peft(folder):
         files = ", ".join(sorted(file.name for file in folder.iterdir())[:6]) or "an empty folder"
         raise EncoderError(
             f"{folder}: expected an encoder or a saved model (a folder with config.json), found {files}."
@@ -187,7 +212,8 @@ def _in_encoders(name: str) -> Source | None:
     inside = encoders and not os.path.isabs(name) and ".." not in Path(name).parts
     if not encoders or not inside or not os.path.isdir(folder := os.path.join(os.path.expanduser(encoders), name)):
         return None
-    if not (model_folder(Path(folder)) / MODEL_CONFIG).is_file():  # another place may have the name
+    inner = model_folder(Path(folder))
+    if not (inner / MODEL_CONFIG).is_file() and not is_peft(inner):  # another place may have the name
         return None
     return replace(_in_folder(name, Path(folder)), kind="named")
 
@@ -199,6 +225,8 @@ def _in_cache(name: str) -> Source | None:
 
     try:
         config = try_to_load_from_cache(name, MODEL_CONFIG)
+        if not isinstance(config, str):
+            config = try_to_load_from_cache(name, PEFT_CONFIG)
     except HFValidationError:
         return None
     if not isinstance(config, str):

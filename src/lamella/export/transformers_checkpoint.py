@@ -23,7 +23,7 @@ def save_as_transformers(name: str | os.PathLike[str], folder: Path) -> None:
 
     check_output_folder(folder)
     model = ReaderModel.from_pretrained(name)
-    if reason := _obstacle(model):
+    if reason := obstacle(model):
         raise ModelError(f"{name}: cannot be written as a transformers checkpoint: {reason}")
     merge(model.encoder)
     config = copy.deepcopy(model.encoder.model.config)
@@ -42,7 +42,7 @@ def save_as_transformers(name: str | os.PathLike[str], folder: Path) -> None:
             tokenizer.save_pretrained(fresh)
 
 
-def _obstacle(model: ReaderModel) -> str | None:
+def obstacle(model: ReaderModel) -> str | None:
     """Return what such a checkpoint cannot express about a model, if anything."""
     spec = model.head_spec
     mixers = [stage["name"] for stage in spec["mixer"]]

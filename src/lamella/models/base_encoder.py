@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lamella.encoder.lora import tensors_follow
 from lamella.encoder.pretrained import LoadedEncoder, load_pretrained, load_tokenizer
-from lamella.encoder.sources import MODEL_CONFIG, MODEL_WEIGHTS, Source, find_encoder, is_saved_model, verified_hash
-from lamella.encoder.tensors import hash_parameters, put_tensors, read_tensors
+from lamella.encoder.sources import (
+    MODEL_CONFIG,
+    Source,
+    find_encoder,
+    is_model,
+    is_peft,
+    portable_name,
+    verified_hash,
+    weights_file,
+)
+from lamella.encoder.tensors import hash_parameters, put_tensors
 from lamella.encoder.tuning import merge, tune_in_turn
 from lamella.errors import ConfigError, EncoderError, MissingLibraryError, ModelError, UsageError
+from lamella.models.peft_tensors import read_model_tensors
 from lamella.models.saved import SavedModel, check_weights, read_saved
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 def load_encoder(name: str, *, dropout: float | None = None, pooler: bool = False) -> LoadedEncoder:
@@ -49,10 +62,17 @@ def load_base(
         )
     return replace(
         base,
-        tokenizer=load_tokenizer(Source(saved.base_name, folder, "folder")),
+        tokenizer=_tokenizer(folder, saved) or base.tokenizer,
         sha256=saved.base_sha256,
         tensors_sha256=saved.base_tensors_sha256,
     )
+
+
+def _tokenizer(folder: Path, saved: SavedModel) -> PreTrainedTokenizerFast | None:
+    """Load the tokenizer of a model folder; peft saves none."""
+    if is_peft(folder) and not (folder / "tokenizer_config.json").is_file():
+        return None
+    return load_tokenizer(Source(saved.base_name, folder, "folder"))
 
 
 @contextlib.contextmanager
@@ -73,10 +93,10 @@ def _load(name: str, dropout: float | None, pooler: bool, loading: Sequence[Path
     if source.folder.resolve() in loading:
         raise EncoderError(f"{name!r}: circular base-model reference; no encoder is at the bottom of this chain.")
     sha256 = verified_hash(source)
-    if is_saved_model(source.folder):
+    if is_model(source.folder):
         return _load_tuned(source, sha256, dropout, pooler, loading)
     encoder = load_pretrained(source, dropout=dropout, pooler=pooler)
-    return LoadedEncoder(encoder, load_tokenizer(source), _portable_name(source), sha256, (source.folder,))
+    return LoadedEncoder(encoder, load_tokenizer(source), portable_name(source), sha256, (source.folder,))
 
 
 def _load_tuned(
@@ -95,23 +115,18 @@ def _load_tuned(
     if pooler and not had_pooler:
         loaded.encoder.model.pooler.requires_grad_(False)  # the saved model had no pooler to tune
     check_weights(source.folder, saved)
-    tensors = read_tensors(source.folder / MODEL_WEIGHTS)
+    tensors = read_model_tensors(source.folder, loaded.encoder)
     prefix = "encoder."
     put_tensors(
         loaded.encoder,
         {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)},
-        str(source.folder / MODEL_WEIGHTS),
+        str(weights_file(source.folder)),
     )
     merge(loaded.encoder)
     if had_pooler and not pooler:
         loaded.encoder.model.add_module("pooler", None)
     folders = (source.folder, *loaded.folders)
-    return replace(loaded, name=_portable_name(source), sha256=sha256, folders=folders, tensors_sha256=None)
-
-
-def _portable_name(source: Source) -> str:
-    """Return a name that is valid from any working directory: the absolute path if the encoder is a folder."""
-    return os.path.abspath(os.path.expanduser(source.name)) if source.kind == "folder" else source.name
+    return replace(loaded, name=portable_name(source), sha256=sha256, folders=folders, tensors_sha256=None)
 
 
 def _has_tensors(base: LoadedEncoder, sha256: str | None) -> bool:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from lamella.encoder.sources import is_saved_model, named_folder
+from lamella.encoder.sources import is_model, named_folder
 from lamella.errors import MissingLibraryError, UnknownNameError, UsageError, one_line, warn
 from lamella.models.names import find_model
 from lamella.models.onnx_model import OnnxModel, is_exported
@@ -90,7 +90,7 @@ def _load_torch(
         raise UsageError(f"device: {str(device)!r} cannot be used here: {one_line(error)}.") from None
     source = find_model(name)
     _warn_of_unfinished_run(source.folder)
-    saved = is_saved_model(source.folder)
+    saved = is_model(source.folder)
     model = (ReaderModel.load(source.folder) if saved else StockModel.load(source)).to(place)
     model.precision = choose_precision(precision, place)
     if inference_only:

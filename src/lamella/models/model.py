@@ -22,7 +22,7 @@ from lamella.encoder.device import autocast
 from lamella.encoder.encoder import Encoder, HiddenStates
 from lamella.encoder.lora import tensors_follow
 from lamella.encoder.pretrained import LoadedEncoder
-from lamella.encoder.sources import MODEL_WEIGHTS, is_saved_model, model_folder
+from lamella.encoder.sources import MODEL_WEIGHTS, is_model, is_saved_model, model_folder, weights_file
 from lamella.encoder.tensors import put_tensors, read_tensors, round_to_half, trained_tensors
 from lamella.encoder.tuning import count_parameters, tune_in_turn
 from lamella.errors import RunError, UsageError, one_line
@@ -32,6 +32,7 @@ from lamella.models.base_encoder import load_base, reported_as_damage
 from lamella.models.card import Contents, LayerWeightTable, model_card
 from lamella.models.facts import Facts
 from lamella.models.names import find_model
+from lamella.models.peft_tensors import read_model_tensors
 from lamella.models.saved import SavedModel, check_weights, complete_head, read_saved, write_decoding, write_saved
 from lamella.runs import MODEL, describe_run_without_model
 
@@ -86,7 +87,7 @@ class ReaderModel(nn.Module):
     def from_pretrained(cls, name: str | os.PathLike[str]) -> ReaderModel:
         """Load a model folder, a run folder or a model of the hub, on the CPU in fp32."""
         folder = find_model(os.fspath(name)).folder
-        if not is_saved_model(folder):
+        if not is_model(folder):
             raise UsageError(
                 f"{os.fspath(name)}: expected a model folder of Lamella, found another kind; load it with Reader.load."
             )
@@ -94,10 +95,10 @@ class ReaderModel(nn.Module):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ReaderModel:
-        """Load a model folder, or the model of a run folder."""
+        """Load a model folder, the model of a run folder, or a LoRA folder of peft."""
         path = Path(os.path.expanduser(path))
         folder = model_folder(path)
-        if not is_saved_model(folder):
+        if not is_model(folder):
             found = describe_run_without_model(path) if path.is_dir() else None
             found = found or ("neither" if path.exists() else "nothing there")
             raise UsageError(f"{path}: expected a model folder, or a run folder with a model; found {found}.")
@@ -107,7 +108,7 @@ class ReaderModel(nn.Module):
         with reported_as_damage(folder), tensors_follow():
             model = cls(base, saved.config, tuned_before=saved.tuned_before)
         model.facts = saved.facts
-        put_tensors(model, read_tensors(folder / MODEL_WEIGHTS), str(folder / MODEL_WEIGHTS))
+        put_tensors(model, read_model_tensors(folder, model.encoder), str(weights_file(folder)))
         model.folders = (folder, *model.folders)
         return model.eval()
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path, PurePath
 
 from lamella.config import RunConfig
-from lamella.encoder.sources import Source, find_encoder, is_saved_model, model_folder, named_folder
+from lamella.encoder.sources import Source, find_encoder, is_model, is_saved_model, model_folder, named_folder
 from lamella.errors import EncoderError, UsageError
 from lamella.runs import MODEL, MODELS, describe_run_without_model
 
@@ -30,7 +30,7 @@ def saved_model(name: str) -> Path | None:
     if not os.path.isdir(folder):  # False for a name that is too long, where pathlib raises
         return None
     folder = model_folder(folder)
-    return folder if is_saved_model(folder) else None
+    return folder if is_model(folder) else None
 
 
 def short_model_name(name: str) -> str:

@@ -19,10 +19,21 @@ from typing import TYPE_CHECKING, Any
 
 from lamella import registry
 from lamella.config import HEAD_OPTIONS, RunConfig
-from lamella.encoder.sources import MODEL_CONFIG, MODEL_FORMAT, MODEL_WEIGHTS, find_encoder, is_saved_model
+from lamella.encoder.sources import (
+    MODEL_CONFIG,
+    MODEL_FORMAT,
+    MODEL_WEIGHTS,
+    find_encoder,
+    is_model,
+    is_peft,
+    portable_name,
+    verified_hash,
+    weights_file,
+)
 from lamella.errors import ConfigError, ModelError, PluginError
 from lamella.files import file_sha256, new_folder, read_json, write_bytes, write_json, write_text
 from lamella.models.facts import Facts, read_facts
+from lamella.models.peft_folder import read_peft
 from lamella.plugins import import_plugins
 from lamella.validation import check_config
 
@@ -75,7 +86,9 @@ class SavedModel:
 
 
 def read_saved(folder: Path) -> SavedModel:
-    """Read and check the config.json of a saved model."""
+    """Read and check the configuration of a model folder: of a saved model, or of a LoRA folder of peft."""
+    if is_peft(folder):
+        return _read_peft(folder)
     path = folder / MODEL_CONFIG
     saved = read_json(path)
     version = saved.get(MODEL_FORMAT)
@@ -109,6 +122,18 @@ def read_saved(folder: Path) -> SavedModel:
         raise ModelError(f"{path}: damaged, or written by another version of lamella: {problems}") from None
     tuned_before = tuple(config.encoder.tuning for config in earlier)
     return SavedModel(name, sha256, tensors_sha256, config, tuned_before, read_facts(facts, str(path)), weights)
+
+
+def _read_peft(folder: Path) -> SavedModel:
+    """Read a LoRA folder of peft as if it had been saved by Lamella; it records no hash of its base."""
+    peft = read_peft(folder)
+    name = portable_name(peft.base)
+    table = {"encoder": {"name": name, "tuning": peft.tuning}, "windows": peft.windows}
+    try:
+        config = check_config(table, where=str(folder))
+    except ConfigError as error:
+        raise ModelError(f"{folder}: cannot be read as the tuning lora: {'; '.join(error.problems)}") from None
+    return SavedModel(name, verified_hash(peft.base), None, config, (), Facts())
 
 
 def _import_plugins_of(path: Path, plugins: list[str], named: Mapping[str, Any]) -> list[str]:
@@ -158,7 +183,7 @@ def write_decoding(folder: Path, saved: SavedModel, *, card: str) -> None:
 def read_chain(folder: Path) -> list[SavedModel]:
     """Read a saved model, its base model, and so on down to the model on a pretrained encoder."""
     chain = [read_saved(folder)]
-    while is_saved_model(below := find_encoder(chain[-1].base_name).folder):
+    while is_model(below := find_encoder(chain[-1].base_name).folder):
         chain.append(read_saved(below))
     return chain
 
@@ -178,7 +203,7 @@ def check_weights(folder: Path, saved: SavedModel) -> None:
 
 def weights_sha256(folder: Path) -> str:
     """Hash the trained tensors of a model folder; warm starts and teachers are recorded by this hash."""
-    return file_sha256(folder / MODEL_WEIGHTS)
+    return file_sha256(weights_file(folder))
 
 
 def complete_head(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from lamella.config import RunConfig
 from lamella.encoder.adapters import Adapter
 from lamella.encoder.lora import Lora, change_of, changed_layers
 from lamella.encoder.low_rank import nearest_of_rank
-from lamella.encoder.sources import find_encoder, is_saved_model
+from lamella.encoder.sources import find_encoder, is_model
 from lamella.encoder.tensors import trained_tensors
 from lamella.encoder.tuning import Projection, Small, group_parameters, merge
 from lamella.errors import ConfigError, EncoderError, ModelError, UsageError
@@ -52,7 +52,7 @@ def inherit_options(config: RunConfig) -> RunConfig:
         folder = find_encoder(config.learner.start).folder if config.learner.start else None
     except EncoderError:  # `apply_warm_start` gives the better message
         folder = None
-    if folder is None or not is_saved_model(folder):
+    if folder is None or not is_model(folder):
         return config
     start = read_saved(folder).config
     inherited: dict[str, dict[str, Any]] = {}
