@@ -42,6 +42,14 @@ RELATIVES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+# every relative on four families, and LoRA on the others, which name their modules like BERT
+CASES = [
+    (family, kind)
+    for family in FAMILIES
+    for kind in (RELATIVES if family in ("bert", "roberta", "mpnet", "distilbert") else ["lora"])
+]
+
+
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("encoders")
@@ -104,8 +112,7 @@ def written_here(base: Path, folder: Path, **sections: Any) -> None:
     model.save(folder)
 
 
-@pytest.mark.parametrize("kind", RELATIVES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), CASES)
 def test_a_folder_of_peft_has_the_same_logits_here(
     family: str, kind: str, bases: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -153,6 +160,18 @@ def test_what_peft_can_train_beside_plain_lora(options: Any, bases: dict[str, Pa
     assert_equal(own_logits(tmp_path / "peft", "bert"), expected, "bert")
 
 
+def test_the_base_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = save_tiny_encoder(tmp_path / "encoders" / "somebody" / "tiny")
+    expected = written_by_peft(base, tmp_path / "encoders" / "me" / "adapter")
+    path = tmp_path / "encoders" / "me" / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": "somebody/tiny"}))
+    monkeypatch.setenv("LAMELLA_ENCODERS", str(tmp_path / "encoders"))
+    model = ReaderModel.from_pretrained("me/adapter")
+    assert model.base_name == "somebody/tiny"
+    with torch.no_grad():
+        assert_equal(model(tiny_batch()), expected, "bert")
+
+
 def test_the_head_may_be_that_of_the_base(tmp_path: Path) -> None:
     base = save_tiny_encoder(tmp_path / "encoder")
     with quiet():
@@ -195,13 +214,16 @@ def test_a_folder_of_peft_answers_predicts_and_is_trained_further(
     assert ReaderModel.load(tmp_path / "run").base_name == str(bases["bert"])
 
 
-@pytest.mark.parametrize("also", [[], SMALL], ids=["alone", "with small parts"])
-@pytest.mark.parametrize("kind", RELATIVES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "kind", "also"),
+    [
+        *((family, kind, SMALL if ENCODERS[family].token_types else SMALL[:-1]) for family, kind in CASES),
+        *(("bert", "dora", also) for also in ([], ["layer_norm"], ["bias"])),
+    ],
+)
 def test_peft_loads_it_with_equal_logits(
     family: str, kind: str, also: list[str], bases: dict[str, Path], tmp_path: Path
 ) -> None:
-    also = [part for part in also if part != "token_types" or ENCODERS[family].token_types]
     tuning = {"name": "lora", "rank": 3, "alpha": 5, "targets": ALL, "also": also, **RELATIVES[kind][0]}
     written_here(bases[family], tmp_path / "model", encoder={"tuning": tuning})
     save_as_peft(tmp_path / "model", tmp_path / "peft")

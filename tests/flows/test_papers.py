@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoModel
 
-from doubles import save_tiny_encoder
+from doubles import save_tiny_encoder, tiny_config
 from lamella import registry
 from lamella.config import RunConfig
 from lamella.data.file_formats.formats import read
 from lamella.data.windows.batches import Totals, collate
 from lamella.data.windows.feed import Recipe
+from lamella.encoder.encoder import Encoder
+from lamella.encoder.tuning import count_parameters
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.plan import load_plan, make_plan
@@ -144,6 +147,27 @@ def test_the_study_of_the_demo_is_one_sweep(lamella: Any, tmp_path: Path) -> Non
     assert (code, err) == (0, "")
     assert out.startswith("16 runs in 1 pass")
     assert "default, frozen: last-seed0" in out
+
+
+def test_the_thin_tunings_are_one_sweep_at_equal_budgets() -> None:
+    """Three seeds each; of the encoder, the first six train about as many parameters."""
+    runs = load_plan(PAPERS.parent / "study" / "thin-tunings.toml").runs
+    assert {name.rpartition("-")[2] for name in runs} == {"seed0", "seed1", "seed2"}
+    small = tiny_config("bert", hidden_size=384, num_hidden_layers=1, num_attention_heads=12, intermediate_size=1536)
+    counts = {}
+    for name, config in runs.items():
+        if name.endswith("-seed0"):
+            encoder = Encoder(AutoModel.from_config(small, add_pooling_layer=False))
+            registry.build("tuning", config.encoder.tuning, encoder)
+            layer = encoder.layer_modules[0]
+            counts[name.removesuffix("-seed0")] = 12 * count_parameters(layer)[0]
+    budget = counts.pop("lora")
+    assert budget == 12 * 14 * (4 * 2 * 384 + 2 * (384 + 1536))
+    for name in ("adapter", "rslora", "dora", "pissa", "lora-plus"):
+        assert counts.pop(name) == pytest.approx(budget, rel=0.04), name
+    assert counts.pop("full") > 15 * budget
+    assert counts.keys() == {"ia3", "bitfit", "layer_norm"}
+    assert all(count < budget / 20 for count in counts.values())
 
 
 @pytest.mark.parametrize("path", sorted((PAPERS.parent / "readers").glob("*.toml")), ids=lambda path: path.stem)
