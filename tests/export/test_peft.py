@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForQuestionAnswering
 
-from doubles import FAMILIES, corpus, save_tiny_encoder, tiny_batch, tiny_run_config
+from doubles import FAMILIES, corpus, save_tiny_encoder, tiny_batch, tiny_config, tiny_run_config
 from lamella.data.windows.batches import Batch
 from lamella.encoder.encoder import FAMILIES as ENCODERS
+from lamella.encoder.encoder import reads_token_types
 from lamella.encoder.pretrained import quiet
 from lamella.errors import LamellaError
 from lamella.export.peft_export import save_as_peft
@@ -42,11 +43,15 @@ RELATIVES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-# every relative on four families, and LoRA on the others, which name their modules like BERT
+def has_token_types(family: str) -> bool:
+    return reads_token_types(tiny_config(family))
+
+
+# every relative on five families, and LoRA on the others, which name their modules like BERT
 CASES = [
     (family, kind)
     for family in FAMILIES
-    for kind in (RELATIVES if family in ("bert", "roberta", "mpnet", "distilbert") else ["lora"])
+    for kind in (RELATIVES if family in ("bert", "deberta-v2", "distilbert", "mpnet", "roberta") else ["lora"])
 ]
 
 
@@ -68,7 +73,7 @@ def disturb(module: nn.Module) -> None:
 def stock_logits(model: Any, family: str) -> Tensor:
     batch: Batch = tiny_batch(family)
     inputs: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
-    if ENCODERS[family].token_types:
+    if has_token_types(family):
         inputs["token_type_ids"] = batch.token_types
     with torch.no_grad():
         output = model.eval()(**inputs)
@@ -121,7 +126,7 @@ def test_a_folder_of_peft_has_the_same_logits_here(
     model = ReaderModel.load(tmp_path / "peft")
     model.save(tmp_path / "saved")
     assert torch.equal(own_logits(tmp_path / "saved", family), own_logits(tmp_path / "peft", family))
-    also = ["token_types"] if ENCODERS[family].token_types else []
+    also = ["token_types"] if has_token_types(family) else []
     assert model.tuning.items() >= {"rank": 3, "alpha": 5, "also": also, **RELATIVES[kind][0]}.items()
 
 
@@ -158,6 +163,15 @@ def test_token_types_are_ignored_where_peft_ignores_them(bases: dict[str, Path],
 def test_what_peft_can_train_beside_plain_lora(options: Any, bases: dict[str, Path], tmp_path: Path) -> None:
     expected = written_by_peft(bases["bert"], tmp_path / "peft", **options)
     assert_equal(own_logits(tmp_path / "peft", "bert"), expected, "bert")
+
+
+@pytest.mark.parametrize("options", [{"type_vocab_size": 2}, {}])
+def test_some_debertas_have_token_types(options: dict[str, int], tmp_path: Path) -> None:
+    """The configuration of an encoder leaves out the defaults of its kind: for DeBERTa, none; for BERT, two."""
+    base = save_tiny_encoder(tmp_path / "base", "deberta-v2", **options)
+    expected = written_by_peft(base, tmp_path / "peft", "deberta-v2")
+    assert_equal(own_logits(tmp_path / "peft", "deberta-v2"), expected, "deberta-v2")
+    assert ReaderModel.load(tmp_path / "peft").tuning["also"] == (["token_types"] if options else [])
 
 
 def test_the_base_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +231,7 @@ def test_a_folder_of_peft_answers_predicts_and_is_trained_further(
 @pytest.mark.parametrize(
     ("family", "kind", "also"),
     [
-        *((family, kind, SMALL if ENCODERS[family].token_types else SMALL[:-1]) for family, kind in CASES),
+        *((family, kind, SMALL if has_token_types(family) else SMALL[:-1]) for family, kind in CASES),
         *(("bert", "dora", also) for also in ([], ["layer_norm"], ["bias"])),
     ],
 )

@@ -39,15 +39,12 @@ class LoadedEncoder:
 
 def load_pretrained(source: Source, *, dropout: float | None = None, pooler: bool = False) -> Encoder:
     """Load the weights of a pretrained encoder in fp32; `dropout` overrides the encoder's own rates."""
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoModel
 
     folder = source.folder
-    family = family_of(_model_type(folder), str(folder))
+    config = load_configuration(source)
+    family = family_of(config.model_type, str(folder))
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    try:
-        config = AutoConfig.from_pretrained(folder, **options)
-    except Exception as error:  # transformers raises a different class for each kind of invalid value
-        raise EncoderError(f"{folder}: config.json cannot be used: {one_line(error)}.") from None
     if family.optional_pooler:
         options["add_pooling_layer"] = pooler
     elif pooler:
@@ -75,6 +72,18 @@ def load_pretrained(source: Source, *, dropout: float | None = None, pooler: boo
             f"or of another shape ({', '.join(wrong[:3])}{', …' if len(wrong) > 3 else ''})."
         )
     return Encoder(model)
+
+
+def load_configuration(source: Source) -> Any:
+    """Load the configuration of a pretrained encoder, and check that its kind is supported."""
+    from transformers import AutoConfig
+
+    folder = source.folder
+    family_of(_model_type(folder), str(folder))
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises a different class for each kind of invalid value
+        raise EncoderError(f"{folder}: config.json cannot be used: {one_line(error)}.") from None
 
 
 def load_tokenizer(source: Source) -> PreTrainedTokenizerFast:

@@ -86,7 +86,7 @@ def _config(model: ReaderModel, prefix: str) -> dict[str, Any]:
         whole.append("token_type_embeddings")
     return {
         "peft_type": "LORA",
-        "task_type": None if encoder.family.token_types else TASK,  # with it, peft would ignore token types
+        "task_type": None if encoder.token_types else TASK,  # with it, peft would ignore token types
         "base_model_name_or_path": hub_id(model.base_name),
         "r": rank,
         "lora_alpha": rank if pissa else tuning["alpha"],

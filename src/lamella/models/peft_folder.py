@@ -16,13 +16,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from safetensors import SafetensorError, safe_open
 
 from lamella.config import WindowOptions
-from lamella.encoder.sources import MODEL_CONFIG, PEFT_CONFIG, PEFT_WEIGHTS, Source, find_encoder
+from lamella.encoder.sources import PEFT_CONFIG, PEFT_WEIGHTS, Source, find_encoder
 from lamella.errors import EncoderError, ModelError, counted, one_line
 from lamella.files import read_json
 
@@ -52,6 +51,7 @@ class PeftFolder:
 
     folder: Path
     base: Source
+    positions: int  # the number of tokens that the base can read
     tuning: dict[str, Any]
     scales: dict[str, float]  # of each projection with LoRA, by its path in the encoder: alpha/rank
     small: dict[str, str] = field(default_factory=dict)  # other trained parameters: name in the encoder -> in the file
@@ -64,11 +64,8 @@ class PeftFolder:
     @property
     def windows(self) -> dict[str, Any]:
         """Window options, which peft does not record: the defaults, or less on a short encoder."""
-        from lamella.encoder.encoder import positions_of  # imports torch
-
         default = WindowOptions()
-        positions = positions_of(SimpleNamespace(**read_json(self.base.folder / MODEL_CONFIG)))
-        longest = min(default.max_seq_length, positions or default.max_seq_length)
+        longest = min(default.max_seq_length, self.positions)
         third = longest // 3
         return {
             "max_seq_length": longest,
@@ -119,9 +116,11 @@ def _read_shapes(path: Path) -> dict[str, list[int]]:
 
 
 def _describe(folder: Path, base: Source, config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> PeftFolder:
-    from lamella.encoder.encoder import family_of  # imports torch
+    from lamella.encoder.encoder import family_of, positions_of, reads_token_types  # imports torch
+    from lamella.encoder.pretrained import load_configuration
 
-    family = family_of(str(read_json(base.folder / MODEL_CONFIG).get("model_type")), str(base.folder))
+    encoder = load_configuration(base)
+    family = family_of(encoder.model_type, str(base.folder))
     layer = re.escape(family.layers) + r"\.\d+" + (r"\.albert_layers\.\d+" if family.shared_layers else "")
     paths = "|".join(map(re.escape, family.projections.values()))
     projection = re.compile(rf"({re.escape(PREFIX)}(?:\w+\.)?)({layer}\.({paths}))\.lora_A\.weight")
@@ -131,7 +130,7 @@ def _describe(folder: Path, base: Source, config: Mapping[str, Any], shapes: Map
     prefix, chosen = matches[0][1], {match[3] for match in matches}
     ranks = {match[2]: shapes[match[0]][0] for match in matches}
     small, head = _sort_rest(folder, shapes, ranks, prefix)
-    one_token_type = family.token_types and config.get("task_type") == TASK
+    one_token_type = reads_token_types(encoder) and config.get("task_type") == TASK
     rank, alpha = max(ranks.values()), config.get("lora_alpha", 8)
     tuning = {
         "name": "lora",
@@ -146,7 +145,8 @@ def _describe(folder: Path, base: Source, config: Mapping[str, Any], shapes: Map
     root = math.sqrt if config.get("use_rslora") else float
     alphas = {path: _of_pattern(config.get("alpha_pattern"), prefix + path, alpha) for path in ranks}
     scales = {path: alphas[path] / root(rank) for path, rank in ranks.items()}
-    return PeftFolder(folder, base, tuning, scales, small, head, prefix, one_token_type)
+    positions = cast(int, positions_of(encoder))
+    return PeftFolder(folder, base, positions, tuning, scales, small, head, prefix, one_token_type)
 
 
 def _sort_rest(
