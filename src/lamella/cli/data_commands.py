@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lamella.config import RunConfig
+    from lamella.data.examples import Example
     from lamella.data.file_formats.formats import DataFile
 
 
@@ -128,33 +129,60 @@ def convert(
             "does not contain the answer.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="With --negatives: chooses the questions.")] = 0,
+    hold_out: Annotated[
+        float | None,
+        typer.Option(
+            "--hold-out",
+            metavar="SHARE",
+            min=0,
+            max=1,
+            help="Write whole articles with about this share of the questions to --hold-out-to instead of OUT.",
+        ),
+    ] = None,
+    hold_out_to: Annotated[
+        Path | None, typer.Option("--hold-out-to", metavar="FILE", help="With --hold-out: the file for these articles.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="With --negatives or --hold-out: chooses questions or articles.")
+    ] = 0,
     on_bad_answer: OnBadAnswer = "refuse",
     encoding: Encoding = None,
     overwrite: OverwriteFile = False,
 ) -> None:
     """Convert a data file to another format.
 
-    With --negatives, every question has one context, and the ids of the changed questions end in "-negative".
+    With --negatives, every question has one context, and the ids of the changed questions end in "-negative". With
+    --hold-out, no article is in both files.
     """
     from lamella.data.dataset import load_examples
     from lamella.data.file_formats.writers import write
-    from lamella.errors import counted
+    from lamella.errors import UsageError, counted
     from lamella.files import check_output_file
 
-    check_output_file(target, inputs=[source], overwrite=overwrite)
+    if (hold_out is None) != (hold_out_to is None):
+        raise UsageError("convert: --hold-out and --hold-out-to need each other.")
+    for output in [target, *([hold_out_to] if hold_out_to is not None else [])]:
+        check_output_file(output, inputs=[source], overwrite=overwrite)
+    if hold_out_to == target:
+        raise UsageError(f"convert --hold-out-to {hold_out_to}: expected another file than OUT.")
     dataset = load_examples([source], on_bad_answer=on_bad_answer or "refuse", encoding=encoding)
-    examples, note = dataset.examples, ""
-    if negatives is not None:
-        from lamella.data.negatives import with_negatives
+    outputs: list[tuple[Path, Sequence[Example]]] = [(target, dataset.examples)]
+    if hold_out is not None and hold_out_to is not None:
+        from lamella.data.hold_out import hold_out as split
 
-        mixed = with_negatives(examples, negatives, seed=seed)
-        examples, note = mixed.examples, f", {counted(mixed.made, 'negative')}"
-        if mixed.impossible:
-            note += f"; {counted(mixed.impossible, 'question')} unchanged, as all other contexts contain the answer"
-    write(examples, target, format=to)
-    questions = counted(len(examples), "question")
-    typer.echo(f"{target}: {questions} ({dataset.fixed} fixed, {dataset.skipped} skipped){note}")
+        outputs = list(zip((target, hold_out_to), split(dataset.examples, hold_out, seed=seed), strict=True))
+    for path, examples in outputs:
+        note = ""
+        if negatives is not None:
+            from lamella.data.negatives import with_negatives
+
+            mixed = with_negatives(examples, negatives, seed=seed)
+            examples, note = mixed.examples, f", {counted(mixed.made, 'negative')}"
+            if mixed.impossible:
+                note += f"; {counted(mixed.impossible, 'question')} unchanged, as all other contexts contain the answer"
+        write(examples, path, format=to)
+        questions = counted(len(examples), "question")
+        typer.echo(f"{path}: {questions} ({dataset.fixed} fixed, {dataset.skipped} skipped){note}")
 
 
 @app.command()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +30,7 @@ class WordRanking:
         self._texts = len(found)
         self._index = None
         if any(found):  # an index of no words cannot be built
-            import bm25s  # here: it takes half a second to import, and most commands rank nothing
-
-            self._index = bm25s.BM25(k1=K1, b=B)
+            self._index = _import_bm25s().BM25(k1=K1, b=B)
             self._index.index(found, show_progress=False)
 
     def scores(self, question: str) -> NDArray[np.float32]:
@@ -40,6 +40,25 @@ class WordRanking:
             return np.zeros(self._texts, np.float32)
         scores: NDArray[np.float32] = self._index.get_scores_from_ids(ids)
         return scores
+
+
+def _import_bm25s() -> Any:
+    """Import bm25s, when something is ranked: it takes half a second.
+
+    If JAX is installed, importing bm25s starts it, and on a GPU JAX reserves most of the memory at once. JAX would only
+    select the highest scores, which is done here with numpy, so it is hidden from this import.
+    """
+    hidden = "jax.lax"
+    if hidden in sys.modules:
+        import bm25s
+
+        return bm25s
+    sys.modules[hidden] = None  # type: ignore[assignment]
+    try:
+        import bm25s
+    finally:
+        del sys.modules[hidden]
+    return bm25s
 
 
 def terms(text: str) -> Iterator[str]:
