@@ -170,7 +170,10 @@ def test_the_thin_tunings_are_one_sweep_at_equal_budgets() -> None:
     assert all(count < budget / 20 for count in counts.values())
 
 
-@pytest.mark.parametrize("path", sorted((PAPERS.parent / "readers").glob("*.toml")), ids=lambda path: path.stem)
+READERS = sorted(path for path in (PAPERS.parent / "readers").glob("*.toml") if path.stem != "mixture")  # a base
+
+
+@pytest.mark.parametrize("path", READERS, ids=lambda path: path.stem)
 def test_the_run_files_of_the_readers_are_valid(path: Path) -> None:
     for config in load_plan(path).runs.values():
         assert config.data.dev == ["data/cs224n-dev.json.gz"]
