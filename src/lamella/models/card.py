@@ -13,7 +13,7 @@ from typing import Any
 from lamella import registry
 from lamella.encoder.sources import hub_id
 from lamella.errors import counted
-from lamella.models.facts import Facts, FileShareFacts
+from lamella.models.facts import DomainScores, Facts, FileShareFacts
 from lamella.models.names import short_model_name
 from lamella.models.saved import SavedModel
 from lamella.runs import MODEL, MODELS
@@ -48,6 +48,7 @@ def model_card(saved: SavedModel, contents: Contents) -> str:
         "Data": _data(saved.facts),
         "Results": _results(saved),
         "Threshold": _threshold(saved),
+        "Other texts": _domains(saved.facts.domains),
         "Cost": _cost(contents),
         "Layer weights": _layer_weights(contents.layer_weights),
         "Limits": _limits(saved, contents.gives_text),
@@ -212,6 +213,32 @@ def _threshold(saved: SavedModel) -> str:
     elif "crossfit_ece" in report:
         error += f" before calibration, and is {report['crossfit_ece']:.2f} % after it (cross-fitted)"
     return "\n".join([text, "", *lines, "", f"{error}."])
+
+
+def _domains(domains: Sequence[DomainScores]) -> str:
+    """Show the scores on other kinds of texts."""
+    if not domains:
+        return ""
+    rows = [
+        f"| `{one.data}` | {one.questions:,} ({one.unanswerable:,}) | "
+        f"{one.f1:.1f} [{one.f1_low:.1f}, {one.f1_high:.1f}] | {one.f1_at_0:.1f} | "
+        f"{one.best_f1:.1f} | {_number(one.has_answer_f1)} | {_number(one.no_answer_f1)} | "
+        f"{_number(one.refused)} | {one.coverage_at_80:.1f} | {_number(one.calibration_error)} |"
+        for one in domains
+    ]
+    head = (
+        "| data | questions (unanswerable) | F1 [95 %] | F1 at threshold 0 | F1 at the best threshold | answerable | "
+        "unanswerable | refused | coverage at F1 80 | calibration error |"
+    )
+    text = (
+        "Scores at the reader's threshold, in percent. *Refused* is the share of answerable questions without an "
+        "answer, *coverage* the share of questions that it can answer with a mean F1 of 80 if it chooses the surest."
+    )
+    return "\n".join([text, "", head, "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|", *rows])
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
 
 
 def _cost(contents: Contents) -> str:

@@ -37,6 +37,28 @@ class FileShareFacts(Section):
     unanswerable: int  # of these
 
 
+class DomainScores(Section):
+    """How a reader scores on a data set of another kind than its training data; in percent."""
+
+    data: str  # name of the file, without folder
+    sha256: str  # of the sorted question ids
+    questions: int
+    unanswerable: int
+    threshold: float
+    f1: float  # at the reader's threshold
+    f1_low: float  # its 95 % interval, by resampling contexts
+    f1_high: float
+    f1_at_0: float
+    best_f1: float  # at the best threshold for these questions: an upper bound
+    has_answer_f1: float | None  # of the answerable questions, at the reader's threshold
+    no_answer_f1: float | None
+    refused: float | None  # share of the answerable questions that got no answer
+    coverage_at_80: float  # largest share of the questions that can be answered with a mean F1 of 80
+    area_under_risk: float  # mean risk over all coverages
+    risk: list[float]  # at coverages of 10, 20, … 100 %
+    calibration_error: float | None  # of the probability of no answer; None if all questions are of one kind
+
+
 class TeacherFacts(Section):
     """A teacher: a model, or a run with stored logits and, if known, the model that computed them."""
 
@@ -61,6 +83,7 @@ class Facts(Section):
     fraction: float = 1.0  # share of the training questions that was used
     start: StartFacts | None = None
     teachers: list[TeacherFacts] = Field(default=[])
+    domains: list[DomainScores] = Field(default=[])  # on other kinds of texts
     results: dict[str, Any] = Field(default={})  # of the best evaluation on the dev data
     calibrated: dict[str, Any] = Field(default={})  # the report of `lamella calibrate` on the stored threshold
 

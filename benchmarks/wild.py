@@ -1,0 +1,123 @@
+"""Score readers on other kinds of texts than their training data, and make the page of these scores.
+
+    python benchmarks/wild.py --reader default --reader models/mpnet data/tydi-en-dev-mixed.json.gz …
+    python benchmarks/wild.py --page
+
+The first form adds the scores to results/wild.json, and with `--card` to the readers' own cards. The second writes
+docs/results/wild.md from that file; a test checks that it is current. Make the mixed sets with
+`lamella convert FILE OUT --negatives 0.5`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lamella.files import write_json, write_text
+from lamella.models.facts import DomainScores
+from lamella.scoring.domain_scores import COVERAGES
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results" / "wild.json"
+PAGE = ROOT / "docs" / "results" / "wild.md"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="*", type=Path, help="data files")
+    parser.add_argument("--reader", action="append", default=[], help="a reader; repeatable")
+    parser.add_argument("--card", action="store_true", help="add the scores to the card of each reader, a model folder")
+    parser.add_argument("--page", action="store_true", help="write the page")
+    parser.add_argument("--batch-size", type=int, default=32)
+    arguments = parser.parse_args()
+    for name in arguments.reader:
+        add(name, score(name, arguments.data, arguments.batch_size), card=arguments.card)
+    if arguments.page:
+        write_text(PAGE, page(json.loads(RESULTS.read_text(encoding="utf-8"))))
+
+
+def score(name: str, files: Sequence[Path], batch_size: int) -> tuple[list[DomainScores], str]:
+    """Return the scores of a reader on data files, and the device that they were computed on."""
+    from lamella import load_examples
+    from lamella.inference.predict import predict
+    from lamella.models.loading import load_model
+    from lamella.scoring.domain_scores import domain_scores
+
+    model = load_model(name)
+    rows = []
+    for file in files:
+        examples = load_examples(file, labelled=True).examples
+        predictions = predict(model, examples, batch_size=batch_size)
+        rows.append(domain_scores(file.name, examples, predictions, model.decoding))
+        print(f"{name}: {file.name}: F1 {rows[-1].f1:.2f}, best {rows[-1].best_f1:.2f}", flush=True)
+    return rows, "cpu"
+
+
+def add(name: str, scored: tuple[list[DomainScores], str], *, card: bool) -> None:
+    """Add scores of a reader to the results, in the place of older ones on the same data."""
+    rows, device = scored
+    results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"readers": []}
+    entry = next((entry for entry in results["readers"] if entry["reader"] == name), None)
+    if entry is None:
+        entry = {"reader": name, "domains": []}
+        results["readers"].append(entry)
+    entry["device"] = device
+    fresh = {row.data: row.model_dump() for row in rows}
+    old = [row for row in entry["domains"] if row["data"] not in fresh]
+    entry["domains"] = [*old, *fresh.values()]
+    write_json(RESULTS, results)
+    if card:
+        from lamella.models.loading import load_model
+
+        model = load_model(name)
+        model.save_domains(Path(name), [DomainScores.model_validate(row) for row in entry["domains"]])
+
+
+def page(results: dict[str, Any]) -> str:
+    """Return the page in Markdown."""
+    readers = results["readers"]
+    names = list(dict.fromkeys(row["data"] for entry in readers for row in entry["domains"]))
+    parts = [results["introduction"].strip()]
+    for name in names:
+        rows = [
+            (entry["reader"], DomainScores.model_validate(row))
+            for entry in readers
+            for row in entry["domains"]
+            if row["data"] == name
+        ]
+        first = rows[0][1]
+        parts.append(
+            f"## {results['titles'].get(name, name)}\n\n"
+            f"`{name}`: {first.questions:,} questions, {first.unanswerable:,} unanswerable.\n\n"
+            "| reader | F1 [95 %] | at 0 | at the best | answerable | unanswerable | refused | coverage at F1 80 | "
+            "area under risk | calibration error |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n"
+            + "\n".join(_row(reader, row) for reader, row in rows)
+        )
+    heads = " | ".join(f"{100 * share:.0f} %" for share in COVERAGES)
+    curves = [f"| reader | data | {heads} |", f"|---|---|{'---:|' * len(COVERAGES)}"]
+    for name in names:
+        for entry in readers:
+            for row in entry["domains"]:
+                if row["data"] == name:
+                    risks = " | ".join(f"{risk:.1f}" for risk in row["risk"])
+                    curves.append(f"| `{entry['reader']}` | `{name}` | {risks} |")
+    parts.append(
+        "## Risk by coverage\n\n"
+        "If a reader answers only the questions that it is surest of, this is the risk, 100 less the mean F1 of these answers. An answer to an unanswerable question scores 0.\n\n"
+        + "\n".join(curves)
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(reader: str, row: DomainScores) -> str:
+    cells = [row.f1_at_0, row.best_f1, row.has_answer_f1, row.no_answer_f1, row.refused, row.coverage_at_80]
+    cells += [row.area_under_risk, row.calibration_error]
+    shown = " | ".join("" if cell is None else f"{cell:.1f}" for cell in cells)
+    return f"| `{reader}` | {row.f1:.1f} [{row.f1_low:.1f}, {row.f1_high:.1f}] | {shown} |"
+
+
+if __name__ == "__main__":
+    main()
