@@ -106,7 +106,8 @@ def page(results: dict[str, Any]) -> str:
                     curves.append(f"| `{entry['reader']}` | `{name}` | {risks} |")
     parts.append(
         "## Risk by coverage\n\n"
-        "If a reader answers only the questions that it is surest of, this is the risk, 100 less the mean F1 of these answers. An answer to an unanswerable question scores 0.\n\n"
+        "If a reader answers only the questions that it is surest of, this is the risk, 100 less the mean F1 of these "
+        "answers. An answer to an unanswerable question scores 0.\n\n"
         + "\n".join(curves)
     )
     return "\n\n".join(parts) + "\n"
