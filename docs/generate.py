@@ -7,7 +7,8 @@ import typing
 from pathlib import Path
 
 from lamella import registry
-from lamella.config import RunConfig, Section
+from lamella.config import RunConfig
+from lamella.section import Section
 
 REFERENCE = Path(__file__).parent / "reference"
 RUN_FILE_INTRODUCTION = """\

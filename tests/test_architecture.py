@@ -28,6 +28,8 @@ ORDER = (
             "option_errors",
             "plugins",
             "registry",
+            "section",
+            "calibration",
             "config",
             "validation",
             "run_file",

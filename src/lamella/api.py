@@ -188,6 +188,7 @@ def evaluate(
     overwrite: bool = False,
     batch_size: int = 32,
     precision: Precision = "auto",
+    answerable: float | None = None,
     null_odds: Mapping[str, float] | None = None,
     language: str | None = None,
     metrics: Sequence[str | Mapping[str, Any]] = (),
@@ -205,6 +206,7 @@ def evaluate(
         overwrite: Replace the run in `out`.
         batch_size: Windows per batch.
         precision: Number format, as for `Reader.load`.
+        answerable: For a model: the share of the questions that is expected to have an answer, as for `Reader.ask`.
         null_odds: For predictions: the score of no answer minus that of the best answer, by question id.
         language: The language of the metric; by default the contexts decide.
         metrics: Metrics to compute besides exact match and F1: names, or tables with `name` and options.
@@ -215,6 +217,8 @@ def evaluate(
     predictions = _predictions(model)
     if predictions is not None and out is not None:
         raise UsageError("evaluate: expected no out for predictions, which are only scored; remove it.")
+    if predictions is not None and answerable is not None:
+        raise UsageError("evaluate: expected no answerable for predictions, which are decided already; remove it.")
     if predictions is None and null_odds is not None:
         raise UsageError("evaluate: expected null_odds for predictions only, as a model has its own; remove it.")
     questions: Any = data
@@ -239,6 +243,7 @@ def evaluate(
         overwrite=overwrite,
         batch_size=batch_size,
         precision=precision,
+        answerable=answerable,
         language=language,
         metrics=metrics,
         log=logger.warning,

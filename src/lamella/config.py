@@ -13,18 +13,17 @@ from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     SerializerFunctionWrapHandler,
     Tag,
     model_serializer,
-    model_validator,
 )
 
 from lamella import registry
+from lamella.calibration import Calibration, TunedOn
+from lamella.section import Section, Share
 
 DEFAULT_ENCODER = "all-MiniLM-L6-v2"
 POOLED = -1  # the encoder's pooled output, where layers are given by number
@@ -57,7 +56,6 @@ def _module_name(value: str) -> str:
 PartSpec = Annotated[dict[str, Any], BeforeValidator(_part)]
 PartList = Annotated[list[PartSpec], BeforeValidator(_list), Field(min_length=1)]
 Paths = Annotated[list[str], BeforeValidator(_list)]
-Share = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 # The results that can select the best checkpoint, besides those of `training.metrics`.
 METRICS = (
@@ -84,12 +82,6 @@ class TeacherFolder(NamedTuple):
 
     name: str
     kind: FolderKind
-
-
-class Section(BaseModel):
-    """A table of a run file."""
-
-    model_config = ConfigDict(**registry.STRICT, frozen=True, serialize_by_alias=True)
 
 
 class TrainFile(Section):
@@ -293,37 +285,6 @@ class LearnerOptions(Section):
         visible = (POOLED,) if self.layers == "pooled" else (POOLED, 0, 1)
         first_stages = [stages[0]["name"] for stages in (self.mixer, self.beside) if stages]
         return any(POOLED in cast(Any, registry.part("mixer", name).make).reads(visible) for name in first_stages)
-
-
-class TunedOn(Section):
-    """The questions on which a threshold was tuned, or a calibration fitted."""
-
-    data: str = Field(description="file names, without folders")
-    questions: int = Field(ge=1)
-    sha256: str = Field(description="hash of the sorted question ids")
-
-
-class Calibration(Section):
-    """How null odds are turned into the probability of "no answer".
-
-    `temperature`: the logistic function of odds / temperature + bias. `isotonic`: interpolate linearly between the
-    given pairs of odds and probability, constant beyond the ends.
-    """
-
-    method: Literal["temperature", "isotonic"]
-    temperature: float = Field(default=1.0, gt=0)
-    bias: float = 0.0
-    odds: list[float] = []
-    probability: list[Share] = []
-    fitted_on: TunedOn | None = None  # None in files of older versions, where `decoding.tuned_on` covers both
-
-    @model_validator(mode="after")
-    def _check_pairs(self) -> Calibration:
-        if len(self.odds) != len(self.probability) or (self.method == "isotonic" and not self.odds):
-            raise ValueError("one probability for each value of odds, and at least one pair if isotonic")
-        if self.odds != sorted(set(self.odds)) or self.probability != sorted(self.probability):
-            raise ValueError("strictly increasing odds with non-decreasing probabilities")
-        return self
 
 
 class DecodingOptions(Section):

@@ -64,6 +64,34 @@ def test_options_of_a_call(lamella: Any) -> None:
     assert " " not in answer
 
 
+def test_a_withheld_answer_is_printed_as_the_best_guess(lamella: Any) -> None:
+    call = ("ask", QUESTIONS[0], "-c", "titan.txt", "--threshold", -1000)
+    first, second, third = lamella(*call)[1].splitlines()
+    assert re.fullmatch(r"\(no answer\)  \[0\.\d\d, not in the text\]", first)
+    assert re.fullmatch(r"best guess: Christiaan Huygens  \[0\.\d\d, characters 8-26\]", second)
+    assert third == "  In 1655 [Christiaan Huygens] discovered Titan."
+    lines = lamella(*call, "-t", "Nothing.")[1].splitlines()
+    assert lines[1].startswith("best guess: Christiaan Huygens  [0.")
+    assert "titan.txt, characters 8-26" in lines[1]
+    assert not any("best guess" in line for line in lamella(*call, "--top-k", 2)[1].splitlines())
+    record = json.loads(lamella(*call, "-t", "Nothing.", "--json")[1])
+    assert record["no_answer"] is True
+    assert (record["best_guess"]["answer"], record["best_guess"]["file"]) == (ANSWERS[0], "titan.txt")
+    assert 0 < record["best_guess"]["probability"] < 1
+
+
+def test_how_eager_to_answer(lamella: Any) -> None:
+    call = ("ask", "Who painted Titan?", "-c", "titan.txt", "--json")
+    found = {how: json.loads(lamella(*call, *how)[1]) for how in ((), ("--answer", "eager"), ("--answer", "strict"))}
+    usual, eager, strict = (record["na_prob"] for record in found.values())
+    assert eager < usual < strict
+    odds = [p / (1 - p) for p in (eager, strict)]
+    assert odds[1] / odds[0] == pytest.approx(16)  # 80 % and 20 %: odds of 4 and 1/4
+    code, out, err = lamella("ask", "Who?", "-c", "titan.txt", "--answer", "strict", "--threshold", 1)
+    assert (code, out) == (2, "")
+    assert "expected threshold or answerable, got both" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,8 +15,8 @@ import numpy as np
 import pytest
 
 from doubles import save_tiny_encoder
-from lamella import runs
-from lamella.config import Calibration
+from lamella import evaluate, runs
+from lamella.calibration import Calibration
 from lamella.data.examples import Answer, Example
 from lamella.data.file_formats.formats import read
 from lamella.data.file_formats.writers import write
@@ -262,6 +263,54 @@ def test_the_packaged_reader_gets_a_threshold_without_training(two: Path, lamell
     assert reader.model.decoding.tuned_on is not None
     assert reader.model.decoding.tuned_on.data == "two.json"
     assert {path.name: path.read_bytes() for path in (READERS / "default").iterdir()} == source
+
+
+def test_features_are_fitted_on_several_files_and_used_everywhere(
+    run: Path, files: dict[str, Path], lamella: Any, tmp_path: Path
+) -> None:
+    half = tmp_path / "half.json"
+    write(read(str(files["many"])).examples[::3], half)
+    copy = tmp_path / "copy"
+    arguments = ("calibrate", files["tuning"], half, "-m", run, "-o", copy, "--method", "features", "--force", *FP32)
+    code, out, err = lamella(*arguments)
+    assert code == 1  # some questions are in both files
+    assert "expected one question, got several" in err
+    ids = {example.id for example in read(str(files["tuning"])).examples}
+    write([example for example in read(str(half)).examples if example.id not in ids], half)
+    code, out, err = lamella(*arguments)
+    assert (code, err) == (0, "")
+    assert "by features fitted on" in out
+    assert re.search(r"^  half\.json: F1 \d+\.\d\d → \d+\.\d\d, AURC ", out, re.MULTILINE)
+    decoding = read_json(copy / "config.json")["decoding"]
+    assert decoding["calibration"]["method"] == "features"
+    assert decoding["tuned_on"]["data"] == "tuning.json, half.json"
+    assert "if its log-odds, by the features `null_odds`, `margin`" in (copy / "README.md").read_text(encoding="utf-8")
+    # The probability decides, in every command; Bayes' rule moves it.
+    answered = {}
+    for how in ("eager", "balanced", "strict"):
+        out = tmp_path / how
+        code, _, err = lamella("evaluate", files["dev"], "-m", copy, "-o", out, "--answer", how, "--json", *FP32)
+        assert (code, err) == (0, "")
+        texts, na_prob, odds = (
+            read_json(out / name) for name in ("predictions.json", "na_prob.json", "null_odds.json")
+        )
+        assert all((texts[id] == "") == (na_prob[id] > 0.5) == (odds[id] > 0) for id in texts)
+        assert read_json(out / "run.json")["model"]["answerable"] == {"eager": 0.8, "balanced": 0.5, "strict": 0.2}[how]
+        answered[how] = sum(map(bool, texts.values()))
+    again = tmp_path / "again"
+    assert lamella("predict", files["dev"], "-m", copy, "-o", again, "--answer", "strict", *FP32)[0] == 0
+    assert read_json(again / "predictions.json") == texts
+    assert answered["eager"] >= answered["balanced"] >= answered["strict"]
+    assert answered["eager"] > answered["strict"]
+    score = evaluate(Reader.load(copy, precision="fp32"), files["dev"], answerable=0.8)
+    assert score["f1"] == pytest.approx(read_json(tmp_path / "eager" / "eval_results.json")["f1"])
+    for arguments, words in [
+        (("evaluate", files["dev"], tmp_path / "eager" / "predictions.json", "--answer", "strict"), "needs --model"),
+        (("calibrate", half, half, "-m", run), "got one of them twice"),
+    ]:
+        code, _, err = lamella(*arguments)
+        assert code == 2
+        assert words in err
 
 
 def test_the_model_card_describes_the_stored_threshold(

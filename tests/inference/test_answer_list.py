@@ -76,6 +76,19 @@ def test_no_answer_is_shown_as_such() -> None:
     assert "tower" not in shown.text
 
 
+def test_a_withheld_answer_is_shown_as_the_best_guess() -> None:
+    nothing = Answer({"score": 0.7, "probability": 0.6, "start": 0, "end": 0, "answer": ""}, text=TEXT)
+    guess = answer(TEXT, "Robert Stevenson", probability=0.31)
+    found = Answers([nothing], null_score=2.0, na_prob=0.6, no_answer=True, best_guess=guess)
+    shown = Elements(found._repr_html_())
+    assert shown.marked == ["Robert Stevenson"]
+    assert "best guess: The tower was built by Robert Stevenson in 1810. 0.31" in shown.text
+    assert json.loads(json.dumps(found.to_json()))["best_guess"] == guess
+    listed = Answers([nothing, guess], null_score=2.0, na_prob=0.6, no_answer=True, best_guess=guess)
+    assert "best guess" not in listed._repr_html_()  # it is the second answer
+    assert pickle.loads(pickle.dumps(found)).best_guess == guess
+
+
 def test_only_the_surroundings_are_shown_cut_between_words() -> None:
     words = " ".join(f"word{number}" for number in range(200))
     shown = Elements(answer(words, "word100", context=2)._repr_html_()).text

@@ -31,6 +31,7 @@ from doubles import (
 )
 from lamella import runs
 from lamella.config import WindowOptions
+from lamella.data.examples import Context, Example
 from lamella.data.windows.features import featurise, featurise_in_slices
 from lamella.data.windows.padding import Padded, pad
 from lamella.encoder.fast_attention import suitable_kernels
@@ -99,6 +100,62 @@ class TestAsk:
         answers = Reader(model).ask(QUESTIONS[0], corpus()[0], top_k=3)
         assert answers.no_answer is silent
         assert (answers[0]["answer"] == "") is silent
+
+    def test_a_withheld_answer_is_the_best_guess(self, reader: Reader) -> None:
+        text = corpus()[0]
+        given, silent = (reader.ask(QUESTIONS[0], text, top_k=2, threshold=threshold) for threshold in (1e9, -1e9))
+        assert given.best_guess is None
+        assert "best_guess" not in given.to_json()
+        assert silent.best_guess == given[0] == silent[1]
+        assert silent.to_json()["best_guess"] == given[0]
+        assert silent.best_guess.text == text
+        alone = reader.ask(QUESTIONS[0], [text, text], threshold=-1e9)
+        assert [answer["answer"] for answer in alone] == [""]
+        assert alone.best_guess is not None
+        assert alone.best_guess["context"] == 0
+        assert f"<mark>{alone.best_guess['answer']}</mark>" in alone._repr_html_()
+        assert reader.ask(QUESTIONS[0], "\u200b").best_guess is None  # there is nothing to guess
+
+    def test_a_share_of_answers_moves_the_decision_and_the_probabilities(self, reader: Reader) -> None:
+        text = corpus()[0]
+        usual = reader.ask(QUESTIONS, text, top_k=99)
+        for share in (1e-9, 0.1, 0.5, 0.9, 1 - 1e-9):
+            for answers, before in zip(reader.ask(QUESTIONS, text, top_k=99, answerable=share), usual, strict=True):
+                odds = before.null_score - math.log(share / (1 - share))
+                assert answers.na_prob == pytest.approx(1 / (1 + math.exp(-odds)), rel=1e-6)
+                assert answers.no_answer == (odds > 0)
+                assert sum(answer["probability"] for answer in answers) == pytest.approx(1)
+        assert all(answers.no_answer for answers in reader.ask(QUESTIONS, text, answerable=1e-9))
+        assert not any(answers.no_answer for answers in reader.ask(QUESTIONS, text, answerable=1 - 1e-9))
+        assert reader.ask(QUESTIONS, text, top_k=99) == usual
+        with pytest.raises(UsageError, match="expected threshold or answerable, got both"):
+            reader.ask(QUESTIONS[0], text, threshold=1.0, answerable=0.5)
+        with pytest.raises(UsageError, match="answerable: expected the share of questions with an answer"):
+            reader.ask(QUESTIONS[0], text, answerable=90)
+
+    def test_a_model_that_is_calibrated_by_features(self) -> None:
+        """One context, several, and passages are all decided by the same features."""
+        features = [
+            {"name": "null_odds", "mean": 0.0, "scale": 1.0, "weight": 0.5},
+            {"name": "windows", "mean": 0.0, "scale": 1.0, "weight": 1.0},
+        ]
+        calibration = {"method": "features", "features": features, "bias": 0.25, "answerable": 0.5}
+        plain, by_features = (tiny_model(seed=1, decoding=decoding) for decoding in ({}, {"calibration": calibration}))
+        texts = corpus()[:2]
+        windows = [
+            len(featurise([Example("q", QUESTIONS[0], Context(text))], plain.tokenizer, plain.windows))
+            for text in texts
+        ]
+        for context, count in ((texts[0], windows[0]), (texts, sum(windows))):
+            odds = Reader(plain).ask(QUESTIONS[0], context).null_score
+            answers = Reader(by_features).ask(QUESTIONS[0], context)
+            assert answers.null_score == pytest.approx(0.5 * np.clip(odds, -3, 3) + min(3.0, math.log(count)) + 0.25)
+            assert answers.na_prob == pytest.approx(1 / (1 + math.exp(-answers.null_score)))
+            assert answers.no_answer == (answers.null_score > 0)
+            eager = Reader(by_features).ask(QUESTIONS[0], context, answerable=0.8)
+            assert eager.null_score == pytest.approx(answers.null_score - math.log(4))
+        read = Reader(by_features).ask(QUESTIONS[0], texts[0], passages=1)
+        assert read.na_prob == pytest.approx(1 / (1 + math.exp(-read.null_score)))
 
     def test_options_of_a_single_call(self, reader: Reader) -> None:
         text = corpus()[0]

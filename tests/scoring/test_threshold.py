@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamella.config import Calibration, DecodingOptions, TunedOn
+from lamella.calibration import Calibration, TunedOn
+from lamella.config import DecodingOptions
 from lamella.data.examples import Answer, Context, Example
 from lamella.errors import DataError
 from lamella.inference.no_answer import na_probability
@@ -20,7 +21,6 @@ from lamella.scoring.metrics import QuestionScores, best_thresholds, summarise
 from lamella.scoring.threshold import (
     LEAST_SLOPE,
     assign_folds,
-    cross_calibrate,
     cross_fit,
     expected_calibration_error,
     fit_isotonic,
@@ -225,13 +225,29 @@ def test_the_order_of_equal_probabilities_does_not_matter() -> None:
     assert expected_calibration_error(p, outcome) == pytest.approx(0)
 
 
-@pytest.mark.parametrize("method", ["temperature", "isotonic"])
-def test_calibration_improves_probabilities_on_other_articles(method) -> None:
+@pytest.mark.parametrize("fit", [fit_temperature, fit_isotonic])
+def test_calibration_improves_probabilities_on_other_questions(fit) -> None:
     odds, unanswerable = planted(np.random.default_rng(4), 3000, temperature=3.0, bias=1.0)
-    before = expected_calibration_error(na_probability(odds, None), unanswerable)
-    after = expected_calibration_error(cross_calibrate(odds, unanswerable, np.arange(3000) % 5, method), unanswerable)
+    new_odds, new_unanswerable = planted(np.random.default_rng(5), 3000, temperature=3.0, bias=1.0)
+    before = expected_calibration_error(na_probability(new_odds, None), new_unanswerable)
+    after = expected_calibration_error(na_probability(new_odds, fit(odds, unanswerable)), new_unanswerable)
     assert before > 0.1
     assert after < 0.035
+
+
+@pytest.mark.parametrize("fit", [fit_temperature, fit_isotonic])
+def test_a_weight_counts_as_so_many_questions(fit) -> None:
+    """A weight of 3 fits as three copies do, except for Platt's targets, which depend on the number of questions."""
+    rng = np.random.default_rng(6)
+    odds, unanswerable = planted(rng, 4000, temperature=2.0)
+    weights = rng.integers(1, 4, 4000)
+    weighted = fit(odds, unanswerable, weights.astype(np.float64))
+    copied = fit(np.repeat(odds, weights), np.repeat(unanswerable, weights))
+    at = np.linspace(-6, 6, 50)
+    assert na_probability(at, weighted) == pytest.approx(na_probability(at, copied), abs=1e-3)
+    scores = scored(~unanswerable, rng.random(4000))
+    thrice = scored(np.repeat(~unanswerable, weights), np.repeat(scores.f1, weights))
+    assert tune(scores, odds, weights.astype(np.float64)) == tune(thrice, np.repeat(odds, weights))
 
 
 def asked(title: str, context: str, id: str, *, answer: bool = True, group: str | None = None) -> Example:

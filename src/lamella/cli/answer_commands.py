@@ -15,6 +15,7 @@ from lamella.cli.app import (
     AsJson,
     BatchSize,
     Engine,
+    HowEager,
     Language,
     ModelName,
     Out,
@@ -33,6 +34,7 @@ def predict(
     data: Annotated[str, typer.Argument(metavar="DATA", help="The data file with the questions.")],
     model: ModelName,
     out: Out,
+    how_eager: HowEager = None,
     batch_size: BatchSize = 32,
     precision: Precision = "auto",
     keep_logits: KeepLogits = False,
@@ -49,6 +51,7 @@ def predict(
     """Answer the questions of a data file."""
     from lamella.data.file_formats.writers import write_submission
     from lamella.errors import UsageError, counted
+    from lamella.inference.abstention import PRIORS, expecting
     from lamella.inference.model_record import model_record
     from lamella.inference.predict import predict as predict_examples
     from lamella.inference.prediction_files import write_predictions
@@ -65,13 +68,15 @@ def predict(
     check_run_folder(out, overwrite=overwrite)
     if submission is not None:
         _check_submission(submission, out, [data], overwrite)
-    examples, reader = read_questions(data, log=_warn), load_model(model, precision=precision)
+    answerable = None if how_eager is None else PRIORS[how_eager]
+    examples = read_questions(data, log=_warn)
+    reader = expecting(load_model(model, precision=precision), answerable)
     if submission is not None:
         if not reader.gives_text:
             raise UsageError("predict --submission: this model predicts whether there is an answer, not its text.")
         _check_submission(submission, out, reader.folders, overwrite)
     data_facts = data_record([data], (example.id for example in examples))
-    model_facts = model_record(model, reader)
+    model_facts = model_record(model, reader, answerable)
     logits_writer = LogitsWriter(reader, model_facts) if keep_logits else None
     with ExitStack() as stack:
         if engine == "ray":
@@ -83,7 +88,9 @@ def predict(
             new_run(out, "predict", overwrite=overwrite, needs=reader.folders, data=data_facts, model=model_facts)
         )
         if engine == "ray":
-            predictions = predict_on_ray(model, examples, batch_size=batch_size, precision=precision)
+            predictions = predict_on_ray(
+                model, examples, batch_size=batch_size, precision=precision, answerable=answerable
+            )
         else:
             predictions = predict_examples(reader, examples, batch_size=batch_size, sink=logits_writer, warn=True)
         write_predictions(folder, reader, predictions, examples)
@@ -136,6 +143,7 @@ def evaluate(
             "--metric", metavar="NAME", help="Also compute this metric (see `lamella parts metric`). Repeatable."
         ),
     ] = None,
+    how_eager: HowEager = None,
     batch_size: BatchSize = 32,
     precision: Precision = "auto",
     keep_logits: KeepLogits = False,
@@ -144,6 +152,7 @@ def evaluate(
 ) -> None:
     """Score a predictions file, or a model, as SQuAD 2.0 does."""
     from lamella.errors import UsageError
+    from lamella.inference.abstention import PRIORS
     from lamella.scoring.evaluate import evaluate as evaluate_model
     from lamella.scoring.evaluate import evaluate_file
 
@@ -152,8 +161,8 @@ def evaluate(
             f"evaluate: expected a predictions file or --model, got {'neither' if model is None else 'both'}."
         )
     if predictions is not None:
-        if out is not None or keep_logits:
-            option = "--out" if out is not None else "--keep-logits"
+        if out is not None or keep_logits or how_eager is not None:
+            option = "--out" if out is not None else "--keep-logits" if keep_logits else "--answer"
             raise UsageError(f"evaluate {option}: needs --model; the scores of a predictions file are only printed.")
         results = evaluate_file(
             data,
@@ -180,6 +189,7 @@ def evaluate(
             out=out,
             batch_size=batch_size,
             precision=precision,
+            answerable=None if how_eager is None else PRIORS[how_eager],
             language=language,
             metrics=metrics or (),
             keep_logits=keep_logits,

@@ -62,6 +62,14 @@ ModelName = Annotated[
     ),
 ]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Windows per batch.")]
+HowEager = Annotated[
+    Literal["eager", "balanced", "strict"] | None,
+    typer.Option(
+        "--answer",
+        help="Answer as if 80 %, 50 % or 20 % of the questions had an answer; default: as many as in the data it was "
+        "tuned on.",
+    ),
+]
 OnBadAnswer = Annotated[
     Literal["refuse", "fix", "skip"] | None,
     typer.Option("--on-bad-answer", help="Refuse a data file with errors, repair it, or skip the faulty questions."),

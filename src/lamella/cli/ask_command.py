@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lamella.cli.app import AsJson, Encoding, app
+from lamella.cli.app import AsJson, Encoding, HowEager, app
 
 if TYPE_CHECKING:
     from lamella.inference.answer_list import Answer, Answers
@@ -51,6 +51,7 @@ def ask(
         float | None,
         typer.Option("--threshold", help='Answer "no answer" above these null odds; default: the model\'s.'),
     ] = None,
+    how_eager: HowEager = None,
     max_answer_length: Annotated[
         int | None, typer.Option("--max-answer-length", min=1, help="Maximum tokens per answer; default: the model's.")
     ] = None,
@@ -65,6 +66,7 @@ def ask(
 ) -> None:
     """Ask questions about one or several texts."""
     from lamella.errors import UsageError
+    from lamella.inference.abstention import PRIORS
 
     files, given = context or [], text or []
     if question is not None and questions is not None:
@@ -82,6 +84,7 @@ def ask(
     options = {
         "top_k": top_k,
         "threshold": threshold,
+        "answerable": None if how_eager is None else PRIORS[how_eager],
         "max_answer_length": max_answer_length,
         "passages": _parse_passages(passages),
     }
@@ -131,7 +134,7 @@ class _Session:
         results = self.reader.ask(questions, [context] * len(questions), **self.options, log=self._log)
         for number, (question, answers) in enumerate(zip(questions, results, strict=True)):
             if self.several:
-                for answer in answers:
+                for answer in [*answers, *filter(None, [answers.best_guess])]:
                     answer["file"] = self.names[answer["context"]] if answer["answer"] else None
             if self.as_json:
                 record = ({"question": question} if name_questions else {}) | answers.to_json()
@@ -143,16 +146,22 @@ class _Session:
 
     def _print(self, answers: Answers) -> None:
         for answer in answers:
-            place = f"characters {answer['start']}-{answer['end']}"
-            if self.several:
-                place = f"{answer['file']}, {place}"
-            if not answer["answer"]:
-                place = f"not in the text{'s' if self.several else ''}"
-                if answers.passages is not None:
-                    place = f"not in the {answers.passages[0]} passages read"
-            typer.echo(f"{answer['answer'] or '(no answer)'}  [{answer['probability']:.2f}, {place}]")
             if answer["answer"]:
-                _print_sentence(answer)
+                self._print_answer(answer)
+                continue
+            place = f"not in the text{'s' if self.several else ''}"
+            if answers.passages is not None:
+                place = f"not in the {answers.passages[0]} passages read"
+            typer.echo(f"(no answer)  [{answer['probability']:.2f}, {place}]")
+        if answers.best_guess is not None and answers.best_guess not in answers:
+            self._print_answer(answers.best_guess, "best guess: ")
+
+    def _print_answer(self, answer: Answer, label: str = "") -> None:
+        place = f"characters {answer['start']}-{answer['end']}"
+        if self.several:
+            place = f"{answer['file']}, {place}"
+        typer.echo(f"{label}{answer['answer']}  [{answer['probability']:.2f}, {place}]")
+        _print_sentence(answer)
 
     def _log(self, line: str) -> None:
         typer.echo(f"{line} (--passages all reads everything)", err=True)

@@ -15,13 +15,19 @@ from lamella.cli.app import AsJson, BatchSize, ModelName, Precision, app
 @app.command()
 def calibrate(
     data: Annotated[
-        str,
-        typer.Argument(metavar="DATA", help="The data file to tune on; not used for training or scoring."),
+        list[str],
+        typer.Argument(
+            metavar="DATA", help="The data files to tune on, not used for training or scoring; each counts the same."
+        ),
     ],
     model: ModelName,
     method: Annotated[
-        Literal["temperature", "isotonic"],
-        typer.Option("--method", help="How null odds become a probability: a logistic curve, or isotonic regression."),
+        Literal["temperature", "isotonic", "features"],
+        typer.Option(
+            "--method",
+            help="The probability of no answer: a logistic curve of the null odds, isotonic regression, or a logistic "
+            "regression on several features of the answers.",
+        ),
     ] = "temperature",
     out: Annotated[
         Path | None,
@@ -54,9 +60,12 @@ def calibrate(
     if overwrite and out is None:
         raise UsageError("calibrate: --overwrite needs --out.")
     folder = None if dry_run else folder_to_tune(model, data, out=out, overwrite=overwrite)
-    examples, reader = read_questions(data, labelled=True), load_model(model, precision=precision)
+    if len(set(data)) < len(data):
+        raise UsageError(f"calibrate: expected different data files, got one of them twice: {', '.join(data)}.")
+    examples = {file: read_questions(file, labelled=True) for file in data}
+    reader = load_model(model, precision=precision)
     before = reader.decoding
-    tuned = calibrate_model(reader, examples, data, method=method, force=force, batch_size=batch_size)
+    tuned = calibrate_model(reader, examples, method=method, force=force, batch_size=batch_size)
     store = folder is not None and (out is not None or tuned.decoding != before)
     if folder is not None and store:
         assert isinstance(reader, ReaderModel)  # or there would be no folder to tune

@@ -15,9 +15,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from lamella.config import Share
 from lamella.data.examples import Answer, Context, Example
 from lamella.registry import register
+from lamella.section import Share
 
 Operation = Literal["swap", "delete", "duplicate"]
 _WORD = re.compile(r"(\S+)(\s*)")

@@ -49,7 +49,8 @@ class Answers(list[Answer]):
     `score` is the share of an answer among all candidates, "no answer" included, as in official n-best files.
     `probability` is `na_prob` for "no answer"; the answers divide the remaining probability by their scores.
 
-    "No answer" is one of the candidates, with an empty `answer`; it comes first if `no_answer` is true.
+    "No answer" is one of the candidates, with an empty `answer`; it comes first if `no_answer` is true. `best_guess` is
+    then the best of the answers that were withheld, so that a person can decide.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Answers(list[Answer]):
         null_score: float,
         na_prob: float,
         no_answer: bool,
+        best_guess: Answer | None = None,
         passages: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(answers)
@@ -67,6 +69,7 @@ class Answers(list[Answer]):
         self.null_score = null_score  # score of "no answer" minus the score of the best answer
         self.na_prob = na_prob  # probability of "no answer", calibrated if the model is
         self.no_answer = no_answer  # whether `null_score` exceeds the threshold
+        self.best_guess = best_guess  # the best answer, if it was withheld
         self.passages = passages  # how many passages were read, of how many; None if the contexts were read whole
 
     def to_json(self) -> dict[str, Any]:
@@ -76,11 +79,14 @@ class Answers(list[Answer]):
             "no_answer": self.no_answer,
             "na_prob": self.na_prob,
             "null_score": self.null_score,
+            **({} if self.best_guess is None else {"best_guess": self.best_guess}),
             **({} if self.passages is None else {"passages": dict(zip(("read", "of"), self.passages, strict=True))}),
         }
 
     def _repr_html_(self) -> str:
         items = "".join(f'<li style="margin: 0.3em 0">{_answer_html(answer)}</li>' for answer in self)
+        if self.best_guess is not None and self.best_guess not in self:
+            items += f'<li style="list-style: none"><small>best guess:</small> {_answer_html(self.best_guess)}</li>'
         return f"<div><strong>{html.escape(self.question)}</strong><ol>{items}</ol></div>"
 
 

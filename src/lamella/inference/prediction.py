@@ -38,7 +38,8 @@ class Prediction:
     """The n-best list of one question, "no answer" included, and its null odds."""
 
     rows: tuple[tuple[Any, ...], ...]  # the candidates, best first, as plain tuples: they take far less memory
-    null_odds: float  # score of "no answer" minus the score of the best span
+    null_odds: float  # score of "no answer" minus the score of the best span; log-odds if calibrated by features
+    windows: int = 1  # how many were read for it
 
     @functools.cached_property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -68,7 +69,7 @@ EMPTY = Candidate("", 0, 0, NO_SPAN)
 ScoredSpan = tuple[str, int, int, float, int]  # text, begin and end character, score, number of the context
 
 
-def rank(spans: Sequence[ScoredSpan], null: float) -> Prediction:
+def rank(spans: Sequence[ScoredSpan], null: float, windows: int = 1) -> Prediction:
     """Return the n-best list of `spans` (best first) and "no answer", with the probability of each among them."""
     best = spans[0][3] if spans else NO_SPAN
     place = bisect.bisect_left(spans, -null, key=lambda span: -span[3])
@@ -77,7 +78,7 @@ def rank(spans: Sequence[ScoredSpan], null: float) -> Prediction:
     total = sum(weights)
     probabilities = [weight / total for weight in weights]
     rows = tuple(zip(texts, begins, ends, scores, probabilities, contexts, strict=True))
-    return Prediction(rows, null_odds=null - best)
+    return Prediction(rows, null_odds=null - best, windows=windows)
 
 
 def rank_together(predictions: Sequence[Prediction], n_best: int) -> Prediction:
@@ -91,7 +92,7 @@ def rank_together(predictions: Sequence[Prediction], n_best: int) -> Prediction:
         if candidate.text
     ]
     spans.sort(key=lambda span: -span[3])  # stable: among equal scores the earlier context leads
-    return rank(spans[:n_best], min(prediction.null.score for prediction in predictions))
+    return _rank_best(spans, predictions, n_best)
 
 
 def rank_passages(predictions: Sequence[Prediction], places: Sequence[tuple[int, int]], n_best: int) -> Prediction:
@@ -107,4 +108,9 @@ def rank_passages(predictions: Sequence[Prediction], places: Sequence[tuple[int,
                 span = (begin + candidate.begin_char, begin + candidate.end_char)
                 best[key] = (candidate.text, *span, candidate.score, context)
     spans = sorted(best.values(), key=lambda span: (-span[3], span[4], span[1], span[2]))
-    return rank(spans[:n_best], min(prediction.null.score for prediction in predictions))
+    return _rank_best(spans, predictions, n_best)
+
+
+def _rank_best(spans: Sequence[ScoredSpan], predictions: Sequence[Prediction], n_best: int) -> Prediction:
+    null = min(prediction.null.score for prediction in predictions)
+    return rank(spans[:n_best], null, sum(prediction.windows for prediction in predictions))

@@ -17,13 +17,14 @@ from lamella.config import DecodingOptions
 from lamella.data.examples import Context, Example
 from lamella.encoder.sources import DEFAULT_READER, READERS
 from lamella.errors import UsageError, counted, shorten, warn
+from lamella.inference.abstention import at_prior, calibrated
 from lamella.inference.answer_list import Answer, Answers
 from lamella.inference.arguments import as_list, check_positive, check_text
 from lamella.inference.no_answer import na_probability
 from lamella.inference.passages import Passage, PassageIndex
 from lamella.inference.pipeline import answer_as_pipeline, checked_options, question_pairs
 from lamella.inference.predict import predict
-from lamella.inference.prediction import Prediction, rank_passages, rank_together
+from lamella.inference.prediction import Candidate, Prediction, rank_passages, rank_together
 from lamella.inference.protocols import QAModel
 from lamella.models.loading import Backend, Precision, load_model
 from lamella.progress import Log
@@ -101,6 +102,7 @@ class Reader:
         *,
         top_k: int = 1,
         threshold: float | None = None,
+        answerable: float | None = None,
         max_answer_length: int | None = None,
         passages: int | Literal["auto"] | None = "auto",
         log: Log | None = None,
@@ -112,14 +114,15 @@ class Reader:
         per question, each a text or a list of texts. A blank question is refused, and so is a question with only blank
         contexts; a blank context among others is ignored.
 
-        `threshold` and `max_answer_length` (in tokens) replace the model's for this call. `passages` reads only the
-        best N passages of the contexts, ranked by the words of the question; "auto" does so, with 50 passages, if the
-        contexts are longer than 200,000 characters, and None never. `log` receives a line if it happens, by default
-        the logger `lamella`, level INFO.
+        `threshold` and `max_answer_length` (in tokens) replace the model's for this call. `answerable` is the share of
+        your questions that you expect to have an answer: with 0.9 the reader answers more of them, with 0.1 fewer.
+        `passages` reads only the best N passages of the contexts, ranked by the words of the question; "auto" does so,
+        with 50 passages, if the contexts are longer than 200,000 characters, and None never. `log` receives a line if
+        it happens, by default the logger `lamella`, level INFO.
         """
         call = _Call(
             check_positive("top_k", top_k),
-            _change_decoding(self.model.decoding, threshold, max_answer_length),
+            _change_decoding(self.model.decoding, threshold, answerable, max_answer_length),
             _check_passages(passages),
             log or logger.info,
         )
@@ -197,32 +200,29 @@ class Reader:
         else:
             places = [(passage.text, passage.begin) for passage in question.passages]
             prediction = rank_passages(predictions, places, decoding.n_best_size)
+        prediction = calibrated(prediction, decoding.calibration)
         odds = prediction.null_odds
         chosen = prediction.chosen(decoding.null_score_diff_threshold)
         ranked = sorted(prediction.candidates, key=lambda candidate: candidate != chosen)  # stable: chosen comes first
         na_prob = float(na_probability(np.array([odds]), decoding.calibration)[0])
         # 0.0 if "no answer" is the only candidate.
         all_answers = sum(candidate.probability for candidate in ranked if candidate.text) or 1.0
-        answers = [
-            Answer(
-                {
-                    "score": candidate.probability,
-                    "probability": (1 - na_prob) * candidate.probability / all_answers if candidate.text else na_prob,
-                    "start": candidate.begin_char,
-                    "end": candidate.end_char,
-                    "answer": candidate.text,
-                }
-                | ({"context": candidate.context} if question.several_contexts else {}),
-                text=question.texts[candidate.context],
-            )
-            for candidate in ranked[: call.top_k]
-        ]
+
+        def answer(candidate: Candidate) -> Answer:
+            share = (1 - na_prob) * candidate.probability / all_answers if candidate.text else na_prob
+            place = {"start": candidate.begin_char, "end": candidate.end_char, "answer": candidate.text}
+            number = {"context": candidate.context} if question.several_contexts else {}
+            values = {"score": candidate.probability, "probability": share, **place, **number}
+            return Answer(values, text=question.texts[candidate.context])
+
+        withheld = prediction.best_span if not chosen.text else None
         return Answers(
-            answers,
+            [answer(candidate) for candidate in ranked[: call.top_k]],
             question=question.text,
             null_score=odds,
             na_prob=na_prob,
             no_answer=not chosen.text,
+            best_guess=answer(withheld) if withheld and withheld.text else None,
             passages=None if question.total is None else (question.read, question.total),
         )
 
@@ -277,8 +277,12 @@ def _check_question(number: int, question: Any, context: Any, *, several: bool) 
 
 
 def _change_decoding(
-    decoding: DecodingOptions, threshold: float | None, max_answer_length: int | None
+    decoding: DecodingOptions, threshold: float | None, answerable: float | None, max_answer_length: int | None
 ) -> DecodingOptions:
+    if answerable is not None:
+        if threshold is not None:
+            raise UsageError("ask: expected threshold or answerable, got both; each decides when to give no answer.")
+        decoding = at_prior(decoding, answerable)
     changes: dict[str, Any] = {}
     if threshold is not None:
         if not isinstance(threshold, Real) or math.isnan(threshold):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lamella.data.examples import Example
+from lamella.inference.abstention import calibrated
 from lamella.inference.prediction import Prediction, rank_together
 from lamella.inference.protocols import AnswerSource
 
@@ -19,9 +20,10 @@ def answers_by_question(
     model: AnswerSource, examples: Sequence[Example], predictions: Mapping[str, Prediction]
 ) -> dict[str, Prediction]:
     """Return one prediction per question, merged as `model` decodes."""
-    return predictions_by_question(
+    merged = predictions_by_question(
         examples, predictions, n_best=model.decoding.n_best_size, gives_text=model.gives_text
     )
+    return {id: calibrated(prediction, model.decoding.calibration) for id, prediction in merged.items()}
 
 
 def predictions_by_question(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lamella.config import DecodingOptions
 from lamella.data.examples import Example
 from lamella.data.windows.features import Features
+from lamella.inference.abstention import calibrated
 from lamella.inference.decode import WindowSpans
 from lamella.inference.prediction import Candidate, Prediction, ScoredSpan, rank
 
@@ -33,6 +34,7 @@ class WindowMerger:
         self._merge_nulls = max if options.method == "independent" else min
         self._spans: dict[str, list[_Spans]] = {}  # per question: the spans of each window, best first
         self._nulls: dict[str, float] = {}
+        self._windows: dict[str, int] = {}  # how many were added
 
     def add(self, features: Features, spans: WindowSpans) -> None:
         """Add the spans of some windows of `features`."""
@@ -43,6 +45,7 @@ class WindowMerger:
         for row, (number, count, null) in enumerate(zip(numbers, counts, spans.null.tolist(), strict=True)):
             example, offsets = features.examples[number], features.offsets[number]
             self._nulls[example.id] = self._merge_nulls(self._nulls.get(example.id, null), null)
+            self._windows[example.id] = self._windows.get(example.id, 0) + 1
             places = offsets[first[row, :count], 0], offsets[last[row, :count], 1]
             windows = self._spans.setdefault(example.id, [])
             windows.append((spans.score[row, :count], *places))
@@ -57,7 +60,8 @@ class WindowMerger:
 
     def _predict_spans(self, example: Example) -> Prediction:
         best = _best_texts(self._spans[example.id], example.context.text, self.options.n_best_size)
-        return rank(best, self._nulls[example.id])
+        prediction = rank(best, self._nulls[example.id], self._windows[example.id])
+        return calibrated(prediction, self.options.calibration)
 
     def _predict_answerability(self, example: Example) -> Prediction:
         odds = self._nulls[example.id]

@@ -182,7 +182,11 @@ def _threshold(saved: SavedModel) -> str:
     decoding, report = saved.config.decoding, saved.facts.calibrated
     if decoding.tuned_on is None and not report:
         return ""
-    text = f"The reader gives no answer if the null odds exceed {decoding.null_score_diff_threshold:.2f}."
+    threshold, calibration = decoding.null_score_diff_threshold, decoding.calibration
+    text = f"The reader gives no answer if the null odds exceed {threshold:.2f}."
+    if calibration is not None and calibration.method == "features":
+        names = ", ".join(f"`{feature.name}`" for feature in calibration.features)
+        text = f"The reader gives no answer if its log-odds, by the features {names}, exceed {threshold:.2f}."
     if decoding.tuned_on is not None:
         tuned_on = f"{counted(decoding.tuned_on.questions, 'question')} of `{decoding.tuned_on.data}`"
         text += f" This threshold was tuned on {tuned_on}."

@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from lamella.config import Section
 from lamella.data.examples import Example
 from lamella.data.mixture import Mixture
 from lamella.errors import ModelError
 from lamella.option_errors import explain
+from lamella.section import Section
 
 
 class DataFacts(Section):

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from lamella.config import DecodingOptions, Section, WindowOptions
+from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.windows.padding import Padded, check_window_length
 from lamella.encoder.sources import MODEL_CONFIG
 from lamella.errors import MissingLibraryError, ModelError, one_line
 from lamella.files import read_json
+from lamella.section import Section
 
 ONNX_FORMAT = "lamella_onnx"  # the key of config.json that marks an exported folder
 ONNX_VERSION = 1

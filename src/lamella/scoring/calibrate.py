@@ -7,32 +7,21 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from lamella.config import DecodingOptions, TunedOn
+from lamella.calibration import TunedOn
+from lamella.config import DecodingOptions
 from lamella.data.examples import Example
-from lamella.errors import DataError, counted
+from lamella.errors import DataError, UsageError, counted
 from lamella.inference.no_answer import Floats, na_probability
 from lamella.inference.predict import predict
 from lamella.inference.prediction import Prediction
 from lamella.inference.protocols import QAModel
-from lamella.scoring.best_answers import null_odds_of, score_best_answers
 from lamella.scoring.metrics import QuestionScores, language_of
-from lamella.scoring.threshold import (
-    Method,
-    assign_folds,
-    cross_calibrate,
-    cross_fit,
-    expected_calibration_error,
-    fit_calibration,
-    tune,
-)
+from lamella.scoring.threshold import Method, assign_folds, cross_fit, expected_calibration_error
+from lamella.scoring.tuning_choices import SHORT, choose_calibration, choose_features, choose_threshold
+from lamella.scoring.tuning_sample import Sample
 
-SHORT = {"exact": "EM", "f1": "F1", "answerability_accuracy": "accuracy"}
-LEAST = 10  # questions of each kind; with fewer, a cross-fitted score is mostly chance
 ENOUGH = 100  # questions of each kind; with fewer, a threshold is uncertain and isotonic regression overfits
 
 
@@ -54,13 +43,14 @@ class Tuned:
 
     def summary(self) -> list[str]:
         """Return the threshold that is used, with the reason if it is not the tuned one, and a warning if in doubt."""
-        report = self.report
-        lines = [f"threshold {report['threshold']:.4f}, tuned on {counted(report['questions'], 'question')}"]
-        if report["threshold_choice"] == "kept":
-            found = f"kept instead of {report['threshold_tuned']:.4f}, tuned on"
+        report, questions = self.report, counted(self.report["questions"], "question")
+        lines = [f"threshold {report['threshold']:.4f}, tuned on {questions}"]
+        if report.get("features_choice", "kept") != "kept":
+            lines = [f"no answer above a probability of 0.5, by features fitted on {questions}"]
+        elif report["threshold_choice"] == "kept":
             lines = [
-                f"threshold {report['threshold']:.4f} {found} {counted(report['questions'], 'question')}: "
-                f"{report['threshold_reason']}"
+                f"threshold {report['threshold']:.4f} kept instead of {report['threshold_tuned']:.4f}, tuned on "
+                f"{questions}: {report['threshold_reason']}"
             ]
         if min(report["answerable"], report["unanswerable"]) < ENOUGH:
             lines.append(
@@ -83,9 +73,9 @@ class Tuned:
             )
         lines.append(f"in-sample:       {scores('{}_in_sample')}  (on the questions it was tuned on: too optimistic)")
         if "crossfit_ece" in report:
-            lines.append(
-                f"cross-fitted:    {scores('crossfit_{}')}  (each article tuned on the others: what to expect)"
-            )
+            part = "file" if ", " in report["data"] else "article"
+            expect = f"each {part} tuned on the others: what to expect"
+            lines.append(f"cross-fitted:    {scores('crossfit_{}')}  ({expect})")
         errors = [f"{report['ece_uncalibrated']:.2f} % uncalibrated"]
         if "ece_before" in report:
             errors.append(f"{report['ece_before']:.2f} % before")
@@ -94,25 +84,58 @@ class Tuned:
         lines.append(f"calibration error of the probability of no answer: {', '.join(errors)}")
         if report["calibration_choice"] == "kept":
             lines.append(f"calibration kept as it was: {report['calibration_reason']}")
+        return [*lines, *self._comparison()]
+
+    def _comparison(self) -> list[str]:
+        """Return how features compare with the threshold alone, for each file and as the mean."""
+        if "features_choice" not in self.report:
+            return []
+        lines = []
+        if "compared" in self.report:
+            lines = ["features compared with a threshold alone, cross-fitted:"]
+            *files, mean = [*list(self.report["compared"].items())[1:], ("mean", self.report["compared"]["mean"])]
+            for name, kinds in [*files, mean] if files else [mean]:
+                plain, features = kinds["threshold"], kinds["features"]
+                shown = [
+                    f"{label} {plain[key]:.2f} → {features[key]:.2f}"
+                    for label, key in (
+                        ("F1", "f1"),
+                        ("AURC", "aurc"),
+                        ("coverage at 80 %", "coverage_at_80"),
+                        ("calibration error", "ece"),
+                    )
+                ]
+                lines.append(f"  {name + ': ' if files else ''}{', '.join(shown)}")
+        if self.report["features_choice"] == "kept":
+            lines.append(f"features not used: {self.report['features_reason']}")
         return lines
 
 
 def calibrate_model(
     model: QAModel,
-    examples: Sequence[Example],
-    data: str,
+    questions: Mapping[str, Sequence[Example]],
     *,
     method: Method = "temperature",
     force: bool = False,
     batch_size: int = 32,
 ) -> Tuned:
-    """Tune the threshold and calibration of a model on some examples; nothing is written. `data` names their file."""
-    check_tunable(examples, [data], method)
+    """Tune the threshold and calibration of a model on the examples of some files; nothing is written.
+
+    Each file counts the same, and is scored with what was fitted on the others.
+    """
+    examples = [example for part in questions.values() for example in part]
+    check_tunable(examples, list(questions), method)
+    if method == "features" and not model.gives_text:
+        raise UsageError(
+            "method features: expected a model that finds answers, got one that only decides whether there is one; use "
+            "the method temperature."
+        )
     return tune_decoding(
         model.decoding,
         examples,
         predict(model, examples, batch_size=batch_size),
-        data=[data],
+        data=list(questions),
+        files=[number for number, part in enumerate(questions.values()) for _ in part],
         method=method,
         force=force,
         gives_text=model.gives_text,
@@ -126,6 +149,7 @@ def tune_decoding(
     predictions: Mapping[str, Prediction],
     *,
     data: Sequence[str],
+    files: Sequence[int] | None = None,
     method: Method = "temperature",
     force: bool = False,
     gives_text: bool = True,
@@ -133,109 +157,35 @@ def tune_decoding(
 ) -> Tuned:
     """Tune the threshold for the best F1 on some examples, and fit the calibration to them.
 
-    Each replaces what `decoding` has only if it is better when cross-fitted; with `force`, always.
+    Each replaces what `decoding` has only if it is better when cross-fitted; with `force`, always. `files` are the
+    numbers of the examples' files, if these are to count the same and to be the folds. The method features falls back
+    to the method temperature.
     """
     check_tunable(examples, data, method)
-    names = ", ".join(Path(name).name for name in data)
-    sample = _Sample(
-        score_best_answers(examples, predictions, gives_text=gives_text, language=language),
-        null_odds_of(examples, predictions),
-        assign_folds(examples),
-        TunedOn(data=names, questions=len(examples), sha256=fingerprint(examples)),
-        gives_text,
-    )
-    threshold, threshold_report = _choose_threshold(sample, decoding, force)
-    calibration, calibration_report = _choose_calibration(sample, decoding, method, force)
-    counts = {"answerable": int(sample.scores.answerable.sum()), "unanswerable": int(sample.unanswerable.sum())}
-    report = {"data": names, "questions": len(examples), **counts, **threshold_report, **calibration_report}
+    names = [Path(name).name for name in data]
+    tuned_on = TunedOn(data=", ".join(names), questions=len(examples), sha256=fingerprint(examples))
+    sample = Sample.build(examples, predictions, tuned_on, files=files, gives_text=gives_text, language=language)
+    report: dict[str, Any] = {"data": tuned_on.data, "questions": len(examples)}
+    report |= {"answerable": int(sample.scores.answerable.sum()), "unanswerable": int(sample.unanswerable.sum())}
+    if method == "features":
+        different = len(set(names)) == len(names)
+        changes, found = choose_features(sample, decoding, names if different else data, force)
+        report |= found
+        if changes is not None:
+            return Tuned(decoding.model_copy(update=changes), report)
+        method = "temperature"
+    threshold, about_threshold = choose_threshold(sample, decoding, method, force)
+    calibration, about_calibration = choose_calibration(sample, decoding, method, force)
+    report |= about_threshold | about_calibration
+    keeps = "kept" in (report["threshold_choice"], report["calibration_choice"])
+    own = decoding.calibration
+    if keeps and own is not None and own.method == "features" and "ece_before" in report:
+        # Its threshold is one of log-odds, which means something else without its calibration: keep both.
+        reason = report["threshold_reason"] or report["calibration_reason"]
+        for key in ("threshold", "calibration"):
+            report |= {f"{key}_choice": "kept", f"{key}_reason": reason}
+        return Tuned(decoding, {**report, "threshold": decoding.null_score_diff_threshold})
     return Tuned(decoding.model_copy(update={**threshold, **calibration}), report)
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """The questions to tune on: the scores of their best answers, their null odds and their folds."""
-
-    scores: QuestionScores
-    odds: Floats
-    folds: NDArray[np.int64] | None
-    tuned_on: TunedOn
-    gives_text: bool
-
-    @property
-    def unanswerable(self) -> NDArray[np.bool_]:
-        return ~self.scores.answerable
-
-    @property
-    def doubt(self) -> str | None:
-        """The reason, if there is one, why these questions cannot show that something is better on others."""
-        least = min(int(self.scores.answerable.sum()), int(self.unanswerable.sum()))
-        if least < LEAST:
-            return f"at least {LEAST} questions of each kind are needed to show that it is better"
-        if self.folds is None:
-            return "all questions share one context, so the scores on new texts cannot be estimated"
-        return None
-
-    def score_at(self, form: str, threshold: float) -> dict[str, float]:
-        return _percent(form, self.scores.withheld(self.odds > threshold), self.gives_text)
-
-    def calibration_error(self, probability: Floats) -> float:
-        return 100 * expected_calibration_error(probability, self.unanswerable)
-
-    def was_used_for(self, tuned_on: TunedOn | None) -> bool:
-        """Whether something was tuned on these very questions; its scores on them would be too good to compare with."""
-        return tuned_on is not None and tuned_on.sha256 == self.tuned_on.sha256
-
-
-def _choose_threshold(sample: _Sample, decoding: DecodingOptions, force: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the threshold with its origin, and the report: the tuned one, or the better of 0 and the one before."""
-    tuned, before = tune(sample.scores, sample.odds), decoding.null_score_diff_threshold
-    report: dict[str, Any] = {"threshold_tuned": tuned, **sample.score_at("{}_at_0", 0.0)}
-    metric = "f1" if sample.gives_text else "answerability_accuracy"
-    best, kept, origin = report[f"{metric}_at_0"], 0.0, None
-    if before != 0 and not sample.was_used_for(decoding.tuned_on):
-        report |= {"threshold_before": before, **sample.score_at("{}_before", before)}
-        if report[f"{metric}_before"] >= best:
-            best, kept, origin = report[f"{metric}_before"], before, decoding.tuned_on
-    report |= sample.score_at("{}_in_sample", tuned)
-    reason = sample.doubt
-    if sample.folds is not None:
-        report |= _percent("crossfit_{}", cross_fit(sample.scores, sample.odds, sample.folds), sample.gives_text)
-        crossfit = report[f"crossfit_{metric}"]
-        if reason is None and crossfit <= best:
-            reason = f"its cross-fitted {SHORT[metric]}, {crossfit:.2f}, is not better than {best:.2f}"
-    choice = _choice(reason, force)
-    value, tuned_on = (kept, origin) if choice == "kept" else (tuned, sample.tuned_on)
-    report |= {"threshold": value, "threshold_choice": choice, "threshold_reason": reason}
-    return {"null_score_diff_threshold": value, "tuned_on": tuned_on}, report
-
-
-def _choose_calibration(
-    sample: _Sample, decoding: DecodingOptions, method: Method, force: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the calibration and the report: the fitted one, or the better of none and the one before."""
-    best, kept = sample.calibration_error(na_probability(sample.odds, None)), None
-    report: dict[str, Any] = {"ece_uncalibrated": best}
-    if decoding.calibration is not None:
-        origin = decoding.calibration.fitted_on or decoding.tuned_on
-        if not sample.was_used_for(origin):
-            report["ece_before"] = sample.calibration_error(na_probability(sample.odds, decoding.calibration))
-            if report["ece_before"] <= best:
-                best, kept = report["ece_before"], decoding.calibration.model_copy(update={"fitted_on": origin})
-    reason = sample.doubt
-    if sample.folds is not None:
-        probability = cross_calibrate(sample.odds, sample.unanswerable, sample.folds, method)
-        report["crossfit_ece"] = sample.calibration_error(probability)
-        if reason is None and report["crossfit_ece"] >= best:
-            reason = f"the cross-fitted error, {report['crossfit_ece']:.2f} %, is not better than {best:.2f} %"
-    report |= {"calibration_choice": _choice(reason, force), "calibration_reason": reason}
-    if report["calibration_choice"] != "kept":
-        kept = fit_calibration(sample.odds, sample.unanswerable, method)
-        kept = kept.model_copy(update={"fitted_on": sample.tuned_on})
-    return {"calibration": kept}, report
-
-
-def _choice(reason_to_keep: str | None, force: bool) -> Literal["tuned", "forced", "kept"]:
-    return "tuned" if reason_to_keep is None else "forced" if force else "kept"
 
 
 def threshold_report(

@@ -11,6 +11,7 @@ from lamella import runs
 from lamella.data.examples import Example
 from lamella.errors import UsageError
 from lamella.files import write_json
+from lamella.inference.abstention import expecting
 from lamella.inference.model_record import model_record
 from lamella.inference.predict import predict
 from lamella.inference.prediction import Prediction
@@ -40,6 +41,7 @@ def evaluate(
     out: str | os.PathLike[str] | None = None,
     batch_size: int = 32,
     precision: Precision = "auto",
+    answerable: float | None = None,
     language: str | None = None,
     metrics: Sequence[MetricSpec] = (),
     keep_logits: bool = False,
@@ -50,6 +52,7 @@ def evaluate(
 
     `model` is a name or a folder, as for `Reader.load`, or a loaded reader. `data` is a file, files or examples.
     With `out`, predictions, scores and cost are also written to a run folder; `keep_logits` adds the logits to it.
+    `answerable` is the share of the questions that is expected to have an answer, as for `Reader.ask`.
     The language of the metric is detected from the contexts unless you name it. `metrics` are computed
     besides exact match and F1. `log` receives warnings.
     """
@@ -60,6 +63,7 @@ def evaluate(
     else:
         answering = model.model if isinstance(model, Reader) else model
         name = str(next(iter(answering.folders), ""))
+    answering = expecting(answering, answerable)
     extra = build_metrics(metrics)  # after the model is loaded, which may bring a plugin
     if extra and not answering.gives_text:
         raise UsageError(
@@ -69,7 +73,8 @@ def evaluate(
         predictions = predict(answering, examples, batch_size=batch_size)
         language = language or language_of(examples)
         return score_predictions(answering, examples, predictions, language=language, metrics=extra)
-    asked, record = runs.data_record(files, (example.id for example in examples)), model_record(name, answering)
+    asked = runs.data_record(files, (example.id for example in examples))
+    record = model_record(name, answering, answerable)
     writer = LogitsWriter(answering, record) if keep_logits else None
     with runs.new_run(
         Path(out), "evaluate", overwrite=overwrite, needs=answering.folders, data=asked, model=record

@@ -1,8 +1,8 @@
 """Fit thresholds and calibrations for "no answer", on null odds with known answers.
 
 *Null odds* are the score of "no answer" minus the score of the best answer; a question is not answered if they exceed
-the threshold. Scores on the questions that a threshold was fitted on are too good: `cross_fit` and `cross_calibrate`
-fit for every article on the other articles.
+the threshold. Scores on the questions that a threshold was fitted on are too good: `cross_fit` fits for every article
+on the other articles. Questions may have weights, so that each of several data files counts the same.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lamella.config import Calibration
+from lamella.calibration import Calibration
 from lamella.data.examples import Example
-from lamella.inference.no_answer import Floats, logistic, na_probability
+from lamella.inference.no_answer import Floats, logistic
 from lamella.inference.prediction import NO_SPAN
 from lamella.scoring.metrics import QuestionScores
 
 Bools = NDArray[np.bool_]
-Method = Literal["temperature", "isotonic"]
+Method = Literal["temperature", "isotonic", "features"]
 
 FOLDS = 5
 BINS = 15
 LEAST_SLOPE = 1e-3  # of the log-odds over standardised null odds: the probability must not fall as they rise
 
 
-def tune(scores: QuestionScores, odds: Floats) -> float:
+def tune(scores: QuestionScores, odds: Floats, weights: Floats | float = 1.0) -> float:
     """Return the threshold with the highest F1; `scores` are the scores of the best answer of every question.
 
     It lies midway between the odds of two questions, so that rounding moves no question across. Unlike the official
     search, it never separates questions with equal odds. Among equally good thresholds it is the nearest to 0.
     """
     order = np.argsort(odds, kind="stable")
-    gain = (scores.f1 - ~scores.answerable)[order]  # of answering instead of abstaining
+    gain = (weights * (scores.f1 - ~scores.answerable))[order]  # of answering instead of abstaining
     distinct, first = np.unique(odds[order], return_index=True)
     totals = np.append(0.0, np.cumsum(np.add.reduceat(gain, first)))  # [k]: the k lowest odds are answered
     cuts = _between(distinct)
@@ -51,16 +51,6 @@ def cross_fit(scores: QuestionScores, odds: Floats, folds: NDArray[np.int64]) ->
         held_out = folds == fold
         withheld[held_out] = odds[held_out] > tune(scores.only(~held_out), odds[~held_out])
     return scores.withheld(withheld)
-
-
-def cross_calibrate(odds: Floats, unanswerable: Bools, folds: NDArray[np.int64], method: Method) -> Floats:
-    """Return the probability of "no answer" of every question, calibrated without its fold."""
-    probability = np.zeros(len(odds))
-    for fold in range(int(folds.max()) + 1):
-        held_out = folds == fold
-        fitted = fit_calibration(odds[~held_out], unanswerable[~held_out], method)
-        probability[held_out] = na_probability(odds[held_out], fitted)
-    return probability
 
 
 def assign_folds(examples: Sequence[Example], folds: int = FOLDS) -> NDArray[np.int64] | None:
@@ -88,37 +78,33 @@ def assign_folds(examples: Sequence[Example], folds: int = FOLDS) -> NDArray[np.
     return np.array([fold_of[unit] for unit in units])
 
 
-def fit_calibration(odds: Floats, unanswerable: Bools, method: Method) -> Calibration:
-    """Fit the function from null odds to the probability of "no answer"."""
-    return fit_temperature(odds, unanswerable) if method == "temperature" else fit_isotonic(odds, unanswerable)
-
-
-def fit_temperature(odds: Floats, unanswerable: Bools) -> Calibration:
+def fit_temperature(odds: Floats, unanswerable: Bools, weights: Floats | None = None) -> Calibration:
     """Fit temperature and bias by maximum likelihood, with Platt's targets.
 
     The probability never falls as the odds rise: for a reader with misleading odds, all probabilities are close to the
     share of unanswerable questions.
     """
+    weights = np.ones(len(odds)) if weights is None else weights
     spans = odds < -NO_SPAN / 2  # contexts without a token have extreme odds, which would distort the fit
     if spans.any():
-        odds, unanswerable = odds[spans], unanswerable[spans]
+        odds, unanswerable, weights = odds[spans], unanswerable[spans], weights[spans]
     centre, spread = float(odds.mean()), float(odds.std())
     if spread <= 1e-9 * float(np.abs(odds).max()):  # equal except for rounding
         spread = 1.0
     z = (odds - centre) / spread
     low, high = platt_targets(int((~unanswerable).sum()), int(unanswerable.sum()))
     targets = np.where(unanswerable, high, low)
-    slope, level = _fit_logistic(z, targets)
+    slope, level = _fit_logistic(z, targets, weights)
     if slope < LEAST_SLOPE:  # the likelihood has one peak, so the constrained optimum lies on the bound
-        slope, level = LEAST_SLOPE, _fit_level(LEAST_SLOPE * z, targets)
+        slope, level = LEAST_SLOPE, _fit_level(LEAST_SLOPE * z, targets, weights)
     return Calibration(method="temperature", temperature=spread / slope, bias=level - slope * centre / spread)
 
 
-def fit_isotonic(odds: Floats, unanswerable: Bools) -> Calibration:
+def fit_isotonic(odds: Floats, unanswerable: Bools, weights: Floats | None = None) -> Calibration:
     """Fit the rising step function nearest to the outcomes (pool adjacent violators), between Platt's targets."""
     distinct, place = np.unique(odds, return_inverse=True)
-    count = np.bincount(place).astype(np.float64)
-    total = np.bincount(place, weights=unanswerable.astype(np.float64))
+    weights = np.ones(len(odds)) if weights is None else weights
+    count, total = np.bincount(place, weights=weights), np.bincount(place, weights=weights * unanswerable)
     blocks: list[tuple[float, float, int, int]] = []  # sum, count, first and last index of the distinct odds
     for index in range(len(distinct)):
         block = (float(total[index]), float(count[index]), index, index)
@@ -127,8 +113,14 @@ def fit_isotonic(odds: Floats, unanswerable: Bools) -> Calibration:
             block = (last[0] + block[0], last[1] + block[1], last[2], index)
         blocks.append(block)
     low, high = platt_targets(int((~unanswerable).sum()), int(unanswerable.sum()))
-    shares = [(low + total / size * (high - low), pair) for total, size, *pair in blocks]
-    ends = [(float(distinct[index]), share) for share, pair in shares for index in dict.fromkeys(pair)]
+    # Rounding may make a mean smaller than the one before.
+    means = np.maximum.accumulate([total / size for total, size, *_ in blocks])
+    shares = (low + means * (high - low)).tolist()
+    ends = [
+        (float(distinct[index]), share)
+        for share, (_, _, *pair) in zip(shares, blocks, strict=True)
+        for index in dict.fromkeys(pair)
+    ]
     return Calibration(method="isotonic", odds=[odd for odd, _ in ends], probability=[share for _, share in ends])
 
 
@@ -164,14 +156,14 @@ def _between(values: Floats) -> Floats:
     return np.concatenate([[below], middle, [values[-1] + 1.0]])
 
 
-def _fit_logistic(x: Floats, targets: Floats) -> tuple[float, float]:
+def _fit_logistic(x: Floats, targets: Floats, weights: Floats) -> tuple[float, float]:
     """Fit slope and level of a logistic regression by Newton's method; a step that overshoots is halved."""
     slope = level = 0.0
-    loss = _log_loss(slope * x + level, targets)
+    loss = _log_loss(slope * x + level, targets, weights)
     for _ in range(100):
         p = logistic(slope * x + level)
-        weight = p * (1 - p)
-        by_slope, by_level = float(((p - targets) * x).sum()), float((p - targets).sum())
+        weight, error = weights * p * (1 - p), weights * (p - targets)
+        by_slope, by_level = float((error * x).sum()), float(error.sum())
         a, b, c = float((weight * x * x).sum()) + 1e-12, float((weight * x).sum()), float(weight.sum()) + 1e-12
         determinant = a * c - b * b
         if determinant <= 0 or abs(by_slope) + abs(by_level) < 1e-10 * len(x):
@@ -179,7 +171,7 @@ def _fit_logistic(x: Floats, targets: Floats) -> tuple[float, float]:
         move = ((c * by_slope - b * by_level) / determinant, (a * by_level - b * by_slope) / determinant)
         size = 1.0
         while size > 1e-6:
-            tried = _log_loss((slope - size * move[0]) * x + level - size * move[1], targets)
+            tried = _log_loss((slope - size * move[0]) * x + level - size * move[1], targets, weights)
             if tried < loss:
                 break
             size /= 2
@@ -189,14 +181,14 @@ def _fit_logistic(x: Floats, targets: Floats) -> tuple[float, float]:
     return slope, level
 
 
-def _fit_level(logits: Floats, targets: Floats) -> float:
+def _fit_level(logits: Floats, targets: Floats, weights: Floats) -> float:
     """Return the constant that makes the mean probability of some logits equal that of the targets, by bisection."""
-    low, high = -100.0, 100.0
+    low, high, wanted = -100.0, 100.0, float((weights * targets).sum())
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if logistic(logits + middle).mean() < targets.mean() else (low, middle)
+        low, high = (middle, high) if (weights * logistic(logits + middle)).sum() < wanted else (low, middle)
     return (low + high) / 2
 
 
-def _log_loss(logits: Floats, targets: Floats) -> float:
-    return float((np.logaddexp(0.0, logits) - targets * logits).sum())
+def _log_loss(logits: Floats, targets: Floats, weights: Floats) -> float:
+    return float((weights * (np.logaddexp(0.0, logits) - targets * logits)).sum())

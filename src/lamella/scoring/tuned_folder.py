@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,14 +23,15 @@ if TYPE_CHECKING:
     from lamella.models.model import ReaderModel
 
 
-def folder_to_tune(name: str, data: str, *, out: Path | None = None, overwrite: bool = False) -> Path:
+def folder_to_tune(name: str, data: Sequence[str], *, out: Path | None = None, overwrite: bool = False) -> Path:
     """Return the folder to store a threshold in: `out` if given, for a copy of the model, else the model's own.
 
     Call it before the work starts. A model that must not or cannot be changed is refused with the way that is open,
-    and so is data that the model was trained on: its threshold would not fit new questions.
+    and so are data files that the model was trained on: its threshold would not fit new questions.
     """
     source = _source(name)
-    _check_not_trained_on(source, data)
+    for file in data:
+        _check_not_trained_on(source, file)
     if out is not None:
         _check_copy(out, source, overwrite)
         return out

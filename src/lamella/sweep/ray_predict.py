@@ -21,7 +21,12 @@ RETRIES = 2  # for a shard whose worker dies
 
 
 def predict_on_ray(
-    model: str, examples: Sequence[Example], *, batch_size: int = 32, precision: Precision = "auto"
+    model: str,
+    examples: Sequence[Example],
+    *,
+    batch_size: int = 32,
+    precision: Precision = "auto",
+    answerable: float | None = None,
 ) -> dict[str, Prediction]:
     """Answer every example on the joined cluster; the answers and their order are the same as from `predict`.
 
@@ -37,7 +42,7 @@ def predict_on_ray(
     count = max(1, min(len(shards), int(resources.get("GPU" if on_gpus else "CPU", 1))))
     options = {"num_cpus": 1, "num_gpus": 1 if on_gpus else 0, "max_restarts": RETRIES, "max_task_retries": RETRIES}
     worker = ray.remote(Worker).options(**options)
-    pool = ActorPool([worker.remote(model, Path.cwd(), batch_size, precision) for _ in range(count)])
+    pool = ActorPool([worker.remote(model, Path.cwd(), batch_size, precision, answerable) for _ in range(count)])
     predictions: dict[str, Prediction] = {}
     with progress("answering", len(examples)) as advance:
         try:
@@ -54,19 +59,24 @@ def predict_on_ray(
 class Worker:
     """A process of the cluster, which holds the model."""
 
-    def __init__(self, model: str, working_folder: Path, batch_size: int, precision: Precision) -> None:
+    def __init__(
+        self, model: str, working_folder: Path, batch_size: int, precision: Precision, answerable: float | None
+    ) -> None:
         if working_folder.is_dir():
             os.chdir(working_folder)  # the model may be named relative to where the command was started
         self._name, self._batch_size, self._precision = model, batch_size, precision
+        self._answerable = answerable
         self._model: Any = None
 
     def answer(self, shard: Sequence[Example]) -> dict[str, Prediction] | LamellaError:
         """Return the answers, or the error: raised here, it would arrive wrapped in an error of Ray."""
+        from lamella.inference.abstention import expecting
         from lamella.inference.predict import predict
         from lamella.models.loading import load_model
 
         try:
-            self._model = self._model or load_model(self._name, precision=self._precision)
+            if self._model is None:
+                self._model = expecting(load_model(self._name, precision=self._precision), self._answerable)
             return predict(self._model, shard, batch_size=self._batch_size)
         except LamellaError as error:
             return RunError(str(error))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError, model_validator
 
-from lamella.config import Section
 from lamella.errors import ConfigError, UnreadableError, UsageError, did_you_mean
 from lamella.files import read_text
 from lamella.option_errors import explain
+from lamella.section import Section
 from lamella.study.compared_readers import COST_TITLES, TRAINING_FLOPS
 from lamella.study.report.columns import DEFAULT_COLUMNS
 

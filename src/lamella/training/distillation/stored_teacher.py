@@ -12,7 +12,6 @@ from pydantic import Field
 from torch import Tensor
 
 from lamella import runs as run_folders
-from lamella.config import Share
 from lamella.data.windows.batches import Batch, Totals, send
 from lamella.errors import ConfigError, counted
 from lamella.heads.losses import Weight
@@ -22,6 +21,7 @@ from lamella.models.facts import TeacherFacts
 from lamella.models.model import ReaderModel
 from lamella.models.names import saved_model, short_model_name
 from lamella.registry import register
+from lamella.section import Share
 from lamella.training.distillation.logit_alignment import align
 from lamella.training.distillation.teachers import DistillationLoss, Measure, Over
 from lamella.training.fitting.objective import Forward, PassFacts, TaskLoss

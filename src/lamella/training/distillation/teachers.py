@@ -24,7 +24,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from lamella.config import POOLED, Share
+from lamella.config import POOLED
 from lamella.data.examples import Context, Example
 from lamella.data.windows.batches import Batch, Totals
 from lamella.data.windows.features import featurise
@@ -37,6 +37,7 @@ from lamella.models.model import ReaderModel
 from lamella.models.names import short_model_name
 from lamella.models.saved import weights_sha256
 from lamella.registry import register
+from lamella.section import Share
 from lamella.training.fitting.objective import Forward, PassFacts, TaskLoss, Terms
 
 Count = Annotated[int, Field(ge=1)]

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lamella.config import Share
 from lamella.registry import register
+from lamella.section import Share
 
 Schedule = Callable[[int], float]
 

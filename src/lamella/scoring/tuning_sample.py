@@ -1,0 +1,190 @@
+"""The questions that a threshold is tuned on: their scores, their files, and what was fitted without each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lamella.calibration import Calibration, TunedOn
+from lamella.data.examples import Example
+from lamella.inference.abstention import FEATURES, feature_table, log_odds
+from lamella.inference.no_answer import Floats, na_probability
+from lamella.inference.prediction import NO_SPAN, Prediction
+from lamella.scoring.best_answers import null_odds_of, score_best_answers
+from lamella.scoring.feature_fit import fit_features
+from lamella.scoring.metrics import QuestionScores
+from lamella.scoring.risk_coverage import area, coverage_at
+from lamella.scoring.threshold import (
+    Bools,
+    Method,
+    assign_folds,
+    expected_calibration_error,
+    fit_isotonic,
+    fit_temperature,
+    tune,
+)
+
+LEAST = 10  # questions of each kind; with fewer, a cross-fitted score is mostly chance
+ACCURACY = 0.8  # for the coverage that is reported
+
+
+@dataclass(frozen=True)
+class CrossFitted:
+    """What was decided about each question by a threshold and a calibration fitted without its fold."""
+
+    odds: Floats  # null odds, or calibrated log-odds
+    probability: Floats  # of "no answer"
+    withheld: Bools  # not answered
+
+    def only(self, where: Bools) -> CrossFitted:
+        """Return the questions at `where`."""
+        return CrossFitted(self.odds[where], self.probability[where], self.withheld[where])
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Questions with the scores of their best answers, their null odds and features, their files and folds."""
+
+    scores: QuestionScores
+    null_odds: Floats
+    table: Floats  # features [N, F]
+    files: NDArray[np.int64]  # the number of the file of each question
+    folds: NDArray[np.int64] | None  # None if the questions cannot be split
+    tuned_on: TunedOn
+    gives_text: bool
+
+    @classmethod
+    def build(
+        cls,
+        examples: Sequence[Example],
+        predictions: Mapping[str, Prediction],
+        tuned_on: TunedOn,
+        *,
+        files: Sequence[int] | None = None,
+        gives_text: bool = True,
+        language: str = "en",
+    ) -> Sample:
+        """Score the predictions; the folds are the files, or, of a single file, its articles."""
+        numbers = np.zeros(len(examples), np.int64) if files is None else np.array(files, np.int64)
+        scores = score_best_answers(examples, predictions, gives_text=gives_text, language=language)
+        table = feature_table([predictions[example.id] for example in examples])
+        folds = numbers if numbers.any() else assign_folds(examples)
+        # From the scores: the null odds of a model that is calibrated by features are its log-odds.
+        odds = table[:, list(FEATURES).index("null_odds")] if gives_text else null_odds_of(examples, predictions)
+        return cls(scores, odds, table, numbers, folds, tuned_on, gives_text)
+
+    @property
+    def unanswerable(self) -> Bools:
+        return ~self.scores.answerable
+
+    @property
+    def weights(self) -> Floats:
+        """The weight of each question: every file counts the same."""
+        sizes = np.bincount(self.files)
+        weights: Floats = len(self.files) / (np.count_nonzero(sizes) * sizes[self.files])
+        return weights
+
+    @property
+    def answerable_share(self) -> float:
+        """The share of answerable questions, as a mean over the files."""
+        return self.mean(lambda of_file: float(self.scores.answerable[of_file].mean()))
+
+    @property
+    def doubt(self) -> str | None:
+        """The reason, if there is one, why these questions cannot show that something is better on others."""
+        if min(int(self.scores.answerable.sum()), int(self.unanswerable.sum())) < LEAST:
+            return f"at least {LEAST} questions of each kind are needed to show that it is better"
+        if self.folds is None:
+            return "all questions share one context, so the scores on new texts cannot be estimated"
+        return None
+
+    def was_used_for(self, tuned_on: TunedOn | None) -> bool:
+        """Whether something was tuned on these very questions; its scores on them would be too good to compare with."""
+        return tuned_on is not None and tuned_on.sha256 == self.tuned_on.sha256
+
+    def only(self, where: Bools) -> Sample:
+        """Return the questions at `where`, without folds."""
+        return replace(
+            self,
+            scores=self.scores.only(where),
+            null_odds=self.null_odds[where],
+            table=self.table[where],
+            files=self.files[where],
+            folds=None,
+        )
+
+    def odds(self, calibration: Calibration | None) -> Floats:
+        """Return what is compared with the threshold: null odds, or with the method features the log-odds."""
+        if calibration is None or calibration.method != "features":
+            return self.null_odds
+        columns = [tuple(FEATURES).index(feature.name) for feature in calibration.features]
+        return log_odds(self.table[:, columns], calibration)
+
+    def calibration(self, method: Method) -> Calibration:
+        """Fit the probability of "no answer"."""
+        fitted = {"answerable": self.answerable_share, "fitted_on": self.tuned_on}
+        return self._fit(method).model_copy(update=fitted)
+
+    def _fit(self, method: Method) -> Calibration:
+        if method == "features":
+            spans = self.null_odds < -NO_SPAN / 2  # contexts without a token have extreme odds
+            chosen = spans if spans.any() else np.ones_like(spans)
+            return fit_features(self.table[chosen], self.unanswerable[chosen], self.weights[chosen], tuple(FEATURES))
+        fit = fit_temperature if method == "temperature" else fit_isotonic
+        return fit(self.null_odds, self.unanswerable, self.weights)
+
+    def threshold(self, method: Method) -> float:
+        """Return the threshold with the highest F1; with the method features, log-odds of 0: a probability of 0.5."""
+        return 0.0 if method == "features" else tune(self.scores, self.null_odds, self.weights)
+
+    def cross_fit(self, method: Method) -> CrossFitted:
+        """Fit threshold and calibration for every fold on the others."""
+        assert self.folds is not None
+        odds, probability = np.zeros(len(self.files)), np.zeros(len(self.files))
+        withheld = np.zeros(len(self.files), np.bool_)
+        for fold in range(int(self.folds.max()) + 1):
+            held_out = self.folds == fold
+            others = self.only(~held_out)
+            calibration = others._fit(method)
+            threshold = others.threshold(method)
+            odds[held_out] = self.only(held_out).odds(calibration)
+            probability[held_out] = na_probability(odds[held_out], calibration)
+            withheld[held_out] = odds[held_out] > threshold
+        return CrossFitted(odds, probability, withheld)
+
+    def mean(self, measure: Callable[[Bools], float]) -> float:
+        """Return the mean of a measure over the files."""
+        return float(np.mean([measure(self.files == number) for number in np.unique(self.files)]))
+
+    def percent(self, form: str, withheld: Bools) -> dict[str, float]:
+        """Return exact match and F1; for a model without texts, the accuracy of its abstaining."""
+        scores = self.scores.withheld(withheld)
+        values = (
+            {"exact": scores.exact, "f1": scores.f1} if self.gives_text else {"answerability_accuracy": scores.exact}
+        )
+
+        def mean(value: Floats) -> float:
+            return self.mean(lambda of_file: 100.0 * float(value[of_file].sum()) / int(of_file.sum()))
+
+        return {form.format(key): mean(value) for key, value in values.items()}
+
+    def calibration_error(self, probability: Floats) -> float:
+        """Return the expected calibration error, in percent."""
+        return self.mean(
+            lambda of_file: 100 * expected_calibration_error(probability[of_file], self.unanswerable[of_file])
+        )
+
+    def measure(self, found: CrossFitted) -> dict[str, float]:
+        """Return how good cross-fitted decisions are, in percent: by F1, risk and coverage, and calibration error."""
+        answered = np.where(self.scores.answerable, self.scores.f1, 0.0)  # as if every question were answered
+        return {
+            **self.percent("{}", found.withheld),
+            "aurc": self.mean(lambda of_file: 100 * area(-found.odds[of_file], answered[of_file])),
+            f"coverage_at_{100 * ACCURACY:.0f}": self.mean(
+                lambda of_file: 100 * coverage_at(-found.odds[of_file], answered[of_file], accuracy=ACCURACY)
+            ),
+            "ece": self.calibration_error(found.probability),
+        }

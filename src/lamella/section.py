@@ -1,0 +1,17 @@
+"""The base of all option tables: unknown keys and wrong types are refused, and options do not change once checked."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lamella import registry
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A table of a run file."""
+
+    model_config = ConfigDict(**registry.STRICT, frozen=True, serialize_by_alias=True)
