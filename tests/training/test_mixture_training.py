@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -81,11 +82,16 @@ def test_a_fraction_has_whole_questions(encoder: Path) -> None:
     assert all(steps.ranks[question] < round(0.5 * len(steps.ranks)) for question in questions)
 
 
-def test_the_card_shows_the_mixture(encoder: Path, tmp_path: Path) -> None:
+def test_the_card_and_a_result_file_show_the_mixture(encoder: Path, tmp_path: Path, lamella: Any) -> None:
     train_plan(make_plan(table(encoder, training={"max_steps": 2}), where="test"), tmp_path / "run")
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "| `demo:dev` | 135 | 1 | 0 | 135 " in card
     assert re.search(r"\| `demo:train` \| 405 \| 0.5 \| 0.4 \| [12]\d\d \([56]\d.\d %\) \| [1-9]\d+ \|", card)
+    code, _, err = lamella("compare", tmp_path / "run", "--keep", tmp_path / "kept.json")
+    assert code == 0, err
+    kept = json.loads((tmp_path / "kept.json").read_text())
+    assert [file["name"] for file in kept["train"]["files"]] == ["demo:dev", "demo:train"]
+    assert kept["options"]["data.train"][1] == {"file": "demo:train", "weight": 0.5, "negatives": 0.4}
 
 
 def test_the_sanity_check_takes_the_questions_as_they_are(encoder: Path) -> None:

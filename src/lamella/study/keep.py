@@ -204,7 +204,8 @@ def _made_of(run: RunRecord) -> dict[str, Any]:
     model = _model(run)
     facts = model.config.get("facts") or {}
     train = facts.get("train") or {}
-    files = (run.config.get("data") or {}).get("train") or train.get("files") or []
+    given = (run.config.get("data") or {}).get("train") or train.get("files") or []
+    files = [entry["file"] if isinstance(entry, Mapping) else entry for entry in given]
     encoder = run.config.get("encoder") or {}
     name = model.base.get("name") or encoder.get("name")
     return {
