@@ -3,7 +3,7 @@
     python benchmarks/wild.py --reader default --reader models/mpnet data/tydi-en-dev-mixed.json.gz …
     python benchmarks/wild.py --page
 
-The first form adds the scores to results/wild.json, and with `--card` to the readers' own cards. The second writes
+The first form adds the scores to results/wild/scores.json, and with `--card` to the readers' own cards. The second writes
 docs/results/wild.md from that file; a test checks that it is current. Make the mixed sets with
 `lamella convert FILE OUT --negatives 0.5`.
 """
@@ -21,7 +21,7 @@ from lamella.models.facts import DomainScores
 from lamella.scoring.domain_scores import COVERAGES
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "results" / "wild.json"
+RESULTS = ROOT / "results" / "wild" / "scores.json"
 PAGE = ROOT / "docs" / "results" / "wild.md"
 
 

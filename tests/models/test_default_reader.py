@@ -116,9 +116,9 @@ def test_it_can_be_adapted(tmp_path: Path) -> None:
 
 def test_its_card_names_its_data(model: ReaderModel) -> None:
     card = (READERS / DEFAULT_READER / "README.md").read_text()
-    assert "squad2-train-backtranslated.json.gz" in card
+    assert "squad2-train-backtranslated-kept.json.gz" in card
     assert model.decoding.tuned_on is not None
-    assert model.decoding.tuned_on.data == "cs224n-dev.json.gz"
+    assert model.decoding.tuned_on.data.startswith("squad2-train-backtranslated-held.json.gz, ")
 
 
 def test_the_documents_show_its_answers() -> None:

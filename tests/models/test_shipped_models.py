@@ -16,18 +16,20 @@ from lamella.models.saved import CARD, read_saved
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
-# The folder of a reader, and the run that trained it.
+HELD_OUT = [f"{name}-held.json.gz" for name in ("squad2-train-backtranslated", "squad-train-human", "tydi-en-train")]
+# The folder of a reader, the run that trained it, and the data that its threshold was tuned on.
 SHIPPED = {
-    READERS / "default": "minilm-thin-long",
-    ROOT / "models" / "e5-small": "e5-small-thin",
-    ROOT / "models" / "mpnet": "mpnet-taught",
+    READERS / "default": ("minilm-mixed-thin", ", ".join(HELD_OUT)),
+    ROOT / "models" / "e5-small": ("e5-small-thin", "cs224n-dev.json.gz"),
+    ROOT / "models" / "mpnet": ("mpnet-mixed-thin", ", ".join(HELD_OUT)),
 }
 
 
-@pytest.mark.parametrize(("folder", "run"), SHIPPED.items(), ids=lambda value: getattr(value, "name", value))
-def test_a_shipped_reader_is_thin_and_documented(folder: Path, run: str) -> None:
+@pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: folder.name)
+def test_a_shipped_reader_is_thin_and_documented(folder: Path) -> None:
+    run, tuned_on = SHIPPED[folder]
     saved, result = read_saved(folder), json.loads((RESULTS / f"{run}.json").read_text())
-    assert (folder / "model.safetensors").stat().st_size <= 8_000_000
+    assert (folder / "model.safetensors").stat().st_size <= 11_000_000
     with safe_open(folder / "model.safetensors", "numpy") as tensors:
         shapes = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118 - not a dictionary
         assert {tensor.get_dtype() for tensor in shapes} == {"F16"}
@@ -38,9 +40,10 @@ def test_a_shipped_reader_is_thin_and_documented(folder: Path, run: str) -> None
     assert saved.weights_sha256 == file_sha256(folder / "model.safetensors")
     assert saved.base_tensors_sha256 is not None, "it must load on its encoder from any file"
     assert (saved.base_name, saved.base_sha256) == (result["encoder"]["name"], result["encoder"]["sha256"])
-    assert saved.facts.results["f1"] == pytest.approx(result["scores"]["at_0"]["f1"], abs=1e-4)
+    # Scored twice, at the end of training and from the saved run: bf16 on a GPU differs from time to time.
+    assert saved.facts.results["f1"] == pytest.approx(result["scores"]["at_0"]["f1"], abs=0.02)
     assert saved.config.decoding.tuned_on is not None
-    assert saved.config.decoding.tuned_on.data == "cs224n-dev.json.gz"
+    assert saved.config.decoding.tuned_on.data == tuned_on
     contents = Contents(
         name=folder.name,
         gives_text=True,
@@ -54,3 +57,10 @@ def test_a_shipped_reader_is_thin_and_documented(folder: Path, run: str) -> None
 
 def test_every_reader_in_the_folder_is_tested() -> None:
     assert {folder for folder in SHIPPED if folder.parent == ROOT / "models"} == set((ROOT / "models").iterdir())
+
+
+def test_the_cards_have_the_scores_of_the_page() -> None:
+    wild = {entry["reader"]: entry["domains"] for entry in json.loads((RESULTS / "wild" / "scores.json").read_text())["readers"]}
+    for folder in SHIPPED:
+        name = folder.name if folder.parent == READERS else f"models/{folder.name}"
+        assert [domain.model_dump() for domain in read_saved(folder).facts.domains] == wild[name]

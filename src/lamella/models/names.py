@@ -43,7 +43,7 @@ def short_model_name(name: str) -> str:
         return name
     if path.name == MODEL:
         return path.parent.name
-    if path.parent.name == MODELS:
+    if path.parent.name == MODELS and path.parent.parent.name:  # not a folder of models beside the runs
         return f"{path.parent.parent.name}@{path.name}"
     return path.name
 
