@@ -16,12 +16,17 @@ from lamella.encoder.encoder import Encoder
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # The module whose output is adapted and the LayerNorm that follows it, for both halves of a layer.
-SITES = {
+SITES: dict[str, list[tuple[str, str | None]]] = {
     "albert": [("attention.output_dropout", "attention.LayerNorm"), ("ffn_output", "full_layer_layer_norm")],
     "distilbert": [("attention.out_lin", "sa_layer_norm"), ("ffn.dropout", "output_layer_norm")],
+    "eurobert": [("self_attn.o_proj", "post_attention_layernorm"), ("mlp", None)],  # None: the layer above
+    "modernbert": [("attn.out_drop", "mlp_norm"), ("mlp", None)],
     "mpnet": [("attention.dropout", "attention.LayerNorm"), ("output.dropout", "output.LayerNorm")],
 }
-BERT_SITES = [("attention.output.dropout", "attention.output.LayerNorm"), ("output.dropout", "output.LayerNorm")]
+BERT_SITES: list[tuple[str, str | None]] = [
+    ("attention.output.dropout", "attention.output.LayerNorm"),
+    ("output.dropout", "output.LayerNorm"),
+]
 
 
 def shake(encoder: Encoder, part: str) -> None:
@@ -34,7 +39,7 @@ def shake(encoder: Encoder, part: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_adapter_changes_what_is_added_to_the_residual(family: str) -> None:
-    """Each LayerNorm gets residual + adapter(output), with the output of the pretrained encoder."""
+    """What follows gets residual + adapter(output), with the output of the pretrained encoder."""
     encoder = tiny_encoder(family).encoder
     sites = SITES.get(family, BERT_SITES)
     for site, norm in sites:
@@ -52,12 +57,13 @@ def test_an_adapter_changes_what_is_added_to_the_residual(family: str) -> None:
         torch.testing.assert_close(seen_at(adapted, family, site, norm)[1], expected, atol=1e-5, rtol=0)
 
 
-def seen_at(encoder: Encoder, family: str, site: str, norm: str) -> list[Tensor]:
-    """Return the output of a module of the first layer and the input of its LayerNorm (ALBERT: in its first run)."""
+def seen_at(encoder: Encoder, family: str, site: str, norm: str | None) -> list[Tensor]:
+    """Return the output of a module of the first layer and the input of what follows (ALBERT: in its first run)."""
     watched = copy.deepcopy(encoder)
     layer, seen = watched.layer_modules[0], []
     layer.get_submodule(site).register_forward_hook(lambda module, arguments, output: seen.append(output))
-    layer.get_submodule(norm).register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
+    following = watched.layer_modules[1] if norm is None else layer.get_submodule(norm)
+    following.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
     with torch.no_grad():
         watched(tiny_batch(family), (DEPTH,))
     return seen[:2]

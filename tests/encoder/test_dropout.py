@@ -99,8 +99,8 @@ def test_a_mask_that_hides_more_than_padding_is_left_to_transformers(queries: sl
 def test_every_encoder_uses_it_and_computes_the_same_without_dropout(family: str) -> None:
     encoder = tiny_encoder(family, seed=1).encoder
     dropouts = [module for module in encoder.modules() if isinstance(module, nn.Dropout)]
-    assert dropouts
-    assert {type(module) for module in dropouts} == {FastDropout}
+    assert dropouts or family == "eurobert"
+    assert {type(module) for module in dropouts} <= {FastDropout}
     batch, last = tiny_batch(family), [encoder.depth]
     actual = encoder(batch, last).layers[0]
     if family in ("deberta-v2", "mpnet"):  # their attention has positions, and is replaced as a whole

@@ -26,6 +26,8 @@ from lamella.encoder.tuning import frozen, full
 from lamella.errors import EncoderError
 from lamella.heads.head import Head
 
+FINAL_NORM = ("eurobert", "modernbert")
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -89,8 +91,9 @@ def test_a_layer_that_is_not_requested_is_freed_during_the_run(family: str) -> N
         alive.clear()
         hidden = encoder(batch, requested)
         assert alive == expected
+        normed = {5} if family in FINAL_NORM else set()  # the output itself is not kept
         assert [number for number, output in enumerate(seen, start=1) if output() is not None] == sorted(
-            {*requested} - {0}
+            {*requested} - {0} - normed
         )
         del hidden
         assert all(output() is None for output in seen)
@@ -267,6 +270,8 @@ def test_the_longest_window_is_the_longest_that_runs(family: str) -> None:
         encoder(Batch(ids, ones, torch.zeros_like(ids), ones, zero, zero, windows=zero.numpy()), (DEPTH,))
 
     run(encoder.longest_window)
+    if family in FINAL_NORM:  # their positions are computed, for any length
+        return
     with pytest.raises((IndexError, RuntimeError)):
         run(encoder.longest_window + 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,23 +27,40 @@ LAYERED = [family for family in FAMILIES if family != "albert"]
 NORMS = {
     "albert": ("attention.LayerNorm", "full_layer_layer_norm"),
     "distilbert": ("sa_layer_norm", "output_layer_norm"),
+    "eurobert": ("input_layernorm", "post_attention_layernorm"),
+    "modernbert": ("attn_norm", "mlp_norm"),
     "mpnet": ("attention.LayerNorm", "output.LayerNorm"),
 }
-OUTER_NORMS = {"deberta-v2": ("embeddings.LayerNorm", "encoder.LayerNorm")}  # the latter for positions
+OUTER_NORMS = {
+    "deberta-v2": ("embeddings.LayerNorm", "encoder.LayerNorm"),  # the latter for positions
+    "eurobert": ("norm",),
+    "modernbert": ("embeddings.norm", "final_norm"),
+}
+NO_BIASES = ("eurobert", "modernbert")
 BERT_NORMS = ("attention.output.LayerNorm", "output.LayerNorm")
-PREFIX = {"albert": "model.encoder.albert_layer_groups.0.albert_layers.", "distilbert": "model.transformer.layer."}
+PREFIX = {
+    "albert": "model.encoder.albert_layer_groups.0.albert_layers.",
+    "distilbert": "model.transformer.layer.",
+    "eurobert": "model.layers.",
+    "modernbert": "model.layers.",
+}
 SITES = {
     "albert": ("attention.output_dropout", "ffn_output"),
     "distilbert": ("attention.out_lin", "ffn.dropout"),
+    "eurobert": ("self_attn.o_proj", "mlp"),
+    "modernbert": ("attn.out_drop", "mlp"),
     "mpnet": ("attention.dropout", "output.dropout"),
 }
 BERT_SITES = ("attention.output.dropout", "output.dropout")
-PROJECTIONS = {
+PROJECTIONS: dict[str, tuple[Any, ...]] = {
     "albert": ("attention.query", "attention.key", "attention.value", "attention.dense", "ffn", "ffn_output"),
     "deberta-v2": ("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj",
                    "attention.output.dense", "intermediate.dense", "output.dense"),
     "distilbert": ("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "ffn.lin1",
                    "ffn.lin2"),
+    "eurobert": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+                 ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj"),
+    "modernbert": ("attn.Wqkv", "attn.Wqkv", "attn.Wqkv", "attn.Wo", "mlp.Wi", "mlp.Wo"),
     "mpnet": ("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o", "intermediate.dense",
               "output.dense"),
 }  # fmt: skip
@@ -73,7 +91,22 @@ def norms(family: str) -> set[str]:
     modules = [f"model.{norm}" for norm in OUTER_NORMS.get(family, ("embeddings.LayerNorm",))]
     for number in range(layers_of(family)):
         modules += [layer_name(family, number) + norm for norm in NORMS.get(family, BERT_NORMS)]
-    return {f"{module}.{part}" for module in modules for part in ("weight", "bias")}
+    if family == "modernbert":
+        modules.remove("model.layers.0.attn_norm")  # the embeddings have one
+    parts = ("weight",) if family in NO_BIASES else ("weight", "bias")
+    return {f"{module}.{part}" for module in modules for part in parts}
+
+
+def changes(family: str, targets: Iterable[str], kind: str) -> dict[str, str]:
+    """Return the LoRA or IA³ of the targets in all layers, with the target of each."""
+    paths = dict(zip(ALL_TARGETS, PROJECTIONS.get(family, BERT_PROJECTIONS), strict=True))
+    found = {}
+    for number, target in itertools.product(range(layers_of(family)), targets):
+        fused = list(paths.values()).count(paths[target]) > 1
+        for path in [paths[target]] if isinstance(paths[target], str) else paths[target]:
+            found[f"{layer_name(family, number)}{path}.{kind}_{target}" if fused else
+                  f"{layer_name(family, number)}{path}.{kind}"] = target  # fmt: skip
+    return found
 
 
 def adapters(family: str, layers: Iterable[int], name: str = "adapter") -> set[str]:
@@ -100,7 +133,14 @@ def test_layer_norm_trains_every_layer_norm_and_nothing_else(family: str) -> Non
     assert norms(family) <= before
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", NO_BIASES)
+def test_biases_cannot_be_trained_where_there_are_none(family: str) -> None:
+    assert "bitfit: this encoder has no biases; choose another." in refusal(family, "bitfit")
+    for tuning in ("adapter", "lora"):
+        assert "bias: this encoder has no biases; remove it" in refusal(family, tuning, also=["bias"])
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in NO_BIASES])
 def test_bitfit_trains_every_bias_and_nothing_else(family: str) -> None:
     encoder, before = tune(family, "bitfit")
     assert trained(encoder) == {name for name in before if name.endswith(".bias")}
@@ -121,7 +161,8 @@ def test_top_k_trains_the_top_layers_and_every_layer_norm(family: str, k: int) -
     top = tuple(layer_name(family, number) for number in range(DEPTH - k, DEPTH))
     expected = {name for name in before if name.startswith(top)} | norms(family) if k < DEPTH else before
     assert trained(encoder) == expected
-    embeddings = {name for name in before if name.startswith("model.embeddings.") and "LayerNorm" not in name}
+    embeddings = {name for name in before if name.startswith(("model.embeddings.", "model.embed_tokens."))}
+    embeddings -= norms(family)
     assert embeddings
     assert (embeddings <= trained(encoder)) is (k == DEPTH)
     assert k == DEPTH or not embeddings & trained(encoder)
@@ -133,8 +174,10 @@ def test_small_parts_are_trained_as_well(family: str, tuning: str) -> None:
     alone = trained(tune(family, tuning)[0])
     types = {"model.embeddings.token_type_embeddings.weight"}
     assert trained(tune(family, tuning, also=["layer_norm"])[0]) == alone | norms(family)
-    encoder = tune(family, tuning, also=["bias"])[0]
-    assert trained(encoder) == alone | {name for name in names(encoder) if name.endswith(".bias")}
+    encoder = tune(family, tuning)[0]
+    if family not in NO_BIASES:
+        biased = trained(tune(family, tuning, also=["bias"])[0])
+        assert biased == alone | {name for name in names(encoder) if name.endswith(".bias")}
     if encoder.token_types:
         assert trained(tune(family, tuning, also=["token_types"])[0]) == alone | types
     else:
@@ -185,17 +228,13 @@ def test_an_adapter_of_an_earlier_run_is_trained_with_its_layer(family: str, sec
 @pytest.mark.parametrize("family", FAMILIES)
 def test_lora_trains_two_matrices_for_every_target(family: str, targets: list[str] | None) -> None:
     encoder, before = tune(family, "lora", rank=3, **({"targets": targets} if targets else {}))
-    paths = dict(zip(ALL_TARGETS, PROJECTIONS.get(family, BERT_PROJECTIONS), strict=True))
     expected = {
-        f"{layer_name(family, number)}{paths[target]}.lora.{matrix}"
-        for number in range(layers_of(family))
-        for target in targets or ("query", "value")
-        for matrix in "AB"
+        f"{name}.{matrix}" for name in changes(family, targets or ("query", "value"), "lora") for matrix in "AB"
     }
     assert trained(encoder) == expected
     assert names(encoder) - expected == before
     for name, value in encoder.named_parameters():
-        if name.endswith(".lora.A"):
+        if name in expected and name.endswith("A"):
             assert value.shape[0] == 3
 
 
@@ -203,17 +242,17 @@ def test_lora_trains_two_matrices_for_every_target(family: str, targets: list[st
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ia3_trains_one_vector_for_every_target(family: str, targets: list[str] | None) -> None:
     encoder, before = tune(family, "ia3", **({"targets": targets} if targets else {}))
-    paths = dict(zip(ALL_TARGETS, PROJECTIONS.get(family, BERT_PROJECTIONS), strict=True))
     inner = 48
-    expected = {
-        f"{layer_name(family, number)}{paths[target]}.ia3.factor": target
-        for number in range(layers_of(family))
-        for target in targets or ("key", "value", "ffn_output")
-    }
+    found = changes(family, targets or ("key", "value", "ffn_output"), "ia3")
+    expected = {f"{name}.factor": target for name, target in found.items()}
     assert trained(encoder) == expected.keys()
     assert names(encoder) - expected.keys() == before
     values = dict(encoder.named_parameters())
     widths = {"ffn_input": inner, "ffn_output": inner}  # the latter scales the input
+    if family == "modernbert":
+        widths["ffn_input"] = 2 * inner  # with the gate
+    if family == "eurobert":
+        widths |= {"key": HIDDEN // 2, "value": HIDDEN // 2}  # two heads of queries share one of keys
     assert all(values[name].shape == (widths.get(target, HIDDEN),) for name, target in expected.items())
     assert all((values[name] == 1).all() for name in expected)
 
@@ -328,7 +367,8 @@ def cases() -> Iterable[Any]:
     for family in FAMILIES:
         for number, spec in enumerate(specs):
             needs_layers = spec["name"] == "top_k" or spec.get("k") or spec.get("leave_out")
-            if family != "albert" or not needs_layers:
+            refused = (family == "albert" and needs_layers) or (family in NO_BIASES and spec["name"] == "bitfit")
+            if not refused:
                 label = "-".join(str(value) for value in spec.values())
                 yield pytest.param(family, spec, heads[number % len(heads)], id=f"{family}-{label}")
 

@@ -31,6 +31,7 @@ from doubles import (
 from lamella.data.windows.batches import Batch
 from lamella.data.windows.features import featurise
 from lamella.data.windows.padding import Padded, pad
+from lamella.encoder.encoder import FAMILIES as FAMILY_TABLE
 from lamella.errors import ModelError, RunError, UsageError
 from lamella.export.flatten import flatten
 from lamella.export.half import halve
@@ -236,7 +237,7 @@ def windows(family: str) -> Padded:
 @pytest.mark.parametrize(
     "tuning", ["full", "frozen", "top_k", "bitfit", "layer_norm", "lora", RELATIVE, "ia3"], ids=str
 )
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if FAMILY_TABLE[family].linear_qa])
 def test_transformers_loads_it_with_equal_logits(
     family: str, tuning: str, bases: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -269,6 +270,16 @@ def test_transformers_loads_it_with_equal_logits(
     assert back.windows.max_seq_length == model.encoder.longest_window
     for file in (*(tmp_path / "stock").glob("*.json"), *(tmp_path / "model").glob("tokenizer*.json")):
         assert str(tmp_path.parent) not in file.read_text(encoding="utf-8"), file.name
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if not FAMILY_TABLE[family].linear_qa])
+def test_a_family_without_a_linear_head_in_transformers_is_refused(
+    family: str, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    tuned(bases[family], tmp_path / "model", encoder={"tuning": "frozen"})
+    with pytest.raises(ModelError, match=rf"expected an encoder with a linear question .* got {family}\.$"):
+        save_as_transformers(tmp_path / "model", tmp_path / "stock")
+    assert not (tmp_path / "stock").exists()
 
 
 def test_a_chain_and_an_encoder_with_its_own_labels(tmp_path: Path) -> None:

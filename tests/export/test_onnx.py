@@ -93,7 +93,7 @@ def trained(name: str, folder: Path, *, family: str = "bert", depth: int = 1, **
 
 
 LAYERS = {"distilbert": "n_layers"}
-NO_TYPES = ("deberta-v2", "distilbert", "mpnet", "roberta", "xlm-roberta")
+NO_TYPES = ("deberta-v2", "distilbert", "eurobert", "modernbert", "mpnet", "roberta", "xlm-roberta")
 TUNINGS = ("frozen", "adapter", "lora", "ia3")  # the others only change values of weights
 
 

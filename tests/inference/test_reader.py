@@ -54,7 +54,7 @@ def stock_folder(folder: Path, family: str) -> Path:
     torch.manual_seed(0)
     model = transformers.AutoModelForQuestionAnswering.from_config(tiny_config(family))
     with torch.no_grad():
-        model.qa_outputs.weight.mul_(20)
+        (model.classifier if family == "modernbert" else model.qa_outputs).weight.mul_(20)
     model.save_pretrained(folder)
     tokenizer = tiny_tokenizer(family)
     tokenizer.save_pretrained(folder)
@@ -436,7 +436,7 @@ class TestLoad:
 
 
 class TestStock:
-    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("family", sorted({*FAMILIES} - {"eurobert"}))  # transformers has no such model of it
     def test_logits_equal_transformers(self, family: str, tmp_path: Path) -> None:
         folder = stock_folder(tmp_path, family)
         reader = Reader.load(folder, precision="fp32", device="cpu")

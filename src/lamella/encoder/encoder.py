@@ -46,20 +46,30 @@ class HiddenStates:
 
 
 @dataclass(frozen=True)
+class Fused:
+    """A projection that shares a linear layer with others: one of its equal parts."""
+
+    path: str
+    part: int
+    parts: int = 3
+
+
+@dataclass(frozen=True)
 class Family:
     """The differences between kinds of encoder. Paths name modules, within the model or within a layer."""
 
     layers: str  # the list of layers (ALBERT: the list of groups, each with a list of layers)
     attention_site: str  # outputs the attention before the residual sum: an adapter goes behind it
     ffn_site: str  # outputs the feed-forward part before the residual sum
-    projections: Mapping[str, str]  # name of a projection in a run file -> its path within a layer
+    projections: Mapping[str, str | Fused | tuple[str, ...]]  # name in a run file -> path or paths within a layer
     token_types: bool = True  # question and context have different token types, if the configuration has several
     optional_pooler: bool = True  # the constructor takes `add_pooling_layer`
     shared_layers: bool = False  # all depths use the weights of one layer
+    linear_qa: bool = True  # transformers has a question answering model of it with a linear layer as its head
     unused_positions: int = 0  # rows of the position table that no token uses (positions start after the padding)
 
 
-_BERT_PROJECTIONS = {
+_BERT_PROJECTIONS: dict[str, str] = {
     "query": "attention.self.query",
     "key": "attention.self.key",
     "value": "attention.self.value",
@@ -113,6 +123,38 @@ FAMILIES = {
         optional_pooler=False,
     ),
     "electra": replace(_BERT, optional_pooler=False),
+    "eurobert": Family(
+        "layers",
+        "self_attn.o_proj",  # the attention module outputs a tuple
+        "mlp",
+        {
+            "query": "self_attn.q_proj",
+            "key": "self_attn.k_proj",
+            "value": "self_attn.v_proj",
+            "attention_output": "self_attn.o_proj",
+            "ffn_input": ("mlp.gate_proj", "mlp.up_proj"),
+            "ffn_output": "mlp.down_proj",
+        },
+        token_types=False,
+        optional_pooler=False,
+        linear_qa=False,
+    ),
+    "modernbert": Family(  # mmBERT too
+        "layers",
+        "attn.out_drop",
+        "mlp",
+        {
+            "query": Fused("attn.Wqkv", 0),
+            "key": Fused("attn.Wqkv", 1),
+            "value": Fused("attn.Wqkv", 2),
+            "attention_output": "attn.Wo",
+            "ffn_input": "mlp.Wi",  # computes the input and its gate
+            "ffn_output": "mlp.Wo",
+        },
+        token_types=False,
+        optional_pooler=False,
+        linear_qa=False,
+    ),
     "mpnet": Family(
         "encoder.layer",
         "attention.dropout",

@@ -69,6 +69,8 @@ def attend(
     ours = 0 < dropped < 1 or (dropped == 0 and not torch.is_grad_enabled())
     ours = ours and query.device.type == "cpu" and query.dtype == torch.float32 and not torch.compiler.is_compiling()
     lengths = _lengths(attention_mask, query) if ours else None
+    if lengths is not None and key.shape[1] < query.shape[1]:  # EuroBERT: several heads of queries share one of keys
+        key, value = (x.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for x in (key, value))
     if lengths is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -166,7 +168,8 @@ def _register() -> None:
         if built is None or built.device.type != "cpu" or kind not in (torch.bfloat16, torch.float16):
             return built
         # In the form of PyTorch's kernel; otherwise each layer would convert it again, for every pair of tokens.
-        seen = built[:, :, :1]  # [B, 1, 1, T]
+        same_for_all = options.get("local_size") is None  # tokens see the same tokens, except in local attention
+        seen = built[:, :, :1] if same_for_all else built  # [B, 1, 1 or T, T]
         return torch.zeros(seen.shape, dtype=kind).masked_fill_(~seen, torch.finfo(kind).min)
 
     AttentionInterface.register(ATTENTION, attend)

@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +24,32 @@ from torch.utils.hooks import RemovableHandle
 from lamella.encoder.low_rank import nearest_of_rank
 
 _TENSORS_FOLLOW = ContextVar("_TENSORS_FOLLOW", default=False)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some outputs of a linear layer, as if they had a layer of their own: the queries of a layer for all three."""
+
+    layer: nn.Linear
+    name: str
+    begin: int
+    end: int
+
+    @property
+    def weight(self) -> Tensor:
+        return self.layer.weight[self.begin : self.end]
+
+    @property
+    def bias(self) -> Tensor | None:
+        return None if self.layer.bias is None else self.layer.bias[self.begin : self.end]
+
+    @property
+    def in_features(self) -> int:
+        return self.layer.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.end - self.begin
 
 
 class Lora(nn.Module):
@@ -43,13 +71,14 @@ class Lora(nn.Module):
     """
 
     name = "lora"
+    part: tuple[str, int, int] | None = None  # the part of the layer that is changed, if not all of it
     hook: RemovableHandle
     A0: Tensor
     B0: Tensor
 
     def __init__(
         self,
-        layer: nn.Linear,
+        layer: nn.Linear | Part,
         *,
         rank: int,
         alpha: float,
@@ -76,7 +105,7 @@ class Lora(nn.Module):
             nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
         self.m = nn.Parameter(torch.zeros(layer.out_features)) if dora else None
 
-    def forward(self, layer: nn.Linear, x: Tensor, output: Tensor) -> Tensor:
+    def forward(self, layer: nn.Linear | Part, x: Tensor, output: Tensor) -> Tensor:
         A, B = self.factors()
         change = self.scale * linear(linear(self.dropout(x), A), B)
         if self.m is None:
@@ -99,7 +128,7 @@ class Lora(nn.Module):
         changed = weight + self._change()
         return changed if self.m is None else self._length_factor(weight)[:, None] * changed
 
-    def merge_into(self, layer: nn.Linear) -> None:
+    def merge_into(self, layer: nn.Linear | Part) -> None:
         layer.weight.copy_(self.changed(layer.weight))
 
     def _change(self) -> Tensor:
@@ -134,61 +163,74 @@ class Ia3(nn.Module):
     """l ⊙ (W x + b), or with `inputs` W (l ⊙ x) + b. l starts as 1: the layer starts unchanged."""
 
     name = "ia3"
+    part: tuple[str, int, int] | None = None
     hook: RemovableHandle
 
-    def __init__(self, layer: nn.Linear, *, inputs: bool) -> None:
+    def __init__(self, layer: nn.Linear | Part, *, inputs: bool) -> None:
         super().__init__()
         self.inputs = inputs
         self.factor = nn.Parameter(torch.ones(layer.in_features if inputs else layer.out_features))
 
-    def forward(self, layer: nn.Linear, x: Tensor, output: Tensor) -> Tensor:
+    def forward(self, layer: nn.Linear | Part, x: Tensor, output: Tensor) -> Tensor:
         return (output * self.factor).to(output.dtype)  # keeps half precision
 
-    def merge_into(self, layer: nn.Linear) -> None:
+    def merge_into(self, layer: nn.Linear | Part) -> None:
         layer.weight.mul_(self.factor if self.inputs else self.factor[:, None])
         if layer.bias is not None and not self.inputs:
             layer.bias.mul_(self.factor)
 
 
-def insert_change(layer: nn.Linear, change: Lora | Ia3) -> None:
-    """Add LoRA or IA³ to a layer."""
+def insert_change(layer: nn.Linear | Part, change: Lora | Ia3) -> None:
+    """Add LoRA or IA³ to a layer, or to a part of it under the name of that part."""
+    if isinstance(layer, Part):
+        change.name, change.part = f"{change.name}_{layer.name}", (layer.name, layer.begin, layer.end)
+        layer = layer.layer
     layer.add_module(change.name, change)
     scales_input = isinstance(change, Ia3) and change.inputs
     if scales_input:
-        change.hook = layer.register_forward_pre_hook(_change_input)
+        change.hook = layer.register_forward_pre_hook(partial(_change_input, change.name))
     else:
-        change.hook = layer.register_forward_hook(_change_output)
+        change.hook = layer.register_forward_hook(partial(_change_output, change.name))
 
 
-def change_of(layer: nn.Module) -> Lora | Ia3:
-    """Return the LoRA or IA³ of a layer that has one."""
-    return next(child for child in layer.children() if isinstance(child, Lora | Ia3))
+def changes_of(layer: nn.Module) -> list[Lora | Ia3]:
+    """Return the LoRA or IA³ of a layer; there may be one for each part."""
+    return [child for child in layer.children() if isinstance(child, Lora | Ia3)]
+
+
+def changed_part(layer: nn.Linear, change: Lora | Ia3) -> nn.Linear | Part:
+    """Return the part of a layer that LoRA or IA³ changes; for most, the whole layer."""
+    return layer if change.part is None else Part(layer, *change.part)
 
 
 def changed_layers(model: nn.Module) -> dict[str, nn.Linear]:
     """Return the layers that have LoRA or IA³, by their paths."""
     return {
-        path: module
-        for path, module in model.named_modules()
-        if isinstance(module, nn.Linear) and any(isinstance(child, Lora | Ia3) for child in module.children())
+        path: module for path, module in model.named_modules() if isinstance(module, nn.Linear) and changes_of(module)
     }
 
 
 @torch.no_grad()
-def merge_change(layer: nn.Linear) -> None:
+def merge_changes(layer: nn.Linear) -> None:
     """Merge the LoRA or IA³ of a layer into its weights and remove it."""
-    change = change_of(layer)
-    change.merge_into(layer)
-    change.hook.remove()
-    delattr(layer, change.name)
+    for change in changes_of(layer):
+        change.merge_into(changed_part(layer, change))
+        change.hook.remove()
+        delattr(layer, change.name)
 
 
-def _change_output(layer: nn.Module, arguments: Any, output: Tensor) -> Tensor:
-    """Apply LoRA or IA³ (a forward hook). It is looked up, so that a copy of the encoder uses its own."""
-    changed: Tensor = change_of(layer)(layer, arguments[0], output)
-    return changed
+def _change_output(name: str, layer: nn.Linear, arguments: Any, output: Tensor) -> Tensor:
+    """Apply LoRA or IA³ (a forward hook). It is looked up by name, so that a copy of the encoder uses its own."""
+    change: Any = layer.get_submodule(name)
+    if change.part is None:
+        changed: Tensor = change(layer, arguments[0], output)
+        return changed
+    part = Part(layer, *change.part)
+    own = change(part, arguments[0], output[..., part.begin : part.end])
+    return torch.cat([output[..., : part.begin], own, output[..., part.end :]], dim=-1)
 
 
-def _change_input(layer: nn.Module, arguments: Any) -> Any:
+def _change_input(name: str, layer: nn.Module, arguments: Any) -> Any:
     x, *others = arguments
-    return ((x * change_of(layer).factor).to(x.dtype), *others)
+    change: Any = layer.get_submodule(name)
+    return ((x * change.factor).to(x.dtype), *others)

@@ -22,7 +22,14 @@ from lamella.files import read_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-DROPOUT_OPTIONS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
+DROPOUT_OPTIONS = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "dropout",
+    "attention_dropout",
+    "embedding_dropout",
+    "mlp_dropout",
+)
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,8 @@ def load_tokenizer(source: Source) -> PreTrainedTokenizerFast:
         raise EncoderError(f"{folder}: expected a tokenizer ({' or '.join(files)}), found none.")
     if not getattr(tokenizer, "is_fast", False):
         raise EncoderError(f"{folder}: expected a fast tokenizer, which gives character offsets; found a slow one.")
+    if tokenizer.cls_token is None:  # as in EuroBERT: a text begins with another token, which serves the same purpose
+        tokenizer.cls_token = tokenizer.bos_token
     return cast("PreTrainedTokenizerFast", tokenizer)
 
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from lamella import registry
 from lamella.encoder.adapters import Adapter, insert_adapter
-from lamella.encoder.encoder import Encoder
-from lamella.encoder.lora import Ia3, Lora, changed_layers, insert_change, merge_change
+from lamella.encoder.encoder import Encoder, Fused
+from lamella.encoder.lora import Ia3, Lora, Part, changed_layers, insert_change, merge_changes
 from lamella.errors import ConfigError
 from lamella.registry import ADDED_LATER, register
 
@@ -157,6 +157,8 @@ def ia3(encoder: Encoder, *, targets: Projections = ("key", "value", "ffn_output
 @register("tuning", "bitfit")
 def bitfit(encoder: Encoder) -> None:
     """Train only the biases (BitFit), also in the LayerNorms."""
+    if not _biases(encoder):
+        raise ConfigError("encoder.tuning", ["bitfit: this encoder has no biases; choose another."])
     encoder.requires_grad_(False)
     _train_biases(encoder)
 
@@ -189,36 +191,48 @@ def merge(encoder: Encoder) -> list[nn.Linear]:
     """Merge all LoRA and IA³ into the weights and return the layers that had them, which are plain layers again."""
     layers = list(changed_layers(encoder.model).values())
     for layer in layers:
-        merge_change(layer)
+        merge_changes(layer)
     return layers
 
 
-def group_parameters(encoder: Encoder) -> dict[str, str]:
-    """Return the group of each parameter of the model inside an encoder, by the parameter's name.
+def linears_of(encoder: Encoder, layer: nn.Module, target: str) -> list[nn.Linear | Part]:
+    """Return the linear layer of a projection: a part of one (ModernBERT's query), or two (EuroBERT's ffn_input)."""
+    place = encoder.family.projections[target]
+    if isinstance(place, Fused):
+        fused = cast(nn.Linear, layer.get_submodule(place.path))
+        size = fused.out_features // place.parts
+        return [Part(fused, target, place.part * size, (place.part + 1) * size)]
+    paths = (place,) if isinstance(place, str) else place
+    return [cast(nn.Linear, layer.get_submodule(path)) for path in paths]
+
+
+def group_parameters(encoder: Encoder) -> dict[str, tuple[str, ...]]:
+    """Return the groups of each parameter of the model inside an encoder, by the parameter's name.
 
     A group is named as in the options `targets` and `also` of LoRA; parameters that neither can name are grouped by
-    their module, such as `word_embeddings`.
+    their module, such as `word_embeddings`. Only a weight that computes several projections has several groups.
     """
     modules = dict(encoder.model.named_modules())
-    projections = {
-        layer.get_submodule(path): target
-        for layer in encoder.layer_modules
-        for target, path in encoder.family.projections.items()
-    }
-    groups = {}
+    projections: dict[nn.Module, tuple[str, ...]] = {}
+    for layer in encoder.layer_modules:
+        for target in encoder.family.projections:
+            for linear in linears_of(encoder, layer, target):
+                module = linear.layer if isinstance(linear, Part) else linear
+                projections[module] = (*projections.get(module, ()), target)
+    groups: dict[str, tuple[str, ...]] = {}
     for name, _ in encoder.model.named_parameters():
         path, _, kind = name.rpartition(".")
         module = modules[path]
-        if isinstance(module, nn.LayerNorm):
-            groups[name] = "layer_norm"
+        if _is_norm(module):
+            groups[name] = ("layer_norm",)
         elif kind == "bias":
-            groups[name] = "bias"
+            groups[name] = ("bias",)
         elif module in projections:
             groups[name] = projections[module]
         elif path.endswith("token_type_embeddings"):
-            groups[name] = "token_types"
+            groups[name] = ("token_types",)
         else:
-            groups[name] = path.rpartition(".")[2]
+            groups[name] = (path.rpartition(".")[2],)
     return groups
 
 
@@ -250,33 +264,42 @@ def _check_present(encoder: Encoder, parts: Sequence[Small]) -> None:
             "encoder.tuning.also",
             ["token_types: this encoder has no token type embeddings; remove it from the list."],
         )
+    if "bias" in parts and not _biases(encoder):
+        raise ConfigError("encoder.tuning.also", ["bias: this encoder has no biases; remove it from the list."])
 
 
 def _train_layer_norms(encoder: Encoder) -> None:
     for module in encoder.modules():
-        if isinstance(module, nn.LayerNorm):
+        if _is_norm(module):
             module.requires_grad_(True)
 
 
+def _is_norm(module: nn.Module) -> bool:
+    """Return whether a module is a LayerNorm, or an RMSNorm, which transformers defines anew for every family."""
+    return isinstance(module, nn.LayerNorm) or type(module).__name__.endswith("RMSNorm")
+
+
 def _train_biases(encoder: Encoder) -> None:
-    for name, parameter in encoder.named_parameters():
-        if name.endswith(".bias"):
-            parameter.requires_grad_(True)
+    for parameter in _biases(encoder):
+        parameter.requires_grad_(True)
 
 
-def _projections(encoder: Encoder, targets: Sequence[Projection]) -> list[tuple[nn.Linear, Projection]]:
+def _biases(encoder: Encoder) -> list[nn.Parameter]:
+    return [parameter for name, parameter in encoder.named_parameters() if name.endswith(".bias")]
+
+
+def _projections(encoder: Encoder, targets: Sequence[Projection]) -> list[tuple[nn.Linear | Part, Projection]]:
     """Return the chosen projections of every layer.
 
     A projection that has an adapter itself (ALBERT, DistilBERT) is an error: the adapter would have to come last.
     """
-    projections: list[tuple[nn.Linear, Projection]] = []
+    projections: list[tuple[nn.Linear | Part, Projection]] = []
     for number, layer in enumerate(encoder.layer_modules, start=1):
         for target in dict.fromkeys(targets):
-            projection = cast(nn.Linear, layer.get_submodule(encoder.family.projections[target]))
-            if any(isinstance(child, Adapter) for child in projection.children()):
-                raise ConfigError(
-                    "encoder.tuning",
-                    [f"{target} of layer {number} has an adapter of an earlier run; choose targets without adapters."],
-                )
-            projections.append((projection, target))
+            for linear in linears_of(encoder, layer, target):
+                module = linear.layer if isinstance(linear, Part) else linear
+                if any(isinstance(child, Adapter) for child in module.children()):
+                    problem = f"{target} of layer {number} has an adapter of an earlier run"
+                    raise ConfigError("encoder.tuning", [f"{problem}; choose targets without adapters."])
+                projections.append((linear, target))
     return projections

@@ -46,6 +46,9 @@ def obstacle(model: ReaderModel) -> str | None:
     """Return what such a checkpoint cannot express about a model, if anything."""
     spec = model.head_spec
     mixers = [stage["name"] for stage in spec["mixer"]]
+    if not model.encoder.family.linear_qa:
+        kind = model.encoder.model.config.model_type
+        return f"expected an encoder with a linear question answering head in transformers, got {kind}."
     if not model.gives_text:
         return f"expected the task span, got {spec['task']['name']}."
     if mixers != ["last"] or model.head.main_layers != (model.encoder.depth,):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from lamella.config import RunConfig
 from lamella.data.demo import data_path
@@ -25,7 +25,18 @@ from lamella.encoder.encoder import Encoder
 from lamella.encoder.pretrained import LoadedEncoder
 from lamella.validation import check_config
 
-FAMILIES = ("albert", "bert", "deberta-v2", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
+FAMILIES = (
+    "albert",
+    "bert",
+    "deberta-v2",
+    "distilbert",
+    "electra",
+    "eurobert",
+    "modernbert",
+    "mpnet",
+    "roberta",
+    "xlm-roberta",
+)
 HIDDEN, DEPTH = 32, 3
 AWKWARD = (
     "Cafe\u0301 Zoë naïve 서울은 한국의 수도 東京は日本 القاهرة مدينة שלום עולם 👩‍🚀 went 🇫🇷 to the 👍🏽 "
@@ -89,6 +100,14 @@ def tiny_config(family: str, **options: Any) -> Any:
         sizes |= {"relative_attention": True, "position_buckets": 16, "pos_att_type": ["p2c", "c2p"],
                   "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False,
                   "type_vocab_size": 0}  # fmt: skip
+    if family in ("eurobert", "modernbert"):  # with small weights, the sum with the input of a layer hides its output
+        sizes["initializer_range"] = 0.2
+    if family == "eurobert":
+        sizes |= {"num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
+                  "mask_token_id": 2}  # fmt: skip
+    if family == "modernbert":  # the middle one of the three layers sees 8 tokens on either side
+        sizes |= {"local_attention": 16, "global_attn_every_n_layers": 2, "pad_token_id": 0, "bos_token_id": 2,
+                  "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}  # fmt: skip
     return transformers.AutoConfig.for_model(family, **{**sizes, **options})
 
 
@@ -108,22 +127,51 @@ def tiny_tokenizer(family: str) -> Any:
         vocabulary = {piece: number for number, piece in enumerate([*special, *_word_pieces()])}
         kinds: dict[str, Any] = {"mpnet": transformers.MPNetTokenizer, "distilbert": transformers.DistilBertTokenizer}
         return kinds.get(family, transformers.BertTokenizer)(vocab=vocabulary)
-    return _byte_pair_tokenizer() if family == "roberta" else _unigram_tokenizer(family)
+    if family in ("eurobert", "modernbert", "roberta"):
+        return _byte_pair_tokenizer(family)
+    return _unigram_tokenizer(family)
 
 
-def _byte_pair_tokenizer() -> Any:
+def _byte_pair_tokenizer(family: str) -> Any:
+    special = {
+        "eurobert": ["<|begin_of_text|>", "<|end_of_text|>", "<|mask|>"],
+        "modernbert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+        "roberta": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+    }[family]
     trained: Any = Tokenizer(models.BPE())
+    trained.normalizer = normalizers.NFC() if family == "modernbert" else None
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=700,
-        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+        special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     trained.train_from_iterator(corpus(), trainer)
-    model = json.loads(trained.to_str())["model"]
-    kind: Any = transformers.RobertaTokenizer
-    return kind(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]])
+    if family == "roberta":
+        model = json.loads(trained.to_str())["model"]
+        kind: Any = transformers.RobertaTokenizer
+        return kind(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]])
+    # These two have no class of their own: everything is in tokenizer.json.
+    first, last = ("[CLS]", "[SEP]") if family == "modernbert" else special[:2]
+    trained.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}",
+        pair=f"{first} $A {last} $B:1 {last}:1",
+        special_tokens=[(token, trained.token_to_id(token)) for token in (first, last)],
+    )
+    fast: Any = transformers.PreTrainedTokenizerFast
+    if family == "modernbert":
+        trained.add_tokens([AddedToken(" " * count, normalized=True) for count in (4, 3, 2)])
+        return fast(
+            tokenizer_object=trained,
+            model_input_names=["input_ids", "attention_mask"],
+            cls_token=first,
+            sep_token=last,
+            pad_token="[PAD]",
+            unk_token="[UNK]",
+            mask_token="[MASK]",
+        )
+    return fast(tokenizer_object=trained, bos_token=first, eos_token=last, cls_token=first, pad_token=last)
 
 
 def _unigram_tokenizer(family: str) -> Any:

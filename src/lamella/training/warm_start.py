@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from lamella import registry
 from lamella.config import RunConfig
 from lamella.encoder.adapters import Adapter
-from lamella.encoder.lora import Lora, change_of, changed_layers
+from lamella.encoder.lora import Lora, changed_layers, changed_part, changes_of
 from lamella.encoder.low_rank import nearest_of_rank
 from lamella.encoder.sources import find_encoder, is_model
 from lamella.encoder.tensors import trained_tensors
@@ -121,19 +121,24 @@ def _approximate(model: ReaderModel, saved: ReaderModel, name: str) -> tuple[str
     merge(saved.encoder)
     parameters = dict(saved.encoder.model.named_parameters())
     kept = added = 0.0
-    projections = []
+    groups = group_parameters(saved.encoder)
+    held: set[tuple[str, str]] = set()  # parameters and groups that LoRA approximates
+    targets: dict[str, None] = {}  # in their order
     for path, layer in changed_layers(model.encoder.model).items():
-        projections.append(f"{path}.weight")
-        lora = cast(Lora, change_of(layer))
-        goal, weight = parameters[f"{path}.weight"].detach(), layer.weight.detach().cpu()  # [O, I]
-        energy = float((goal - weight).square().sum())
-        kept, added = kept + _set_nearest(lora, goal, weight) * energy, added + energy
+        for lora in cast(list[Lora], changes_of(layer)):
+            _, begin, end = lora.part or ("", 0, layer.out_features)
+            goal = parameters[f"{path}.weight"].detach()[begin:end]  # [O, I]
+            weight = changed_part(layer, lora).weight.detach().cpu()
+            energy = float((goal - weight).square().sum())
+            kept, added = kept + _set_nearest(lora, goal, weight) * energy, added + energy
+            names = groups[f"{path}.weight"] if lora.part is None else lora.part[:1]
+            held |= {(f"{path}.weight", group) for group in names}
+            targets |= dict.fromkeys(names)
     also_trained = {name: value for name, value in trained_tensors(model.encoder.model).items() if name in parameters}
     _copy(parameters, also_trained)
-    groups = group_parameters(saved.encoder)
-    targets = dict.fromkeys(groups[path] for path in projections)
+    held |= {(path, group) for path in also_trained for group in groups[path]}
     copied = f"{100 * kept / added if added else 100:.0f} % of what it added to {', '.join(targets)}"
-    return copied, _describe_dropped(model, saved, groups, {*projections, *also_trained}, name)
+    return copied, _describe_dropped(model, saved, groups, held, name)
 
 
 def _set_nearest(lora: Lora, goal: Tensor, weight: Tensor) -> float:
@@ -154,14 +159,20 @@ def _set_nearest(lora: Lora, goal: Tensor, weight: Tensor) -> float:
 
 
 def _describe_dropped(
-    model: ReaderModel, saved: ReaderModel, groups: Mapping[str, str], kept: Set[str], name: str
+    model: ReaderModel,
+    saved: ReaderModel,
+    groups: Mapping[str, tuple[str, ...]],
+    held: Set[tuple[str, str]],
+    name: str,
 ) -> str | None:
-    """Return a warning about the changed parameters that are not `kept`, and the options that would keep them."""
+    """Return a warning about the changed parameters that are not `held`, and the options that would keep them."""
     base = dict(model.encoder.model.named_parameters())
     changed = {
-        groups[path]: None  # a dictionary, to keep the order
+        group: None  # a dictionary, to keep the order
         for path, value in saved.encoder.model.named_parameters()
-        if path not in kept and path in base and not torch.equal(value, base[path].cpu())
+        if path in base and not torch.equal(value, base[path].cpu())
+        for group in groups[path]
+        if (path, group) not in held
     }
     if not changed:
         return None
