@@ -183,4 +183,4 @@ def test_a_question_answering_model_of_transformers_is_exported_to_onnx(tmp_path
     shorter.save_pretrained(tmp_path / "stock")
     written = export_onnx(tmp_path / "stock", tmp_path / "onnx", int8=True)
     assert "written, int8" in written[0]
-    assert load_model(tmp_path / "onnx").positions == 130
+    assert load_model(tmp_path / "onnx").windows.max_seq_length == 128
