@@ -107,8 +107,7 @@ def page(results: dict[str, Any]) -> str:
     parts.append(
         "## Risk by coverage\n\n"
         "If a reader answers only the questions that it is surest of, this is the risk, 100 less the mean F1 of these "
-        "answers. An answer to an unanswerable question scores 0.\n\n"
-        + "\n".join(curves)
+        "answers. An answer to an unanswerable question scores 0.\n\n" + "\n".join(curves)
     )
     return "\n\n".join(parts) + "\n"
 

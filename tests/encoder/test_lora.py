@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from doubles import save_tiny_encoder, tiny_batch, tiny_encoder, tiny_model, tiny_run_config
-from lamella.encoder.lora import Ia3, Lora, changed_layers, changes_of, insert_change, merge_changes
+from lamella.encoder.lora import Ia3, Lora, change_of, changed_layers, insert_change, merge_changes
 from lamella.encoder.tuning import merge
 from lamella.errors import ConfigError, UsageError
 from lamella.export.half import halve
@@ -129,7 +129,7 @@ def test_a_copied_layer_has_its_own_change(kind: str) -> None:
     other = copy.deepcopy(layer)
     before = layer(x)
     with torch.no_grad():
-        for parameter in changes_of(other)[0].parameters():
+        for parameter in change_of(other).parameters():
             parameter.zero_()
     assert torch.equal(layer(x), before)
     assert not torch.equal(other(x), before)
@@ -148,7 +148,7 @@ def test_lora_starts_unchanged_and_applies_dropout_to_its_own_branch_only(kind: 
     insert_change(layer, Lora(layer, rank=2, alpha=4, dropout=0.5, **RELATIVES[kind][0]))
     assert torch.equal(layer(x), plain)
     with torch.no_grad():
-        changes_of(layer)[0].B.normal_()
+        change_of(layer).B.normal_()
     assert not torch.equal(layer(x), layer(x))
     layer.eval()
     assert torch.equal(layer(x), layer(x))
@@ -211,7 +211,7 @@ def test_a_model_for_inference_is_merged_and_one_for_training_is_not(tuning: dic
     model = ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": tuning})).eval()
     with torch.no_grad():
         for layer in changed_layers(model.encoder.model).values():
-            for parameter in changes_of(layer)[0].parameters():
+            for parameter in change_of(layer).parameters():
                 parameter.add_(torch.randn(parameter.shape) / 3)
     model.save(tmp_path / "model")
     merged, whole = (
@@ -236,7 +236,7 @@ def test_training_in_half_precision(tuning: dict[str, Any], target: str) -> None
     model = tiny_model(encoder={"tuning": {**tuning, "targets": [target]}}).train()
     model.precision = "bf16"
     model(tiny_batch()).sum().backward()
-    changes = [changes_of(layer)[0] for layer in changed_layers(model.encoder.model).values()]
+    changes = [change_of(layer) for layer in changed_layers(model.encoder.model).values()]
     gradients = [parameter.grad for change in changes for parameter in change.parameters()]
     assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
 

@@ -51,6 +51,7 @@ def has_token_types(family: str) -> bool:
 CASES = [
     (family, kind)
     for family in FAMILIES
+    if ENCODERS[family].linear_qa
     for kind in (RELATIVES if family in ("bert", "deberta-v2", "distilbert", "mpnet", "roberta") else ["lora"])
 ]
 
@@ -59,6 +60,20 @@ CASES = [
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("encoders")
     return {family: save_tiny_encoder(folder / family, family) for family in FAMILIES}
+
+
+def test_a_family_without_a_linear_head_in_transformers_is_refused(bases: dict[str, Path], tmp_path: Path) -> None:
+    """LoRA of peft on ModernBERT would change query, key and value together."""
+    model = ReaderModel(load_encoder(str(bases["modernbert"])), tiny_run_config(encoder={"tuning": "lora"}))
+    model.save(tmp_path / "model")
+    with pytest.raises(LamellaError, match="expected an encoder with a linear question answering head"):
+        save_as_peft(tmp_path / "model", tmp_path / "peft")
+    config = peft.LoraConfig(target_modules=["Wqkv"])
+    with quiet():
+        stock = AutoModelForQuestionAnswering.from_pretrained(bases["modernbert"])
+        peft.get_peft_model(stock, config).save_pretrained(tmp_path / "peft")
+    with pytest.raises(LamellaError, match=r"expected LoRA on an encoder with a linear .* got modernbert\.$"):
+        ReaderModel.from_pretrained(tmp_path / "peft")
 
 
 def disturb(module: nn.Module) -> None:

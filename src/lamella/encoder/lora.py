@@ -193,6 +193,12 @@ def insert_change(layer: nn.Linear | Part, change: Lora | Ia3) -> None:
         change.hook = layer.register_forward_hook(partial(_change_output, change.name))
 
 
+def change_of(layer: nn.Module) -> Lora | Ia3:
+    """Return the LoRA or IA³ of a layer that has one for all its outputs."""
+    (change,) = changes_of(layer)
+    return change
+
+
 def changes_of(layer: nn.Module) -> list[Lora | Ia3]:
     """Return the LoRA or IA³ of a layer; there may be one for each part."""
     return [child for child in layer.children() if isinstance(child, Lora | Ia3)]

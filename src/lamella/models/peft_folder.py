@@ -121,8 +121,13 @@ def _describe(folder: Path, base: Source, config: Mapping[str, Any], shapes: Map
 
     encoder = load_configuration(base)
     family = family_of(encoder.model_type, str(base.folder))
+    if not family.linear_qa:
+        raise ModelError(
+            f"{folder}: expected LoRA on an encoder with a linear question answering head in transformers, got "
+            f"{encoder.model_type}."
+        )
     layer = re.escape(family.layers) + r"\.\d+" + (r"\.albert_layers\.\d+" if family.shared_layers else "")
-    paths = "|".join(map(re.escape, family.projections.values()))
+    paths = "|".join(re.escape(path) for path in family.projections.values() if isinstance(path, str))
     projection = re.compile(rf"({re.escape(PREFIX)}(?:\w+\.)?)({layer}\.({paths}))\.lora_A\.weight")
     matches = [match for name in shapes if (match := projection.fullmatch(name))]
     if not matches:
