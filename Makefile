@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 
 demo: $(INSTALLED)
 	$(BIN)/lamella ask "When did the probe land on Titan?" --context examples/titan.txt --top-k 3
-	$(BIN)/lamella ask "Who was the first to walk on Titan?" --context examples/titan.txt
+	$(BIN)/lamella ask "Who discovered Enceladus?" --context examples/titan.txt
 	$(BIN)/lamella check demo:train demo:dev
 	rm -rf runs/study
 	$(BIN)/lamella sweep configs/study/heads.toml --out runs/study

@@ -7,7 +7,7 @@ from pathlib import Path
 import lamella
 
 TEXT = Path(__file__).with_name("titan.txt").read_text(encoding="utf-8")
-QUESTIONS = ["When did the probe land on Titan?", "Who discovered Titan?", "Who was the first to walk on Titan?"]
+QUESTIONS = ["When did the probe land on Titan?", "Who discovered Titan?", "Who discovered Enceladus?"]
 
 
 def main() -> None:
