@@ -30,6 +30,7 @@ lint: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/picture.py
+	$(BIN)/python docs/wild.py --page
 
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

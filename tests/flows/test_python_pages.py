@@ -93,6 +93,13 @@ def test_the_picture_of_the_readme_is_current() -> None:
     assert "docs/images/thin-vs-full.svg" in README
 
 
+def test_the_page_of_other_texts_is_current() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "wild.py"))["page"]
+    scores = json.loads((ROOT / "results" / "wild" / "scores.json").read_text(encoding="utf-8"))
+    assert (ROOT / "docs" / "results" / "wild.md").read_text(encoding="utf-8") == page(scores)
+    assert "docs/results/wild.md" in README
+
+
 def test_the_table_of_tools_in_the_readme_is_as_measured() -> None:
     """A cell is yes or no as the probe found; a dash where nothing was probed."""
     measured = json.loads((ROOT / "benchmarks/peers/features.json").read_text(encoding="utf-8"))["tools"]

@@ -1,10 +1,10 @@
 """Score readers on other kinds of texts than their training data, and make the page of these scores.
 
-    python benchmarks/wild.py --reader default --reader models/mpnet data/tydi-en-dev-mixed.json.gz …
-    python benchmarks/wild.py --page
+    python docs/wild.py --reader default --reader models/mpnet data/tydi-en-dev-mixed.json.gz …
+    python docs/wild.py --page
 
-The first form adds the scores to results/wild/scores.json, and with `--card` to the readers' own cards. The second writes
-docs/results/wild.md from that file; a test checks that it is current. Make the mixed sets with
+The first form adds the scores to results/wild/scores.json, and with `--card` to the readers' own cards. The second
+writes docs/results/wild.md from that file, and `--check` reports whether it is current. Make the mixed sets with
 `lamella convert FILE OUT --negatives 0.5`.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,16 @@ def main() -> None:
     parser.add_argument("--reader", action="append", default=[], help="a reader; repeatable")
     parser.add_argument("--card", action="store_true", help="add the scores to the card of each reader, a model folder")
     parser.add_argument("--page", action="store_true", help="write the page")
+    parser.add_argument("--check", action="store_true", help="report whether the page is current")
     parser.add_argument("--batch-size", type=int, default=32)
     arguments = parser.parse_args()
     for name in arguments.reader:
         add(name, score(name, arguments.data, arguments.batch_size), card=arguments.card)
+    text = page(json.loads(RESULTS.read_text(encoding="utf-8")))
     if arguments.page:
-        write_text(PAGE, page(json.loads(RESULTS.read_text(encoding="utf-8"))))
+        write_text(PAGE, text)
+    if arguments.check and PAGE.read_text(encoding="utf-8") != text:
+        sys.exit(f"{PAGE.relative_to(ROOT)}: is outdated; run: python docs/wild.py --page")
 
 
 def score(name: str, files: Sequence[Path], batch_size: int) -> tuple[list[DomainScores], str]:
@@ -44,6 +49,7 @@ def score(name: str, files: Sequence[Path], batch_size: int) -> tuple[list[Domai
     from lamella import load_examples
     from lamella.inference.predict import predict
     from lamella.models.loading import load_model
+    from lamella.scoring.cost import device_name
     from lamella.scoring.domain_scores import domain_scores
 
     model = load_model(name)
@@ -52,8 +58,7 @@ def score(name: str, files: Sequence[Path], batch_size: int) -> tuple[list[Domai
         examples = load_examples(file, labelled=True).examples
         predictions = predict(model, examples, batch_size=batch_size)
         rows.append(domain_scores(file.name, examples, predictions, model.decoding))
-        print(f"{name}: {file.name}: F1 {rows[-1].f1:.2f}, best {rows[-1].best_f1:.2f}", flush=True)
-    return rows, "cpu"
+    return rows, device_name(getattr(model, "device", "cpu"))
 
 
 def add(name: str, scored: tuple[list[DomainScores], str], *, card: bool) -> None:

@@ -1,0 +1,45 @@
+"""Holding out whole articles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from doubles import example
+from lamella.data.dataset import load_examples
+from lamella.data.hold_out import hold_out
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
+def test_whole_articles_with_about_a_share_of_the_questions(share: float) -> None:
+    examples = load_examples("demo:train").examples  # nine articles of 45 questions
+    kept, held = hold_out(examples, share)
+    titles = [{one.context.title for one in part} for part in (kept, held)]
+    assert not titles[0] & titles[1]
+    assert sorted(one.id for one in (*kept, *held)) == sorted(one.id for one in examples)
+    assert len(held) / len(examples) == pytest.approx(share, abs=0.5 / 9 + 1e-9)
+
+
+def test_the_seed_chooses_the_articles() -> None:
+    examples = load_examples("demo:train").examples
+    assert hold_out(examples, 0.3) == hold_out(examples, 0.3)
+    assert hold_out(examples, 0.3, seed=1) != hold_out(examples, 0.3)
+
+
+def test_the_contexts_of_a_question_stay_together() -> None:
+    examples = [replace(example("A text.", id=f"q{n}"), group=f"g{n // 5}") for n in range(50)]
+    kept, held = hold_out(examples, 0.2)
+    assert {one.group for one in kept}.isdisjoint({one.group for one in held})
+    assert len(held) == 10
+
+
+def test_contexts_without_a_title_are_articles() -> None:
+    examples = [example(f"Text {n}.", id=f"q{n}") for n in range(40)]
+    _, held = hold_out(examples, 0.25)
+    assert len(held) == 10
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (1.0, 405)])
+def test_none_and_all(share: float, count: int) -> None:
+    assert len(hold_out(load_examples("demo:train").examples, share)[1]) == count
