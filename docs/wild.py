@@ -58,7 +58,7 @@ def score(name: str, files: Sequence[Path], batch_size: int) -> tuple[list[Domai
         examples = load_examples(file, labelled=True).examples
         predictions = predict(model, examples, batch_size=batch_size)
         rows.append(domain_scores(file.name, examples, predictions, model.decoding))
-    return rows, device_name(getattr(model, "device", "cpu"))
+    return rows, device_name(model.device)
 
 
 def add(name: str, scored: tuple[list[DomainScores], str], *, card: bool) -> None:
