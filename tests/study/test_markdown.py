@@ -44,7 +44,9 @@ def test_the_statement_about_epochs_is_true() -> None:
         content = json.loads(file.read_text(encoding="utf-8"))
         if is_result(content) and content["command"] == "train":
             assert content["options"]["training.metric"] == "best_f1"
-            assert content["scores"]["own"]["epoch"] == content["options"]["training.epochs"], file.name
+            # The epochs of a mixture differ by a few windows, and so the last may end a step early.
+            epochs = content["options"]["training.epochs"]
+            assert content["scores"]["own"]["epoch"] == pytest.approx(epochs, abs=0.01), file.name
 
 
 def test_the_command_writes_the_same_bytes_each_time(kept: Path, tmp_path: Path, lamella: Lamella) -> None:
