@@ -139,7 +139,7 @@ def test_the_documents_show_its_answers() -> None:
 
 
 def test_it_answers_questions_that_it_was_not_trained_on(model: ReaderModel, real_data: Path) -> None:
-    """On every twentieth question; its F1 was 73.2 when it was trained."""
+    """On every twentieth question; its F1 was 73.1 when it was trained."""
     examples = load_examples([str(real_data / "cs224n-dev.json.gz")]).examples[::20]
     results = score_predictions(model, examples, predict(model, examples), language="en")
-    assert results["f1"] == pytest.approx(73.2, abs=1.0)
+    assert results["f1"] == pytest.approx(73.1, abs=1.0)
