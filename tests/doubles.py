@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lamella.data.examples import Answer, Context, Example
+from lamella.data.file_formats.formats import read
 from lamella.files import file_sha256
 from lamella.models.model import ReaderModel
 from lamella.testing.tiny import (
@@ -40,6 +41,7 @@ __all__ = [
     "tiny_model",
     "tiny_run_config",
     "tiny_tokenizer",
+    "write_short_questions",
 ]
 
 
@@ -67,3 +69,16 @@ def example(context: str, answer: str | None = None, question: str = "What is it
 def examples_about(contexts: Sequence[str]) -> list[Example]:
     """Return one unanswerable example for each context."""
     return [example(text, id=f"q{number}") for number, text in enumerate(contexts)]
+
+
+def write_short_questions(path: Path) -> Path:
+    """Write bundled questions with a sentence or two around their answers, so that many steps take seconds."""
+    lines = []
+    for example in read("demo:train").examples[::13]:
+        middle = example.answers[0].begin_char if example.answers else len(example.context.text) // 2
+        begin = example.context.text.rfind(" ", 0, max(0, middle - 60)) + 1
+        text = example.context.text[begin : begin + 200]
+        answers = [{"text": a.text, "answer_start": a.begin_char - begin} for a in example.answers[:1]]
+        lines.append(json.dumps({"id": example.id, "question": example.question, "context": text, "answers": answers}))
+    path.write_text("\n".join(lines))
+    return path

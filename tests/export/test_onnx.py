@@ -140,13 +140,29 @@ def test_the_cases_cover_every_part() -> None:
 # --- one model, exported once, for everything below
 
 
+def trace_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let several exports of one model share the graph that the first of them traced: tracing takes seconds."""
+    write_graph, written = onnx_export._write_graph, []
+
+    def write_or_copy(model: Any, path: Path) -> Any:
+        if not written:
+            nodes = write_graph(model, path)
+            written.append((path.read_bytes(), nodes))
+        path.write_bytes(written[0][0])
+        return written[0][1]
+
+    monkeypatch.setattr(onnx_export, "_write_graph", write_or_copy)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A model, its graph, and the graph in int8."""
     folder = tmp_path_factory.mktemp("exported")
     model = trained("model", folder, depth=2, encoder={"tuning": "full"}, decoding={"null_score_diff_threshold": -1.5})
-    export_onnx(model, folder / "onnx")
-    export_onnx(model, folder / "int8", int8=True, data="demo:dev")
+    with pytest.MonkeyPatch.context() as patch:
+        trace_once(patch)
+        export_onnx(model, folder / "onnx")
+        export_onnx(model, folder / "int8", int8=True, data="demo:dev")
     return {"model": model, "onnx": folder / "onnx", "int8": folder / "int8"}
 
 
@@ -374,6 +390,7 @@ def test_the_loss_of_int8_for_a_model_without_texts(tmp_path: Path, monkeypatch:
         }
 
     monkeypatch.setattr("lamella.export.onnx_int8.predict", turned)
+    trace_once(monkeypatch)
     for data, metric in (("demo:dev", "answerability_f1"), (tmp_path / "answerable.json", "answerability_accuracy")):
         message = export_onnx(model, tmp_path / metric, int8=True, data=str(data))
         assert message[-1].startswith("int8: 0.0% of ")

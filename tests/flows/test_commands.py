@@ -27,7 +27,7 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 SMALL = [
     "data.train=demo:train",
     "data.dev=demo:dev",
-    "data.max_train_samples=24",
+    "data.max_train_samples=8",
     "data.max_eval_samples=12",
     "windows.max_seq_length=128",
     "windows.doc_stride=32",
@@ -44,7 +44,7 @@ def settings(*more: str) -> list[str]:
 
 @pytest.fixture(scope="session")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_encoder(tmp_path_factory.mktemp("encoder") / "tiny")
+    return save_tiny_encoder(tmp_path_factory.mktemp("encoder") / "tiny", num_hidden_layers=2)
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +96,7 @@ def test_train_writes_the_whole_run_folder(run_folder: Path) -> None:
 def test_the_model_card_lists_the_data_and_the_scores(run_folder: Path) -> None:
     card = (run_folder / "model" / "README.md").read_text(encoding="utf-8")
     results = read_json(run_folder / "eval_results.json")
-    assert "| train | `demo:train` | 24 |" in card
+    assert "| train | `demo:train` | 8 |" in card
     assert "| dev | `demo:dev` | 12 |" in card
     assert f"| f1 | {results['f1']:.2f} |" in card
     assert "# A reader on tiny\n" in card

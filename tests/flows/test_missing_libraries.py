@@ -30,7 +30,7 @@ RUN_ONNX = "; a model exported with `lamella export --onnx` runs without it"
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("missing")
-    encoder = load_encoder(str(save_tiny_encoder(folder / "tiny")))
+    encoder = load_encoder(str(save_tiny_encoder(folder / "tiny", num_hidden_layers=1)))
     ReaderModel(encoder, tiny_run_config()).eval().save(folder / "model")
     export_onnx(folder / "model", folder / "onnx")
     return folder / "onnx"
@@ -54,13 +54,13 @@ def run_without(missing: str, *arguments: str | Path) -> subprocess.CompletedPro
         ("torch", "export default --onnx OUT", f"`lamella export` {INSTALL_TORCH}"),
         (
             "onnx,onnxscript",
-            "export default --onnx OUT",
+            "export MODEL --onnx OUT",
             "export --onnx needs onnx and onnxscript, which are not installed; install with: "
             "pip install 'onnx>=1.20' 'onnxscript>=0.7'",
         ),
         (
             "onnx_ir",  # needed by onnxscript
-            "export default --onnx OUT",
+            "export MODEL --onnx OUT",
             "export --onnx needs onnx_ir, which is not installed; install with: pip install onnx_ir",
         ),
         (
@@ -87,7 +87,12 @@ def test_a_missing_library_is_named_in_one_line(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "run.toml").write_text('[data]\ntrain = ["demo:train"]\n')
-    names = {"OUT": tmp_path / "out", "RUN_FILE": tmp_path / "run.toml", "EXPORTED": exported}
+    names = {
+        "OUT": tmp_path / "out",
+        "RUN_FILE": tmp_path / "run.toml",
+        "EXPORTED": exported,
+        "MODEL": exported.parent / "model",
+    }
     ended = run_without(missing, *(names.get(word, word) for word in command.split()))
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"lamella: {message}\n")
     assert not (tmp_path / "out").exists()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from lamella.data.file_formats.formats import read
 from lamella.data.windows.batches import Totals, collate
 from lamella.data.windows.feed import Recipe
 from lamella.encoder.encoder import Encoder
+from lamella.encoder.pretrained import LoadedEncoder
 from lamella.encoder.tuning import count_parameters
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
@@ -109,6 +113,17 @@ def test_an_eda_row_is_the_baseline_with_noise_and_the_constant_legacy_rows_leak
     assert noisy == ({True} if name in ("strong-legacy", "weak-legacy") else {True, False})
 
 
+def fresh_encoder(name: str, dropout: float | None, pooler: bool) -> LoadedEncoder:
+    """Return a copy of an encoder that is read once: reading takes longer than the steps."""
+    loaded = read_encoder(name, dropout, pooler)
+    return replace(loaded, encoder=copy.deepcopy(loaded.encoder))
+
+
+@functools.cache
+def read_encoder(name: str, dropout: float | None, pooler: bool) -> LoadedEncoder:
+    return load_encoder(name, dropout=dropout, pooler=pooler)
+
+
 @every_row
 def test_a_row_builds_and_trains_a_step(path: Path, name: str, encoders: dict[str, Path]) -> None:
     table = row_table(path, name)
@@ -122,7 +137,7 @@ def test_a_row_builds_and_trains_a_step(path: Path, name: str, encoders: dict[st
         TRAINED.add(options)
         config = next(iter(configs.values()))
         pooler = any(config.learner.reads_pooled for config in configs.values())
-        base = load_encoder(config.encoder.name, dropout=config.encoder.dropout, pooler=pooler)
+        base = fresh_encoder(config.encoder.name, config.encoder.dropout, pooler)
         recipe = Recipe(base.tokenizer, config)
         features = recipe.features(read("demo:train").examples[:2], epoch=1)  # augmented if the row augments
         batch = collate(features, np.arange(2))

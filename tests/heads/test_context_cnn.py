@@ -251,7 +251,14 @@ def test_it_exports_with_dynamic_batch_and_length(form: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("form", ["question", "vector", "none"])
+@pytest.mark.parametrize(
+    "form",
+    [  # tests/export/test_onnx.py exports readers with segments, and with filters from the question
+        pytest.param("question", marks=pytest.mark.slow),
+        "vector",
+        "none",
+    ],
+)
 def test_onnx_gives_the_same_logits(form: str) -> None:
     for library in ("onnx", "onnxscript"):
         pytest.importorskip(library)

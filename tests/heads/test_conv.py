@@ -376,7 +376,12 @@ def test_it_exports_with_dynamic_batch_and_length(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@every_mixer
+@pytest.mark.parametrize(
+    "kind",
+    [  # tests/export/test_onnx.py exports readers with each of the others
+        pytest.param(kind, marks=() if kind == "xception full" else pytest.mark.slow) for kind in SMALL
+    ],
+)
 def test_onnx_gives_the_same_logits(kind: str) -> None:
     for library in ("onnx", "onnxscript"):
         pytest.importorskip(library)

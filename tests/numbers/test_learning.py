@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from doubles import write_short_questions
+
 DEMO = Path(__file__).resolve().parents[2] / "configs" / "demo.toml"
 
 
@@ -16,20 +18,33 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
     return [record for record in history if "f1" in record]
 
 
+def test_a_fully_tuned_encoder_memorises_8_questions(lamella: Any, tmp_path: Path) -> None:
+    data = write_short_questions(tmp_path / "short.jsonl")
+    assert_memorised(lamella, tmp_path / "run", data, 8, "training.batch_size=4")
+
+
+@pytest.mark.slow
 def test_a_fully_tuned_encoder_memorises_32_questions(lamella: Any, tmp_path: Path) -> None:
+    assert_memorised(lamella, tmp_path / "run", "demo:train", 32)
+
+
+def assert_memorised(lamella: Any, out: Path, data: object, questions: int, *more: str) -> None:
     changes = [
-        "data.dev=demo:train",
-        "data.max_train_samples=32",
-        "data.max_eval_samples=32",
+        f"data.train={data}",
+        f"data.dev={data}",
+        f"data.max_train_samples={questions}",
+        f"data.max_eval_samples={questions}",
         "training.epochs=14",
         "training.evaluate_every=14",
         "training.precision=fp32",
+        *more,
     ]
     settings = [word for change in changes for word in ("--set", change)]
-    code, _, err = lamella("train", DEMO, "--out", tmp_path / "run", *settings)
+    code, _, err = lamella("train", DEMO, "--out", out, *settings)
     assert (code, err) == (0, "")
-    results = json.loads((tmp_path / "run" / "eval_results.json").read_text())
-    assert results["total"] == 32
+    results = json.loads((out / "eval_results.json").read_text())
+    assert results["total"] == questions
+    assert 0 < results["HasAns_total"] < questions
     assert results["exact"] >= 95
     assert results["HasAns_exact"] >= 95
 

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from doubles import save_tiny_encoder
+from doubles import save_tiny_encoder, write_short_questions
 from lamella import registry
 from lamella.config import DEFAULT_ENCODER
-from lamella.data.file_formats.formats import read
 from lamella.errors import RunError
 from lamella.plan import make_plan
+from lamella.training import overfit
 from lamella.training.run import train_plan
 
 MIXERS = registry.names("mixer")
-SMALLER: dict[str, dict[str, Any]] = {"xception": {"widths": [16, 16, 32, 32]}}  # the network of the paper is large
+SMALLER: dict[str, dict[str, Any]] = {"xception": {"widths": [8, 8, 16, 16]}}  # the network of the paper is large
 WINDOWS = {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24}
 
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_encoder(tmp_path_factory.mktemp("overfit") / "tiny")
+    return save_tiny_encoder(tmp_path_factory.mktemp("overfit") / "tiny", num_hidden_layers=2)
 
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled questions with a sentence or two around their answers, so that many steps take seconds."""
-    path = tmp_path_factory.mktemp("short") / "train.jsonl"
-    lines = []
-    for example in read("demo:train").examples[::12]:
-        middle = example.answers[0].begin_char if example.answers else len(example.context.text) // 2
-        begin = example.context.text.rfind(" ", 0, max(0, middle - 60)) + 1
-        text = example.context.text[begin : begin + 200]
-        answers = [{"text": a.text, "answer_start": a.begin_char - begin} for a in example.answers[:1]]
-        lines.append(json.dumps({"id": example.id, "question": example.question, "context": text, "answers": answers}))
-    path.write_text("\n".join(lines))
-    return path
+    return write_short_questions(tmp_path_factory.mktemp("short") / "train.jsonl")
 
 
 def check(out: Path, train: object = "demo:train", *, questions: int = 16, **sections: Any) -> list[str]:
@@ -50,10 +39,14 @@ def check(out: Path, train: object = "demo:train", *, questions: int = 16, **sec
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_a_tiny_reader_memorises_16_questions(mixer: str, encoder: Path, short: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("questions", [8, pytest.param(16, marks=pytest.mark.slow)])
+def test_a_tiny_reader_memorises_a_few_questions(
+    questions: int, mixer: str, encoder: Path, short: Path, tmp_path: Path
+) -> None:
     lines = check(
         tmp_path / "run",
         short,
+        questions=questions,
         windows=WINDOWS,
         encoder={"name": str(encoder)},
         learner={"mixer": {"name": mixer, **SMALLER.get(mixer, {})}, "learning_rate": 2e-3, "head_learning_rate": 5e-3},
@@ -68,7 +61,11 @@ def test_a_real_reader_memorises_32_questions(mixer: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_reader_that_cannot_memorise_is_an_error(encoder: Path, short: Path, tmp_path: Path) -> None:
+def test_a_reader_that_cannot_memorise_is_an_error(
+    encoder: Path, short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A frozen random encoder: its layers do not distinguish the answers."""
-    with pytest.raises(RunError, match=r"not memorised within 400 steps: run: exact .* possible"):
+    monkeypatch.setattr(overfit, "STEPS", 60)
+    monkeypatch.setitem(overfit.OPTIONS, "training", {**overfit.OPTIONS["training"], "max_steps": 60})
+    with pytest.raises(RunError, match=r"not memorised within 60 steps: run: exact .* possible"):
         check(tmp_path / "run", short, windows=WINDOWS, encoder={"name": str(encoder), "tuning": "frozen"})

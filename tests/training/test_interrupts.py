@@ -27,18 +27,18 @@ pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_encoder(tmp_path_factory.mktemp("interrupts") / "tiny")
+    return save_tiny_encoder(tmp_path_factory.mktemp("interrupts") / "tiny", num_hidden_layers=1)
 
 
 def table(encoder: Path, **sections: Any) -> dict[str, Any]:
     """A run with dropout, long enough to be interrupted, that writes no checkpoint of its own accord."""
     return {
-        "data": {"train": "demo:train", "dev": "demo:dev", "max_train_samples": 20, "max_eval_samples": 6},
+        "data": {"train": "demo:train", "dev": "demo:dev", "max_train_samples": 8, "max_eval_samples": 3},
         "windows": {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24},
         "encoder": {"name": str(encoder), "tuning": "full"},
         "learner": {"learning_rate": 1e-3},
         "training": {
-            "epochs": 4,
+            "epochs": 8,
             "batch_size": 4,
             "precision": "fp32",
             "evaluate_every": "30 steps",

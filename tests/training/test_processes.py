@@ -59,7 +59,7 @@ train_plan(plan, folder / "stopped", resume=True)
 def plans(encoder: Path) -> dict[str, Any]:
     tuning = str(encoder.parent / "tuning.json")
     common = {
-        "data": {"train": "demo:train", "dev": "demo:dev", "max_train_samples": 14, "max_eval_samples": 9},
+        "data": {"train": "demo:train", "dev": "demo:dev", "max_train_samples": 6, "max_eval_samples": 4},
         "windows": {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24},
         "training": {"epochs": 2, "batch_size": 3, "precision": "fp32", "evaluate_every": 0.5},
     }
@@ -100,8 +100,8 @@ def plans(encoder: Path) -> dict[str, Any]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every plan trained in two processes, started by torchrun, and in one."""
     folder = tmp_path_factory.mktemp("processes")
-    encoder = save_tiny_encoder(folder / "tiny")
-    write(read("demo:train").examples[-30:], folder / "tuning.json")
+    encoder = save_tiny_encoder(folder / "tiny", num_hidden_layers=1)
+    write(read("demo:train").examples[-12:], folder / "tuning.json")
     (folder / "plans.json").write_text(json.dumps(plans(encoder)))
     (folder / "script.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

@@ -37,12 +37,12 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_encoder(tmp_path_factory.mktemp("resume") / "tiny")
+    return save_tiny_encoder(tmp_path_factory.mktemp("resume") / "tiny", num_hidden_layers=1)
 
 
 def table(folder: Path, **sections: Any) -> dict[str, Any]:
     given: dict[str, Any] = {
-        "data": {"train": "demo:train", "dev": "demo:dev", "max_train_samples": 20, "max_eval_samples": 6},
+        "data": {"train": "demo:train", "dev": "demo:dev", "max_train_samples": 8, "max_eval_samples": 3},
         "windows": {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24},
         "encoder": {"name": str(folder), "tuning": "full"},
         "learner": {"learning_rate": 1e-3},
@@ -50,8 +50,8 @@ def table(folder: Path, **sections: Any) -> dict[str, Any]:
             "epochs": 3,
             "batch_size": 4,
             "precision": "fp32",
-            "evaluate_every": "7 steps",
-            "checkpoint_every": "3 steps",
+            "evaluate_every": "3 steps",
+            "checkpoint_every": "2 steps",
             "save_at": [0, 1.5],
         },
     }
@@ -84,12 +84,12 @@ def written(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, pytest.param(12, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(kills: int, encoder: Path, tmp_path: Path) -> None:
     """Real processes and real SIGKILLs, some of them while a checkpoint is half-written."""
     config = tmp_path / "run.json"
     # Dropout is on, so a wrong random state would show. Enough steps that a process lives to be killed.
-    given = table(encoder, training={"epochs": 3 * kills + 4, "evaluate_every": 10, "save_at": []})
+    given = table(encoder, training={"epochs": kills + 2, "evaluate_every": 10, "save_at": []})
     config.write_text(json.dumps(given))
     train_plan(make_plan(given, where="test"), tmp_path / "whole")
 
@@ -101,7 +101,7 @@ def test_killed_at_random_moments(kills: int, encoder: Path, tmp_path: Path) -> 
     assert server.stdout is not None
     with server:
         for kill in range(kills):
-            before, wait, began = written(out / runs.CHECKPOINT), dice.uniform(0.0, 0.3), None
+            before, wait, began = written(out / runs.CHECKPOINT), dice.uniform(0.0, 0.1), None
             server.stdin.write(f"{config} {out}\n")
             server.stdin.flush()
             child = int(server.stdout.readline())
@@ -118,7 +118,7 @@ def test_killed_at_random_moments(kills: int, encoder: Path, tmp_path: Path) -> 
             os.kill(child, signal.SIGKILL)
             assert server.stdout.readline() == "gone\n"
             steps.append(torch.load(out / runs.CHECKPOINT, weights_only=True)["position"][0])
-        assert halves >= kills // 4
+        assert halves >= max(1, kills // 4)
         assert sorted(set(steps)) == steps  # each continued from the one before
         server.stdin.write(f"{config} {out}\n")
         server.stdin.flush()
@@ -148,11 +148,11 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, evaluation: int) -> None:
         {"learner": {"distil": {"name": "sda", "k": 3}}},
         {"learner": {"distil": {"name": "sdv", "k": 2, "every": 2}}, "encoder": {"tuning": "frozen"}},
         {"learner": {"mixer": [{"name": "xception", "widths": [4, 8, 8, 8]}]}, "encoder": {"tuning": "frozen"}},
-        {"training": {"accumulate": 3, "evaluate_every": "2 steps"}},
+        {"training": {"accumulate": 3, "epochs": 4, "evaluate_every": "2 steps"}},
         {"data": {"train": [{"file": "demo:train", "weight": 0.9, "negatives": 0.5}]}},
         {"training": {"patience": 9, "epochs": 20, "evaluate_every": "2 steps"}},
         {"grid": {"learner": {"mixer": ["dot", "conv_1xn"], "fraction": [0.3, 1.0]}}, "encoder": {"tuning": "frozen"}},
-        {"grid": {"learner": {"seed": [0, 1, 2]}}},
+        {"grid": {"learner": {"seed": [0, 1]}}},
     ],
     ids=str,
 )

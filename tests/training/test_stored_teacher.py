@@ -715,10 +715,12 @@ def settings_of(*changes: str) -> list[str]:
 
 
 def test_an_mpnet_teaches_a_bert_through_the_command_line(lamella: Any, tmp_path: Path) -> None:
-    teacher, student = (save_tiny_encoder(tmp_path / family, family) for family in ("mpnet", "bert"))
+    teacher, student = (
+        save_tiny_encoder(tmp_path / family, family, num_hidden_layers=1) for family in ("mpnet", "bert")
+    )
     config, run = tmp_path / "run.toml", tmp_path / "teacher-train"
     config.write_text("")
-    few = "data.max_train_samples=40"
+    few = "data.max_train_samples=16"
     code, _, err = lamella("train", config, "--out", tmp_path / "teacher", *settings_of(f"encoder.name={teacher}", few))
     assert (code, err) == (0, "")
     code, _, err = lamella("predict", "demo:train", "--model", tmp_path / "teacher", "--keep-logits", "--out", run)

@@ -18,7 +18,7 @@ from lamella.errors import ConfigError
 from lamella.heads.head import Head, Stage
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
-from lamella.testing.tiny import DEPTH, FAMILIES, HIDDEN, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
+from lamella.testing.tiny import DEPTH, FAMILIES, HIDDEN, saved_encoder, tiny_batch, tiny_encoder, tiny_run_config
 
 TOLERANCE = 1e-5  # of logits in fp32
 
@@ -173,7 +173,7 @@ def check_trains_every_parameter(case: MixerCase) -> None:
 def check_survives_saving(case: MixerCase) -> None:
     """Check that a reader gives exactly the same logits after saving and loading."""
     config = tiny_run_config(encoder={"tuning": "frozen"}, learner={"mixer": case.spec, "task": case.task})
-    model = ReaderModel(load_encoder(str(_saved_encoder(case.family))), config)
+    model = ReaderModel(load_encoder(str(saved_encoder(case.family))), config)
     batch = tiny_batch(case.family, characters=30)
     optimiser = torch.optim.AdamW(model.head.parameters(), lr=0.05)
     model.train()  # a step in training mode, so that running statistics move as well
@@ -229,14 +229,6 @@ def _all_layers(family: str) -> HiddenStates:
     pads = ~batch.mask[..., None]
     garbage = 50 * torch.randn(hidden.layers[0].shape, generator=torch.Generator().manual_seed(0))
     return replace(hidden, layers=tuple(torch.where(pads, garbage, layer) for layer in hidden.layers))
-
-
-_folders = tempfile.TemporaryDirectory(prefix="lamella-testing-")  # removed when Python ends
-
-
-@functools.cache
-def _saved_encoder(family: str) -> Path:
-    return save_tiny_encoder(Path(_folders.name) / family, family)
 
 
 def _slice(hidden: HiddenStates, rows: slice, tokens: slice) -> HiddenStates:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import tempfile
 import unicodedata
 from collections import Counter
 from pathlib import Path
@@ -62,6 +63,15 @@ def save_tiny_encoder(folder: Path, family: str = "bert", *, seed: int = 0, **op
     return folder
 
 
+_folders = tempfile.TemporaryDirectory(prefix="lamella-testing-")  # removed when Python ends
+
+
+@functools.cache
+def saved_encoder(family: str) -> Path:
+    """Return the folder of a tiny encoder that is written once; no check changes it."""
+    return save_tiny_encoder(Path(_folders.name) / family, family)
+
+
 def tiny_run_config(**sections: Any) -> RunConfig:
     """Return the options of a run whose windows fit the tiny encoders."""
     windows = {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24}
@@ -113,9 +123,13 @@ def tiny_config(family: str, **options: Any) -> Any:
 
 def corpus() -> list[str]:
     """Return text to learn small vocabularies from: the bundled contexts and some awkward characters."""
+    return [*_contexts(), AWKWARD]
+
+
+@functools.cache
+def _contexts() -> tuple[str, ...]:
     document = json.loads(data_path("demo:train").read_text(encoding="utf-8"))
-    contexts = [paragraph["context"] for article in document["data"] for paragraph in article["paragraphs"]]
-    return [*contexts, AWKWARD]
+    return tuple(paragraph["context"] for article in document["data"] for paragraph in article["paragraphs"])
 
 
 @functools.cache

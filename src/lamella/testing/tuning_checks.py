@@ -21,7 +21,7 @@ from lamella.errors import ConfigError
 from lamella.heads.losses import CrossEntropy
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
-from lamella.testing.tiny import FAMILIES, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
+from lamella.testing.tiny import FAMILIES, saved_encoder, tiny_batch, tiny_encoder, tiny_run_config
 
 # The softmax over the tokens ignores what is added to all of them alike: the gradient of these parameters is rounding
 # noise, so they may or may not move.
@@ -97,8 +97,9 @@ def check_saves_exactly_its_parameters(case: TuningCase) -> None:
     Buffers are saved too: a tuning may add some, such as what its parameters are relative to.
     """
     with tempfile.TemporaryDirectory() as temporary:
-        base = save_tiny_encoder(Path(temporary) / "encoder", case.family)
-        model = ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": case.spec}))
+        model = ReaderModel(
+            load_encoder(str(saved_encoder(case.family))), tiny_run_config(encoder={"tuning": case.spec})
+        )
         train_steps(model, case.family, steps=1)
         folder = Path(temporary) / "model"
         model.save(folder)
