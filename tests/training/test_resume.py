@@ -62,6 +62,7 @@ def table(folder: Path, **sections: Any) -> dict[str, Any]:
 FORK_SERVER = """
 import os, sys
 from pathlib import Path
+import torch._dynamo, transformers.models.bert.modeling_bert  # otherwise every child imports them
 from lamella.plan import load_plan
 from lamella.runs import run_state
 from lamella.training.run import train_plan
@@ -109,11 +110,11 @@ def test_killed_at_random_moments(kills: int, encoder: Path, tmp_path: Path) -> 
             while time.monotonic() < deadline:
                 if began is None and written(out / runs.CHECKPOINT) != before:
                     began = time.monotonic()
-                half = any(out.glob(f".{runs.CHECKPOINT}.*{TEMPORARY}"))
+                half = began is not None and any(out.glob(f".{runs.CHECKPOINT}.*{TEMPORARY}"))
                 if began is not None and (half if kill % 2 else time.monotonic() - began > wait):
                     halves += half
                     break
-                time.sleep(0.0002)
+                time.sleep(0.002 if began is None else 0.0002)
             assert runs.run_state(out) == "unfinished", "the run ended before it was killed: make it longer"
             os.kill(child, signal.SIGKILL)
             assert server.stdout.readline() == "gone\n"
