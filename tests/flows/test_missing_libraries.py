@@ -107,7 +107,7 @@ def test_an_exported_model_predicts_and_evaluates_without_torch(exported: Path, 
         assert ended.returncode == 0
         warnings = ended.stderr.splitlines()  # the tiny tokenizer makes many tokens of a question
         assert len(warnings) == (command == "predict")
-        assert all(line.startswith("lamella: warning: 122 questions cut to 24 tokens each") for line in warnings)
+        assert all(line.startswith("warning: 122 questions cut to 24 tokens each") for line in warnings)
 
 
 def test_debug_shows_where_the_library_is_imported() -> None:
