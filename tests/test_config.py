@@ -99,6 +99,14 @@ def test_every_problem_of_a_file_is_reported_at_once(tmp_path: Path) -> None:
         ({"data": {"train": [{"weight": 2}]}}, "data.train[0].file: is required and was not given."),
         ({"data": {"train": {"file": "a", "weight": 0}}}, "data.train.weight: expected more than 0.0, got 0."),
         ({"data": {"train": [{"file": "a", "negatives": 2}]}}, "data.train[0].negatives: expected at most 1.0, got 2."),
+        (
+            {"data": {"train": [{"file": "a", "weigth": 2}]}},
+            "data.train[0].weigth: no such option. Did you mean 'weight'?",
+        ),
+        (
+            {"data": {"train": ["a", "b", {"file": "a", "weight": 2}]}},
+            "data.train: a is given more than once, with different options; give it once.",
+        ),
         ({"data": {"max_train_samples": "abc"}}, "data.max_train_samples: expected a whole number, got 'abc'."),
         ({"data": {"max_train_samples": 0}}, "data.max_train_samples: expected at least 1, got 0."),
         (

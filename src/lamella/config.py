@@ -143,7 +143,9 @@ class DataOptions(Section):
 
     @property
     def train_files(self) -> list[TrainFile]:
-        return [TrainFile(file=entry) if isinstance(entry, str) else entry for entry in self.train]
+        """The training files with their weights; a repeated entry counts once, as in every list of data files."""
+        entries = (TrainFile(file=entry) if isinstance(entry, str) else entry for entry in self.train)
+        return list(dict.fromkeys(entries))
 
     def files(self, split: str) -> list[str]:
         """Return the names of the files of a split."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -124,10 +124,21 @@ def _explain_unknown_key(keys: Sequence[str | int], schema: type[BaseModel]) -> 
     if sections and key in TRAINER_OPTIONS:
         return f"is an option of transformers; use {TRAINER_OPTIONS[key]} instead."
     inside = sections.get(str(keys[0]), schema)
+    for option in keys[1:-1]:  # a table inside a section, such as an entry of data.train
+        field = inside.model_fields.get(str(option))
+        inside = next(_tables_in(field.annotation), inside) if field is not None else inside
     if not inside.model_fields:
         return "no such option; it takes none."
     kind = "section" if inside is schema and sections else "option"
     return f"no such {kind}.{did_you_mean(key, _option_names(inside))}"
+
+
+def _tables_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the tables that an annotation such as `list[str | TrainFile]` allows."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _tables_in(argument)
 
 
 def _option_names(schema: type[BaseModel]) -> list[str]:

@@ -136,6 +136,12 @@ def _rule_problems(config: RunConfig) -> list[str]:
         for name in config.data.threshold
         if any(same_file(name, other) for other in config.data.files(split))
     ]
+    names = [entry.file for entry in config.data.train_files]
+    problems += [
+        f"data.train: {name} is given more than once, with different options; give it once."
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
     if config.training.max_steps is None and config.training.epochs == 0:
         problems.append("training.epochs: is 0; to save an untrained model, set training.max_steps = 0 too.")
     return problems

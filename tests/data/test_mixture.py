@@ -12,6 +12,7 @@ from doubles import example
 from lamella.config import TrainFile, TrainingOptions
 from lamella.data.examples import Example
 from lamella.data.mixture import MOST_EPOCHS, Mixture, mix
+from lamella.errors import DataError
 
 
 def questions(count: int, prefix: str) -> list[Example]:
@@ -119,3 +120,19 @@ def test_augmented_copies_are_counted_by_their_ids() -> None:
     first, second = mixture.examples[:2]
     copies = [first, first, second]
     assert mixture.counts_of(copies, 0).tolist() == [2, 2, 2]
+
+
+def test_negatives_have_ids_of_their_own() -> None:
+    drawn, plain = (
+        questions(3, "a"),
+        [replace(question, id=f"{question.id}-negative") for question in questions(3, "a")],
+    )
+    mixture = made((TrainFile(file="a", negatives=1), drawn), (TrainFile(file="b"), plain))
+    assert len({example.id for example in mixture.examples}) == len(mixture.examples)
+    assert mixture.questions["a0-negative"] == "a0-negative"
+    assert mixture.questions["a0+-negative"] == "a0"
+
+
+def test_an_epoch_without_questions_is_refused() -> None:
+    with pytest.raises(DataError, match=r"^a: expected every epoch to take some questions, .* raise the weights"):
+        made((TrainFile(file="a", weight=0.01), questions(3, "a")))

@@ -119,3 +119,12 @@ def test_a_question_without_another_context_stays_as_it_is() -> None:
 def test_shares(share: float, chosen: int) -> None:
     mixed = with_negatives(load_examples("demo:dev").examples, share)
     assert mixed.made + mixed.impossible == chosen
+
+
+def test_the_id_of_a_negative_is_not_that_of_another_question() -> None:
+    others = [replace(RHEA, id="titan-negative"), replace(BREAD, id="titan+")]
+    for seed in range(6):
+        for share in (0.4, 1):
+            mixed = with_negatives([TITAN, *others], share, seed=seed).examples
+            assert len({example.id for example in mixed}) == 3
+    assert [example.id for example in mixed] == ["titan++-negative", "titan-negative-negative", "titan+-negative"]

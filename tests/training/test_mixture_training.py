@@ -99,3 +99,11 @@ def test_the_sanity_check_takes_the_questions_as_they_are(encoder: Path) -> None
     splits = read_splits(config, overfit=16, log=lambda line: None)
     assert splits.mixture is None
     assert len(splits.train_examples) == 16
+
+
+def test_a_file_that_is_given_twice_counts_once(encoder: Path) -> None:
+    for train in (["demo:dev", "demo:dev"], [{"file": "demo:dev", "weight": 2}] * 2):
+        config = RunConfig.model_validate(table(encoder, data={"train": train}))
+        splits = read_splits(config, log=lambda line: None)
+        assert len(splits.train.examples) == 135
+        assert splits.mixture is None or splits.mixture.counts[0].tolist() == [2] * 135

@@ -10,7 +10,7 @@ drawn before training, so that the windows of all epochs can be cut, cached and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from lamella.config import TrainFile, TrainingOptions
 from lamella.data.examples import Example
-from lamella.data.negatives import NegativeContexts, Question, group_questions, make_negative, single_context
+from lamella.data.negatives import NegativeContexts, Question, group_questions, ids_of, make_negative, single_context
+from lamella.errors import DataError
 from lamella.progress import progress
 
 MOST_EPOCHS = 16  # that are drawn; longer training repeats them, so that the windows stay few enough for memory
@@ -58,7 +59,7 @@ def mix(files: Sequence[tuple[TrainFile, Sequence[Example]]], training: Training
     """Draw the examples of every epoch; None if every epoch takes all examples exactly once."""
     if all(file.plain for file, _ in files):
         return None
-    draws = _Draws(_count_epochs(files, training))
+    draws = _Draws(_count_epochs(files, training), {name for _, examples in files for name in ids_of(examples)})
     ends = []
     for number, (file, examples) in enumerate(files):
         if file.plain:
@@ -68,6 +69,11 @@ def mix(files: Sequence[tuple[TrainFile, Sequence[Example]]], training: Training
             draws.add_drawn(file, examples, np.random.default_rng([training.order_seed, number, 3]))
         ends.append(len(draws.examples))
     counts = draws.counts()
+    if not counts.any(axis=1).all():
+        raise DataError(
+            f"{', '.join(file.file for file, _ in files)}: expected every epoch to take some questions, got an epoch "
+            "without any; raise the weights in data.train."
+        )
     shares = []
     for (file, examples), begin, end in zip(files, [0, *ends], ends, strict=False):
         taken = counts[0, begin:end]
@@ -80,8 +86,8 @@ def mix(files: Sequence[tuple[TrainFile, Sequence[Example]]], training: Training
 class _Draws:
     """Collects the examples that epochs take."""
 
-    def __init__(self, epochs: int) -> None:
-        self.epochs = epochs
+    def __init__(self, epochs: int, ids: Set[str]) -> None:
+        self.epochs, self.ids = epochs, ids  # of all files
         self.examples: list[Example] = []
         self.places: dict[tuple[str, str], int] = {}  # by question and example id
         self.taken: list[tuple[int, int]] = []  # epoch and example
@@ -114,7 +120,7 @@ class _Draws:
         for epoch, is_negative in zip(epochs.tolist(), negative.tolist(), strict=True):
             if is_negative and found:
                 place = used % len(found)
-                self.take(question.id, make_negative(question, found[place], place), epoch)
+                self.take(question.id, make_negative(question, found[place], self.ids, place), epoch)
                 used += 1
             elif question.positives:
                 self.take(question.id, question.positives[int(rng.integers(len(question.positives)))], epoch)

@@ -8,7 +8,7 @@ similar, it cannot be told apart by its topic alone.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from lamella.data.word_ranking import WordRanking
 from lamella.progress import progress
 
 NEGATIVE = "-negative"  # ends the id of a negative; a number follows if there are several of one question
+DISTINCT = "+"  # before that, if a question of the data already has this id
 FEW = 64  # the contexts that are sorted first: one of them almost always fits
 
 
@@ -104,13 +105,14 @@ def with_negatives(examples: Sequence[Example], share: float, *, seed: int = 0) 
     order = np.random.default_rng([seed, len(answerable)]).permutation(answerable)
     chosen = set(order[: round(share * len(answerable))].tolist())
     contexts = NegativeContexts(examples)
+    taken = ids_of(examples)
     mixed: list[Example] = []
     made = 0
     with progress("finding contexts for negatives", len(questions)) as advance:
         for number, question in enumerate(questions):
             found = contexts.best(question, 1) if number in chosen or not question.positives else []
             if number in chosen and found:
-                mixed.append(make_negative(question, found[0]))
+                mixed.append(make_negative(question, found[0], taken))
                 made += 1
             elif question.positives or not found:
                 mixed.append(single_context(question))
@@ -118,16 +120,26 @@ def with_negatives(examples: Sequence[Example], share: float, *, seed: int = 0) 
                 mixed.append(
                     question.examples[0]
                     if len(question.examples) == 1
-                    else replace(make_negative(question, found[0]), id=question.id)
+                    else replace(make_negative(question, found[0], taken), id=question.id)
                 )
             advance()
     return MixedExamples(tuple(mixed), made, len(chosen) - made)
 
 
-def make_negative(question: Question, context: Context, number: int = 0) -> Example:
-    """Return the question with a context that does not answer it; `number` tells several of one question apart."""
-    name = f"{question.id}{NEGATIVE}" + (f"-{number + 1}" if number else "")
-    return Example(name, question.examples[0].question, context)
+def ids_of(examples: Iterable[Example]) -> set[str]:
+    """Return the ids of examples and of their questions."""
+    return {name for example in examples for name in (example.id, example.question_id)}
+
+
+def make_negative(question: Question, context: Context, taken: Container[str], number: int = 0) -> Example:
+    """Return the question with a context that does not answer it, and an id that is not one of those `taken`.
+
+    `number` distinguishes several negatives of one question.
+    """
+    stem, end = question.id, NEGATIVE + (f"-{number + 1}" if number else "")
+    while f"{stem}{end}" in taken or (stem != question.id and stem in taken):
+        stem += DISTINCT
+    return Example(f"{stem}{end}", question.examples[0].question, context)
 
 
 def single_context(question: Question) -> Example:
