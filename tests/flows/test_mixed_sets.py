@@ -44,6 +44,10 @@ def test_convert_holds_out_articles(lamella: Any) -> None:
         (["--hold-out", "0.2"], "--hold-out and --hold-out-to need each other"),
         (["--hold-out-to", "dev.json"], "--hold-out and --hold-out-to need each other"),
         (["--hold-out", "0.2", "--hold-out-to", "out.json"], "expected another file than OUT"),
+        (["--hold-out", "0.2", "--hold-out-to", "dev.xyz"], "dev.xyz: expected a file name that ends in .json"),
+        (["--hold-out", "0.2", "--hold-out-to", "sub/../out.json"], "expected another file than OUT"),
+        (["--hold-out", "0", "--hold-out-to", "dev.json"], "expected articles for both files, got none for dev.json"),
+        (["--hold-out", "1", "--hold-out-to", "dev.json"], "expected articles for both files, got none for out.json"),
         (["--negatives", "1.5"], "--negatives"),
     ],
 )
@@ -86,3 +90,10 @@ def test_check_of_a_plain_run_file_checks_its_data(lamella: Any) -> None:
     assert code == 2
     assert "nowhere.json" in err
     assert "weight" not in out
+
+
+def test_check_refuses_a_run_file_without_data(lamella: Any) -> None:
+    Path("run.toml").write_text("[training]\nepochs = 1\n")
+    code, out, err = lamella("check", "run.toml")
+    assert (code, out) == (2, "")
+    assert err == "lamella: check: expected data files, found none in the run file; set data.train or data.dev.\n"

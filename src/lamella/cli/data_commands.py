@@ -64,6 +64,8 @@ def check(
     configs = [config for name in files if name.endswith(".toml") for config in _configs(name)]
     named = [name for config in configs for split in ("train", "dev", "threshold") for name in config.data.files(split)]
     files = list(dict.fromkeys([*(name for name in files if not name.endswith(".toml")), *named]))
+    if not files:
+        raise UsageError("check: expected data files, found none in the run file; set data.train or data.dev.")
     targets = _fix_targets(fix_to, files, overwrite)
     read_files, unreadable = [], []
     for name in files:
@@ -155,7 +157,7 @@ def convert(
     --hold-out, no article is in both files.
     """
     from lamella.data.dataset import load_examples
-    from lamella.data.file_formats.writers import write
+    from lamella.data.file_formats.writers import checked_format, write
     from lamella.errors import UsageError, counted
     from lamella.files import check_output_file
 
@@ -163,7 +165,9 @@ def convert(
         raise UsageError("convert: --hold-out and --hold-out-to need each other.")
     for output in [target, *([hold_out_to] if hold_out_to is not None else [])]:
         check_output_file(output, inputs=[source], overwrite=overwrite)
-    if hold_out_to == target:
+        if to is None:
+            checked_format(output)
+    if hold_out_to is not None and hold_out_to.resolve() == target.resolve():
         raise UsageError(f"convert --hold-out-to {hold_out_to}: expected another file than OUT.")
     dataset = load_examples([source], on_bad_answer=on_bad_answer or "refuse", encoding=encoding)
     outputs: list[tuple[Path, Sequence[Example]]] = [(target, dataset.examples)]
@@ -171,6 +175,12 @@ def convert(
         from lamella.data.hold_out import hold_out as split
 
         outputs = list(zip((target, hold_out_to), split(dataset.examples, hold_out, seed=seed), strict=True))
+        for path, examples in outputs:
+            if not examples:
+                raise UsageError(
+                    f"convert --hold-out {hold_out:g}: expected articles for both files, got none for {path}; choose "
+                    "another share, or data with more articles."
+                )
     for path, examples in outputs:
         note = ""
         if negatives is not None:

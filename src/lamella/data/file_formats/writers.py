@@ -20,11 +20,16 @@ SUFFIXES = {".json": "squad", ".jsonl": "flat"}
 
 def write(examples: Iterable[Example], path: str | Path, format: str | None = None) -> None:
     """Write examples in a format; by default, `.json` is squad, `.jsonl` is flat, and `.gz` after it compresses."""
-    chosen = format or format_of(Path(path))
+    part("writer", format or checked_format(path)).make(examples, path)
+
+
+def checked_format(path: str | Path) -> str:
+    """Return the format for the suffix of a file name; a name without one is an error."""
+    chosen = format_of(Path(path))
     if chosen is None:
         known = " or ".join(f"{suffix}[.gz] ({name})" for suffix, name in SUFFIXES.items())
         raise UsageError(f"{path}: expected a file name that ends in {known}; choose such a name or pass the format.")
-    part("writer", chosen).make(examples, path)
+    return chosen
 
 
 @register("writer", "squad")
