@@ -303,6 +303,11 @@ EDITS: list[tuple[dict[str, Any], str]] = [
     ({"base_model_name_or_path": "/nowhere"}, "the base encoder cannot be loaded: .*/nowhere"),
     ({"base_model_name_or_path": None}, "with base_model_name_or_path"),
     ({"revision": "v2"}, "got revision"),
+    ({"lora_alpha": "x"}, "lora_alpha: expected a number, got 'x'"),
+    ({"lora_dropout": "x"}, "lora_dropout: expected a number, got 'x'"),
+    ({"alpha_pattern": [1]}, r"alpha_pattern: expected a table, got \[1\]"),
+    ({"alpha_pattern": {"query": None}}, "alpha_pattern.query: expected a number, got None"),
+    ({"alpha_pattern": {"(": 1}}, r"alpha_pattern: expected regular expressions, got '\('"),
 ]
 
 
@@ -342,6 +347,14 @@ def rename(tensors: dict[str, Tensor], old: str, new: str) -> dict[str, Tensor]:
         (
             lambda tensors: {name: value[..., :5].clone() for name, value in tensors.items()},
             r"lora_A.weight: expected shape \[3, 32\], found shape \[3, 5\]",
+        ),
+        (
+            lambda tensors: {name: value[:0] if "lora_A" in name else value for name, value in tensors.items()},
+            r"lora_A.weight: expected a matrix with at least one row, found shape \[0, 32\]",
+        ),
+        (
+            lambda tensors: tensors | {"base_model.model.qa_outputs.weight": torch.tensor(1.0)},
+            "expected a head for question answering",
         ),
     ],
 )

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from lamella.config import WindowOptions
 from lamella.encoder.sources import PEFT_CONFIG, PEFT_WEIGHTS, Source, find_encoder
-from lamella.errors import EncoderError, ModelError, counted, one_line
+from lamella.errors import EncoderError, ModelError, counted, one_line, shorten
 from lamella.files import read_json
 
 PREFIX = "base_model.model."  # of every tensor in a PEFT folder
@@ -98,11 +98,30 @@ def _check_config(config: Any, path: Path) -> None:
             f"{path}: init_lora_weights {start!r} changed the base encoder itself; save the adapter with "
             "path_initial_model_for_weight_conversion, which makes it plain LoRA."
         )
+    _check_numbers(config, path)
     unknown = sorted(key for key, value in config.items() if key not in KNOWN and value)
     if config.get("revision") in ("main", None):
         unknown = [key for key in unknown if key != "revision"]
     if unknown:
         raise ModelError(f"{path}: expected plain LoRA, rsLoRA or DoRA, got {unknown[0]}; {ADVICE}.")
+
+
+def _check_numbers(config: Mapping[str, Any], path: Path) -> None:
+    patterns = config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise ModelError(f"{path}: alpha_pattern: expected a table, got {shorten(patterns)}.")
+    numbers = {"lora_alpha": config.get("lora_alpha", 8), "lora_dropout": config.get("lora_dropout") or 0.0}
+    for pattern, alpha in patterns.items():
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ModelError(
+                f"{path}: alpha_pattern: expected regular expressions, got {pattern!r} ({error})."
+            ) from None
+        numbers[f"alpha_pattern.{pattern}"] = alpha
+    for key, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ModelError(f"{path}: {key}: expected a number, got {shorten(value)}.")
 
 
 def _read_shapes(path: Path) -> dict[str, list[int]]:
@@ -133,6 +152,11 @@ def _describe(folder: Path, base: Source, config: Mapping[str, Any], shapes: Map
     if not matches:
         raise ModelError(f"{folder}: expected LoRA on projections of the encoder {base.name}, found none.")
     prefix, chosen = matches[0][1], {match[3] for match in matches}
+    for match in matches:
+        if len(shape := shapes[match[0]]) != 2 or not shape[0]:
+            raise ModelError(
+                f"{folder / PEFT_WEIGHTS}: {match[0]}: expected a matrix with at least one row, found shape {shape}."
+            )
     ranks = {match[2]: shapes[match[0]][0] for match in matches}
     small, head = _sort_rest(folder, shapes, ranks, prefix)
     one_token_type = reads_token_types(encoder) and config.get("task_type") == TASK

@@ -72,7 +72,7 @@ def _head(peft: PeftFolder, file: dict[str, Tensor]) -> dict[str, Tensor]:
         with safe_open(path, "pt") as base:
             missing = {f"{HEAD}.{part}": part for part in ("weight", "bias") if part not in head}
             head |= {missing[name]: base.get_tensor(name).float() for name in base.keys() if name in missing}  # noqa: SIM118
-    if len(head) < 2 or len(head["weight"]) != 2:
+    if len(head) < 2 or head["weight"].shape[:1] != (2,):
         raise ModelError(
             f"{peft.folder}: expected a head for question answering ({HEAD}, 2 outputs) in the adapter or in its base, "
             'found none; train and save it with task_type "QUESTION_ANS".'
