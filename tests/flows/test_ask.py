@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -111,12 +112,19 @@ def test_mistakes_get_one_line(arguments: list[str], message: str, lamella: Any)
     assert message in err
 
 
-def test_questions_from_a_pipe_end_with_an_empty_line() -> None:
+def test_questions_from_a_pipe_are_all_asked_and_blank_lines_skipped() -> None:
     command = [sys.executable, "-m", "lamella", "ask", "-c", "titan.txt"]
-    asked = "\n".join([*QUESTIONS, "", "Who is never asked?\n"])
+    asked = "\n".join(["\ufeff", QUESTIONS[0], " ", "", QUESTIONS[1]])
     ended = subprocess.run(command, input=asked, capture_output=True, text=True, check=True, env=ONE_THREAD)
     assert ended.stderr == ""
     assert [line.split("  ")[0] for line in ended.stdout.splitlines() if not line.startswith("  ")] == ANSWERS
+
+
+def test_a_pipe_without_a_question_is_an_error(lamella: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n  \n"))
+    code, out, err = lamella("ask", "-c", "titan.txt")
+    assert (code, out) == (2, "")
+    assert err == "lamella: ask: expected a question, or one per line on standard input, found none.\n"
 
 
 class Terminal:

@@ -103,7 +103,7 @@ def ask(
     elif listed is not None:
         session.ask(listed)
     else:
-        session.ask_each(_prompt() if sys.stdin.isatty() else sys.stdin)
+        session.ask_each(_prompt() if sys.stdin.isatty() else _piped())
 
 
 class _Session:
@@ -115,15 +115,13 @@ class _Session:
         self.reader, self.texts, self.names, self.options, self.as_json = reader, texts, names, options, as_json
         self.several = len(texts) > 1
 
-    def ask_each(self, lines: Iterator[str] | Any) -> None:
-        """Answer each line at once; a blank line ends the session."""
+    def ask_each(self, questions: Iterator[str]) -> None:
+        """Answer each question as soon as it comes."""
         from lamella.errors import LamellaError
 
-        for line in lines:
-            if not line.strip():
-                break
+        for question in questions:
             try:
-                self.ask([line.strip()], name_questions=self.as_json)
+                self.ask([question], name_questions=self.as_json)
             except LamellaError as error:
                 typer.echo(f"lamella: {error}", err=True)
             sys.stdout.flush()
@@ -181,13 +179,26 @@ def _print_sentence(answer: Answer) -> None:
 
 
 def _prompt() -> Iterator[str]:
-    """Yield the lines that are typed at a prompt, until the end of the input or an interrupt."""
+    """Yield the questions that are typed at a prompt, until an empty line, the end of the input or an interrupt."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401, gives `input` its editing and history
     typer.echo("Type a question; an empty line ends.", err=True)
     with contextlib.suppress(EOFError, KeyboardInterrupt):
-        while True:
-            yield input("? ")
+        while question := input("? ").strip():
+            yield question
+
+
+def _piped() -> Iterator[str]:
+    """Yield the questions on standard input as they come; blank lines are skipped, as in a file of questions."""
+    from lamella.errors import UsageError
+
+    asked = False
+    for line in sys.stdin:
+        if question := line.strip("\ufeff \t\r\n"):
+            asked = True
+            yield question
+    if not asked:
+        raise UsageError("ask: expected a question, or one per line on standard input, found none.")
 
 
 def _parse_passages(value: str) -> int | str | None:

@@ -187,8 +187,9 @@ class Reader:
             return question
         passages, related = index.best(question.text, most)
         if not related:
+            first = "the first passage was" if most == 1 else f"the first {most} passages were"
             warn(
-                f"no passage shares a word with the question {shorten(question.text)}, so the first {most} were read; "
+                f"no passage shares a word with the question {shorten(question.text)}, so {first} read; "
                 "rephrase it, or read everything (passages=None; --passages all)."
             )
         return replace(question, passages=tuple(passages), read=most, total=len(index.passages))
