@@ -307,6 +307,7 @@ def test_features_are_fitted_on_several_files_and_used_everywhere(
     for arguments, words in [
         (("evaluate", files["dev"], tmp_path / "eager" / "predictions.json", "--answer", "strict"), "needs --model"),
         (("calibrate", half, half, "-m", run), "got one of them twice"),
+        (("calibrate", half, half.parent / "." / ".." / half.parent.name / half.name, "-m", run), "one of them twice"),
     ]:
         code, _, err = lamella(*arguments)
         assert code == 2

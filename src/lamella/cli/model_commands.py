@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,7 @@ def calibrate(
     Each is stored with the model if it is better than before on articles that it was not tuned on, else kept.
     """
     from lamella.errors import UsageError
+    from lamella.files import same_file
     from lamella.inference.questions import read_questions
     from lamella.models.loading import load_model
     from lamella.models.model import ReaderModel
@@ -60,7 +62,7 @@ def calibrate(
     if overwrite and out is None:
         raise UsageError("calibrate: --overwrite needs --out.")
     folder = None if dry_run else folder_to_tune(model, data, out=out, overwrite=overwrite)
-    if len(set(data)) < len(data):
+    if any(same_file(*pair) for pair in itertools.combinations(data, 2)):
         raise UsageError(f"calibrate: expected different data files, got one of them twice: {', '.join(data)}.")
     examples = {file: read_questions(file, labelled=True) for file in data}
     reader = load_model(model, precision=precision)

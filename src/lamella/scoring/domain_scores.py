@@ -33,7 +33,7 @@ def domain_scores(
     best = score_best_answers(examples, predictions, language=language)
     odds, threshold = null_odds_of(examples, predictions), decoding.null_score_diff_threshold
     answerable, kept = best.answerable, best.withheld(odds > threshold)
-    contexts = {text: number for number, text in enumerate(dict.fromkeys(one.context.text for one in examples))}
+    contexts = {text: number for number, text in enumerate(dict.fromkeys(example.context.text for example in examples))}
     units = np.array([contexts[example.context.text] for example in examples])
     (interval,) = bootstrap_differences(100 * kept.f1[:, None], units)
     coverage, risk = risk_coverage(-odds, best.f1)
