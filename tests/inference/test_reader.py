@@ -357,10 +357,12 @@ class TestLongContexts:
         assert best["start"] == text.index("z")
         assert model.largest <= 32 * 64
 
+    @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak memory is read from /proc")
     def test_memory_does_not_grow_with_the_context(self) -> None:
         """With a real encoder in its own process, 1 MB of text needs hardly more memory than 0.1 MB."""
         code = """
-import resource, sys
+import re, sys
+from pathlib import Path
 sys.path.insert(0, {tests!r})
 import torch; torch.set_num_threads(1)
 from doubles import tiny_encoder, tiny_run_config
@@ -372,7 +374,8 @@ def peak(characters):
     text = "The tower was built of grey stone by people nobody remembers. " * (characters // 62)
     assert reader.ask("Who built it?", text, passages=None)[0]["end"] <= len(text)
     assert reader.ask("Who built it?", text, passages=5)[0]["end"] <= len(text)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # Not `ru_maxrss`: a process inherits that of the larger process that started it.
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 print(peak(100_000), peak(1_000_000))
 """
         ended = subprocess.run(
@@ -380,7 +383,7 @@ print(peak(100_000), peak(1_000_000))
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         small, large = map(float, ended.stdout.split())
-        assert large - small < 20, (small, large)
+        assert large - small < 35, (small, large)
 
 
 class TestLoad:
