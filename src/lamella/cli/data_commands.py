@@ -189,7 +189,7 @@ def convert(
             mixed = with_negatives(examples, negatives, seed=seed)
             examples, note = mixed.examples, f", {counted(mixed.made, 'negative')}"
             if mixed.impossible:
-                note += f"; {counted(mixed.impossible, 'question')} unchanged, as all other contexts contain the answer"
+                note += f"; {counted(mixed.impossible, 'question')} unchanged, as no other context lacks the answer"
         write(examples, path, format=to)
         questions = counted(len(examples), "question")
         typer.echo(f"{path}: {questions} ({dataset.fixed} fixed, {dataset.skipped} skipped){note}")
