@@ -63,10 +63,11 @@ def attend(
     """Compute attention with the interface of transformers; all tensors are [B, N, T, D], with N heads of width D.
 
     The padding is skipped: its output is 0, and nothing reads it. PyTorch's own attention is used for gradients without
-    dropout, in half precision, on other devices and in an exported graph.
+    dropout, in half precision, on other devices, in an exported graph and for local attention.
     """
     dropped = dropout if module.training else 0.0
     ours = 0 < dropped < 1 or (dropped == 0 and not torch.is_grad_enabled())
+    ours = ours and more.get("sliding_window") is None
     ours = ours and query.device.type == "cpu" and query.dtype == torch.float32 and not torch.compiler.is_compiling()
     lengths = _lengths(attention_mask, query) if ours else None
     if lengths is not None and key.shape[1] < query.shape[1]:  # EuroBERT: several heads of queries share one of keys
