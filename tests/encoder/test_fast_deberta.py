@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,8 +15,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DebertaV2ForQuestionAnswering, DebertaV2Model
 
-from doubles import tiny_config
+from doubles import corpus, examples_about, save_tiny_encoder, tiny_config, tiny_run_config
+from lamella.data.windows.features import featurise
+from lamella.data.windows.padding import pad
 from lamella.encoder import fast_deberta
+from lamella.export.onnx_export import export_onnx
+from lamella.models.base_encoder import load_encoder
+from lamella.models.loading import load_model
+from lamella.models.model import ReaderModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -122,6 +130,19 @@ def test_kept_positions_change_nothing_and_are_not_saved(variant: str) -> None:
         assert count.calls == 1, "only the tokens are projected"
     assert all(torch.equal(a, b) for a, b in zip(run(ours), before, strict=True))
     assert ours.state_dict().keys() == names
+
+
+def test_weights_that_tokens_and_positions_share_are_rounded_once(tmp_path: Path) -> None:
+    """The quantiser of onnxruntime would transpose them for one of the two, and give other logits altogether."""
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "position_buckets": 256}  # too large to be folded
+    base = save_tiny_encoder(tmp_path / "base", "deberta-v2", initializer_range=0.1, **sizes)
+    ReaderModel(load_encoder(str(base)), tiny_run_config()).save(tmp_path / "model")
+    export_onnx(tmp_path / "model", tmp_path / "int8", int8=True)
+    model, rounded = load_model(tmp_path / "model", device="cpu", precision="fp32"), load_model(tmp_path / "int8")
+    padded = pad(features := featurise(examples_about(corpus()[:3]), model.tokenizer, model.windows), np.arange(3))
+    assert len(features) >= 3
+    expected, actual = (each.logits(padded)[:, padded.mask] for each in (model, rounded))
+    assert np.corrcoef(expected.ravel(), actual.ravel())[0, 1] > 0.99
 
 
 class Calls:

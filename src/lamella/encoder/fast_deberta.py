@@ -150,8 +150,10 @@ class FastSelfAttention(DisentangledSelfAttention):
             projections.append(self.key_proj if self.share_att_key else self.pos_key_proj)
         if "p2c" in self.pos_att_type:
             projections.append(self.query_proj if self.share_att_key else self.pos_query_proj)
-        tables = [linear(positions) * self._scale for linear in projections]
-        return torch.stack(tables) if tables else positions[:0]  # [0 to 2, A, N * D]
+        # With a batch dimension, as for tokens: otherwise they become another kind of node in an ONNX graph, for which
+        # onnxruntime's quantiser transposes the weights in place, although the tokens use them too.
+        tables = [linear(positions[None]) * self._scale for linear in projections]
+        return torch.cat(tables) if tables else positions[:0]  # [0 to 2, A, N * D]
 
     @property
     def _scale(self) -> float:
