@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,20 @@ from doubles import save_tiny_encoder
 from lamella import runs
 from lamella.plan import make_plan
 from lamella.training.fitting import loop
-from lamella.training.fitting.interrupts import InterruptedTrainingError, StopSignals
+from lamella.training.fitting.interrupts import DEFAULT_HANDLERS, InterruptedTrainingError, StopSignals
 from lamella.training.run import train_plan
 from outcomes import outcome
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
+
+
+@pytest.fixture(autouse=True)
+def default_handlers() -> Iterator[None]:
+    """Start from Python's own handlers: a library of an earlier test, such as Ray, may have left another."""
+    before = {number: signal.signal(number, handler) for number, handler in DEFAULT_HANDLERS.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")
