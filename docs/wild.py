@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     arguments = parser.parse_args()
     for name in arguments.reader:
-        add(name, score(name, arguments.data, arguments.batch_size), card=arguments.card)
+        add(name, arguments.data, batch_size=arguments.batch_size, card=arguments.card)
     text = page(json.loads(RESULTS.read_text(encoding="utf-8")))
     if arguments.page:
         write_text(PAGE, text)
@@ -44,8 +44,8 @@ def main() -> None:
         sys.exit(f"{PAGE.relative_to(ROOT)}: is outdated; run: python docs/wild.py --page")
 
 
-def score(name: str, files: Sequence[Path], batch_size: int) -> tuple[list[DomainScores], str]:
-    """Return the scores of a reader on data files, and the device that they were computed on."""
+def add(name: str, files: Sequence[Path], *, batch_size: int, card: bool) -> None:
+    """Add the scores of a reader on data files to the results, instead of older ones on the same data."""
     from lamella import load_examples
     from lamella.inference.predict import predict
     from lamella.models.loading import load_model
@@ -53,32 +53,22 @@ def score(name: str, files: Sequence[Path], batch_size: int) -> tuple[list[Domai
     from lamella.scoring.domain_scores import domain_scores
 
     model = load_model(name)
-    rows = []
+    fresh = {}
     for file in files:
         examples = load_examples(file, labelled=True).examples
         predictions = predict(model, examples, batch_size=batch_size)
-        rows.append(domain_scores(file.name, examples, predictions, model.decoding))
-    return rows, device_name(model.device)
-
-
-def add(name: str, scored: tuple[list[DomainScores], str], *, card: bool) -> None:
-    """Add scores of a reader to the results, in the place of older ones on the same data."""
-    rows, device = scored
+        fresh[file.name] = domain_scores(file.name, examples, predictions, model.decoding).model_dump()
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"readers": []}
     entry = next((entry for entry in results["readers"] if entry["reader"] == name), None)
     if entry is None:
         entry = {"reader": name, "domains": []}
         results["readers"].append(entry)
-    entry["device"] = device
-    fresh = {row.data: row.model_dump() for row in rows}
+    entry["device"] = device_name(model.device)
     old = [row for row in entry["domains"] if row["data"] not in fresh]
     entry["domains"] = [*old, *fresh.values()]
     write_json(RESULTS, results)
     if card:
-        from lamella.models.loading import load_model
-
-        model = load_model(name)
-        model.save_domains(Path(name), [DomainScores.model_validate(row) for row in entry["domains"]])
+        model.save_domains(model.folders[0], [DomainScores.model_validate(row) for row in entry["domains"]])
 
 
 def page(results: dict[str, Any]) -> str:

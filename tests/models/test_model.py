@@ -18,16 +18,20 @@ from safetensors.torch import load_file, save_file
 
 from doubles import FAMILIES, record_weights, save_tiny_encoder, tiny_batch, tiny_encoder, tiny_run_config
 from lamella import files, registry, runs
+from lamella.data.dataset import load_examples
 from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.sources import Source, find_encoder, verified_hash
 from lamella.errors import LamellaError, ModelError, UnreadableError, UsageError
 from lamella.files import file_sha256, write_json
 from lamella.heads.head import Stage, StageShape
+from lamella.inference.predict import predict
 from lamella.models import saved as saved_module
 from lamella.models.base_encoder import load_encoder
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
+from lamella.models.names import short_model_name
 from lamella.models.saved import read_saved
+from lamella.scoring.domain_scores import domain_scores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -444,6 +448,26 @@ def test_a_new_threshold_keeps_the_hash_of_the_weights(saved: Path) -> None:
     loaded.save_decoding(saved, loaded.decoding.model_copy(update={"null_score_diff_threshold": 1.5}), {})
     assert read_saved(saved).weights_sha256 == file_sha256(saved / "model.safetensors")
     assert ReaderModel.load(saved).decoding.null_score_diff_threshold == 1.5
+
+
+def test_scores_on_other_texts_are_stored_and_shown_on_the_card(saved: Path) -> None:
+    loaded, threshold = ReaderModel.load(saved), ReaderModel.load(saved).decoding.null_score_diff_threshold
+    examples = load_examples("demo:dev").examples[:6]
+    scores = domain_scores("letters.json", examples, predict(loaded, examples), loaded.decoding)
+    loaded.save_domains(saved, [scores])
+    assert ReaderModel.load(saved).facts.domains == [scores]
+    assert ReaderModel.load(saved).decoding.null_score_diff_threshold == threshold
+    assert read_saved(saved).weights_sha256 == file_sha256(saved / "model.safetensors")
+    assert "## Other texts" in (saved / "README.md").read_text()
+    assert f"| `letters.json` | 6 ({scores.unanswerable}) | {scores.f1:.1f} [" in (saved / "README.md").read_text()
+
+
+def test_a_folder_of_models_beside_the_runs_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("models/mpnet", "runs/first/models/0.3"):
+        Path(name).mkdir(parents=True)
+    assert short_model_name("models/mpnet") == "mpnet"
+    assert short_model_name("runs/first/models/0.3") == "first@0.3"
 
 
 def test_weights_that_are_gone(saved: Path) -> None:

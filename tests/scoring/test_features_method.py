@@ -73,7 +73,7 @@ def replace_weight(feature: Any, weight: float) -> Any:
 
 
 def questions(name: str, count: int, *, by_margin: float, by_odds: float, seed: int, right: float = 1.0) -> Questions:
-    """Questions whose null odds and margin differ between the two kinds by so many standard deviations."""
+    """Questions whose null odds and margin differ between the two kinds by some standard deviations."""
     rng = np.random.default_rng(seed)
     examples, predictions = [], {}
     for number in range(count):

@@ -2,7 +2,7 @@
 
 Where every question has an answer, nothing shows whether a reader abstains when it should, and a reader learns that
 there is always an answer. A negative takes the context of the same data that shares most words with the question; being
-similar, it cannot be told apart by its topic alone.
+similar, it is not recognised by its topic alone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MixedExamples:
 
     examples: tuple[Example, ...]
     made: int  # negatives
-    impossible: int  # questions that were to become negatives, but every other context contains an answer
+    impossible: int  # questions that were to become negatives, but no other context lacks the answer
 
 
 def group_questions(examples: Sequence[Example]) -> list[Question]:
@@ -110,18 +110,12 @@ def with_negatives(examples: Sequence[Example], share: float, *, seed: int = 0) 
     made = 0
     with progress("finding contexts for negatives", len(questions)) as advance:
         for number, question in enumerate(questions):
-            found = contexts.best(question, 1) if number in chosen or not question.positives else []
-            if number in chosen and found:
-                mixed.append(make_negative(question, found[0], taken))
-                made += 1
-            elif question.positives or not found:
-                mixed.append(single_context(question))
-            else:
-                mixed.append(
-                    question.examples[0]
-                    if len(question.examples) == 1
-                    else replace(make_negative(question, found[0], taken), id=question.id)
-                )
+            # A question that none of its contexts answers keeps the most similar of them.
+            unanswered = not question.positives and len(question.examples) > 1
+            found = contexts.best(question, 1) if number in chosen or unanswered else []
+            example = make_negative(question, found[0], taken) if found else single_context(question)
+            mixed.append(replace(example, id=question.id) if unanswered else example)
+            made += number in chosen and bool(found)
             advance()
     return MixedExamples(tuple(mixed), made, len(chosen) - made)
 

@@ -14,7 +14,7 @@ PROVENANCE = ("train", "fraction", "start", "teachers")  # keys of a model's fac
 def model_record(name: str, model: QAModel, answerable: float | None = None) -> dict[str, Any]:
     """Return the name of a model as given and the hash of its weights; for our own also its base and provenance.
 
-    `answerable` is the share of answerable questions that the model was told to expect.
+    `answerable` is the share of answerable questions that the model expects.
     """
     folder = next(iter(model.folders), None)
     weights = [] if folder is None else Source(name, folder, "folder").weights or sorted(folder.glob("*.onnx"))
