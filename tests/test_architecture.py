@@ -35,6 +35,7 @@ ORDER = (
             "run_file",
             "plan",
             "text_encoding",
+            "user_cache",
             "files",
             "environment",
             "runs",

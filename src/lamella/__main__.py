@@ -32,7 +32,7 @@ def main() -> None:
         if debug or library == "lamella" or _is_installed(library):  # a module of it is missing: a traceback helps
             raise
         command = next((argument for argument in arguments if not argument.startswith("-")), "lamella")
-        missing = MissingLibraryError(f"`lamella {command}`", [library])
+        missing = MissingLibraryError(f"`lamella {command}`", _missing_with(library))
         sys.stderr.write(f"lamella: {missing}\n")
         sys.exit(missing.exit_code)
     except OSError as error:  # a full disk or a removed folder: a traceback would not help
@@ -40,6 +40,14 @@ def main() -> None:
             raise
         sys.stderr.write(f"lamella: {error.filename or 'the output'}: {error.strerror or error}\n")
         sys.exit(1)
+
+
+def _missing_with(library: str) -> list[str]:
+    """Return a missing library together with the missing libraries of its extra, which would be reported next."""
+    from lamella.errors import EXTRAS
+
+    needed = next((libraries for libraries in EXTRAS.values() if library in libraries), (library,))
+    return [name for name in needed if not _is_installed(name)]
 
 
 def _is_installed(library: str) -> bool:

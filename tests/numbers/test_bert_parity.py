@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ from transformers import BertForQuestionAnswering
 from lamella.data.dataset import load_examples
 from lamella.data.windows.batches import Batch, collate
 from lamella.data.windows.features import Features, featurise
-from lamella.encoder.sources import PACKAGED
+from lamella.encoder.sources import packaged_encoder
 from lamella.heads.losses import CrossEntropy
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
@@ -22,9 +20,7 @@ ENCODER = "all-MiniLM-L6-v2"
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(
-        importlib.util.find_spec(PACKAGED[ENCODER].module) is None, reason="the bundled encoder is not installed"
-    ),
+    pytest.mark.skipif(packaged_encoder(ENCODER) is None, reason="the bundled encoder is not installed"),
 ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import itertools
 import math
 from typing import Any
@@ -21,7 +20,7 @@ from lamella.data.windows.features import featurise
 from lamella.encoder import tuning
 from lamella.encoder.adapters import Adapter
 from lamella.encoder.encoder import Encoder, HiddenStates
-from lamella.encoder.sources import PACKAGED
+from lamella.encoder.sources import packaged_encoder
 from lamella.heads.head import Head, LayerWeights
 from lamella.models.base_encoder import load_encoder
 
@@ -425,7 +424,7 @@ def test_where_tuning_starts(family: str) -> None:
     assert near[0] == 0  # the embeddings have no adapter
 
 
-@pytest.mark.skipif(importlib.util.find_spec(PACKAGED[REAL].module) is None, reason="the bundled encoder is absent")
+@pytest.mark.skipif(packaged_encoder(REAL) is None, reason="the bundled encoder is absent")
 def test_where_tuning_starts_on_real_weights() -> None:
     loaded = load_encoder(REAL)
     features = featurise(examples_about(corpus()[:2]), loaded.tokenizer, tiny_run_config().windows)

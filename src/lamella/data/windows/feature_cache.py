@@ -33,9 +33,10 @@ from lamella.data.windows.tokens import Tokenizing, without_truncation
 from lamella.errors import RunError, counted
 from lamella.files import TEMPORARY, write_bytes
 from lamella.progress import Log, progress
+from lamella.user_cache import cache_folder
 
 FORMAT = 1  # version of the file format
-VARIABLE = "LAMELLA_CACHE"
+CONTENT = "features"  # the folder in the user's cache
 MIN_QUESTIONS = 5_000  # the windows of fewer questions are cut fast enough
 MAX_BYTES = 4 * 2**30  # of all files together
 ABANDONED_AFTER = 24 * 3600  # seconds after which a partially written file is considered abandoned
@@ -53,7 +54,7 @@ def cached_features(
     log: Log = lambda line: None,
 ) -> Features:
     """Return the windows of `featurise`: read from the cache if they are in it, else cut and cached."""
-    folder = cache_folder() if len(examples) >= MIN_QUESTIONS else None
+    folder = cache_folder(CONTENT) if len(examples) >= MIN_QUESTIONS else None
     if folder is None:
         return featurise(examples, tokenizer, windows, negative_windows=negative_windows, seed=seed)
     with progress("looking for cached windows", None):
@@ -75,19 +76,6 @@ def cached_features(
         content = f"{counted(len(features), 'window')} of {counted(len(examples), 'question')}"
         log(f"cached {content} for later runs in {path}")
     return features
-
-
-def cache_folder() -> Path | None:
-    """Return the cache folder: in `$LAMELLA_CACHE`, else in the user's cache folder; None if the variable is empty."""
-    own = os.environ.get(VARIABLE)
-    if own == "":
-        return None
-    if own is not None:
-        return Path(os.path.expanduser(own)) / "features"
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(root):  # the XDG specification requires to ignore relative paths
-        root = os.path.expanduser("~/.cache")
-    return Path(root) / "lamella" / "features" if os.path.isabs(root) else None  # the user may have no home folder
 
 
 def _key(
