@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+LIGHT := .venv-light/.installed
+PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow lint docs clean
+.PHONY: demo test test-light test-slow smoke dist lint docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/lamella ask "When did the probe land on Titan?" --context examples/titan.txt --top-k 3
@@ -19,6 +21,10 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
 
+# The tests that need no torch, in an environment without it.
+test-light: $(LIGHT)
+	.venv-light/bin/python -m pytest -m "not slow" -n 2 --dist worksteal
+
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
 
@@ -27,16 +33,30 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# A wheel and an sdist, in dist/.
+dist: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+
+# Install the wheel without torch, and use it.
+smoke: dist
+	.ci/smoke dist/lamella-*.whl $(BIN)/python
+
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/picture.py
 	$(BIN)/python docs/wild.py --page
 
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-light runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# All targets share one environment. It is updated when the dependencies change.
+# Environments are updated when the dependencies change.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
+	$(BIN)/python $(PIP) -e ".[all,dev]"
+	touch $@
+
+$(LIGHT): pyproject.toml constraints.txt
+	test -x .venv-light/bin/python || $(PYTHON) -m venv .venv-light
+	.venv-light/bin/python $(PIP) -e ".[bundled]" hypothesis pytest pytest-xdist
 	touch $@
