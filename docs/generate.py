@@ -8,7 +8,6 @@ from pathlib import Path
 
 from lamella import registry
 from lamella.config import RunConfig
-from lamella.section import Section
 
 REFERENCE = Path(__file__).parent / "reference"
 RUN_FILE_INTRODUCTION = """\
@@ -95,7 +94,7 @@ def configuration_page() -> str:
         "",
         RUN_FILE_INTRODUCTION,
     ]
-    top = {name: field for name, field in RunConfig.model_fields.items() if not isinstance(field.default, Section)}
+    top = {name: field for name, field in RunConfig.model_fields.items() if field.default_factory is None}
     lines += ["", "| key | default | meaning |", "|---|---|---|"]
     lines += [
         f"| `{key}` | `{_toml(option.default)}` | {_cell(option.description or '')} |" for key, option in top.items()

@@ -319,12 +319,12 @@ class RunConfig(Section):
     """All options of a run."""
 
     plugins: Modules = Field(default=[], description="modules of other packages that register parts")
-    data: DataOptions = DataOptions()
-    windows: WindowOptions = WindowOptions()
-    encoder: EncoderOptions = EncoderOptions()
-    learner: LearnerOptions = LearnerOptions()
-    training: TrainingOptions = TrainingOptions()
-    decoding: DecodingOptions = DecodingOptions()
+    data: DataOptions = Field(default_factory=DataOptions)
+    windows: WindowOptions = Field(default_factory=WindowOptions)
+    encoder: EncoderOptions = Field(default_factory=EncoderOptions)
+    learner: LearnerOptions = Field(default_factory=LearnerOptions)
+    training: TrainingOptions = Field(default_factory=TrainingOptions)
+    decoding: DecodingOptions = Field(default_factory=DecodingOptions)
 
     @property
     def model_names(self) -> list[str]:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 import sys
-from importlib import metadata
 from typing import Any
 
 from lamella.version import __version__
@@ -38,6 +37,8 @@ def environment() -> dict[str, Any]:
 
 def library_versions() -> dict[str, str]:
     """Return the installed versions of the main libraries, without importing them."""
+    from importlib import metadata  # here, as it is slow to import
+
     versions = {}
     for name in LIBRARIES:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from lamella.errors import LamellaError, PluginError, one_line
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "lamella.parts"
 
@@ -28,6 +31,8 @@ def import_installed_plugins() -> None:
     global _installed_imported
     if _installed_imported:
         return
+    from importlib.metadata import entry_points  # here, as it is slow to import
+
     _installed_imported = True  # already now: a plugin may ask the registry while it is imported
     try:
         for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.value, entry.name)):

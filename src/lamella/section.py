@@ -14,4 +14,4 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Section(BaseModel):
     """A table of a run file."""
 
-    model_config = ConfigDict(**registry.STRICT, frozen=True, serialize_by_alias=True)
+    model_config = ConfigDict(**registry.STRICT, frozen=True, serialize_by_alias=True, defer_build=True)

@@ -5,14 +5,11 @@ A package is located, never imported. One that holds an archive is unpacked once
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import importlib.util
 import os
 import shutil
-import tempfile
 import uuid
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +65,9 @@ _temporary: dict[str, Path] = {}
 
 
 def _unpack_for_this_process(archive: Path, sha256: str) -> Path:
+    import atexit
+    import tempfile
+
     if sha256 not in _temporary:
         parent = Path(tempfile.mkdtemp(prefix="lamella-"))
         atexit.register(shutil.rmtree, parent, ignore_errors=True)
@@ -83,6 +83,8 @@ def _unpack_for_this_process(archive: Path, sha256: str) -> Path:
 
 def _unpack(archive: Path, folder: Path) -> Path:
     """Unpack the files at the top of an archive; the folder appears complete or not at all."""
+    import zipfile  # here, as it is slow to import and rarely needed
+
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex}{TEMPORARY}"
     try:

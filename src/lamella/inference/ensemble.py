@@ -32,7 +32,7 @@ from lamella.inference.predict import explain_out_of_memory
 from lamella.inference.prediction import Prediction
 from lamella.inference.prediction_files import AnswerSet
 from lamella.inference.protocols import QAModel
-from lamella.inference.questions import check_unique_ids
+from lamella.inference.question_ids import check_unique_ids
 from lamella.inference.stored_logits import StoredLogits, same_windows
 from lamella.inference.window_merger import WindowMerger
 from lamella.progress import progress

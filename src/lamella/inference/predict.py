@@ -21,7 +21,7 @@ from lamella.inference.decode import WindowSpans, decode, decode_answerability
 from lamella.inference.doubts import Doubts
 from lamella.inference.prediction import Prediction
 from lamella.inference.protocols import AnswerSource, LogitsSink, QAModel
-from lamella.inference.questions import check_unique_ids
+from lamella.inference.question_ids import check_unique_ids
 from lamella.inference.window_merger import WindowMerger
 from lamella.progress import progress
 from lamella.stopwatch import Stopwatch

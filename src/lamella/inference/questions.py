@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from lamella.data.dataset import Dataset, load_examples
 from lamella.data.examples import Example
 from lamella.errors import DataError, counted, shorten
+from lamella.inference.question_ids import check_unique_ids
 from lamella.progress import Log
 
 
@@ -31,22 +31,6 @@ def read_any_questions(data: str) -> tuple[Sequence[Example], bool]:
     """Read the questions of a file; return them, and whether all have the true answers that scoring needs."""
     dataset = _load(data, labelled=False)
     return dataset.examples, all(problem.kind != "unlabelled" for file in dataset.files for problem in file.problems)
-
-
-def check_unique_ids(examples: Sequence[Example]) -> None:
-    """Refuse ids that several questions share: predictions are written by id, so only one answer would remain."""
-    repeated = [id for id, times in Counter(example.id for example in examples).items() if times > 1]
-    questions: dict[str, str] = {}  # a question about several contexts is one question under one id
-    repeated += [
-        example.question_id
-        for example in examples
-        if questions.setdefault(example.question_id, example.question) != example.question
-    ]
-    if repeated:
-        raise DataError(
-            f"question id {repeated[0]!r}: expected one question, got several, and predictions can hold only one "
-            "answer per id; write a copy with unique ids: lamella check DATA --fix-to OUT."
-        )
 
 
 def _load(data: str, labelled: bool) -> Dataset:

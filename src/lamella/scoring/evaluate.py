@@ -17,7 +17,8 @@ from lamella.inference.predict import predict
 from lamella.inference.prediction import Prediction
 from lamella.inference.prediction_files import write_predictions
 from lamella.inference.protocols import AnswerSource, QAModel
-from lamella.inference.questions import check_unique_ids, read_questions
+from lamella.inference.question_ids import check_unique_ids
+from lamella.inference.questions import read_questions
 from lamella.inference.reader import Reader
 from lamella.inference.several_contexts import answers_by_question, has_several_contexts, one_example_per_question
 from lamella.inference.stored_logits import LogitsWriter

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lamella.data.examples import Example
 from lamella.data.windows.features import slices
 from lamella.errors import LamellaError, RunError, one_line
-from lamella.inference.questions import check_unique_ids
+from lamella.inference.question_ids import check_unique_ids
 from lamella.progress import progress
 
 if TYPE_CHECKING:
