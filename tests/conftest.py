@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +18,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "true"
 # A busy machine must not fail a test.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+READ: dict[tuple[Any, ...], Any] = {}  # the encoders that `read_once` has read
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -58,6 +62,26 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture
+def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read each pretrained encoder once and copy it after that: reading takes longer than the rest of most tests.
+
+    For tests of what is done with encoders, not of how they are read. A file that has changed is read again.
+    """
+    from lamella.models import base_encoder
+
+    load_pretrained = base_encoder.load_pretrained
+
+    def load_once(source: Any, **options: Any) -> Any:
+        files = tuple((path.name, path.stat().st_mtime_ns) for path in sorted(source.folder.iterdir()))
+        key = (source.folder, files, *sorted(options.items()))
+        if key not in READ:
+            READ[key] = load_pretrained(source, **options)
+        return copy.deepcopy(READ[key])
+
+    monkeypatch.setattr(base_encoder, "load_pretrained", load_once)
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +12,10 @@ from safetensors.torch import load_file
 from doubles import save_tiny_encoder, tiny_batch, tiny_run_config
 from lamella import registry
 from lamella.encoder.tensors import trained_tensors
-from lamella.models import base_encoder
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "read_once")
 
 # Every mixer on a frozen encoder and every tuning below the simplest mixer; the other pairs repeat what these check.
 CASES = [
@@ -33,13 +30,8 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An encoder that is read once and then copied: reading would take most of the time."""
-    folder = save_tiny_encoder(tmp_path_factory.mktemp("base") / "tiny")
-    encoder = load_encoder(str(folder)).encoder
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base_encoder, "load_pretrained", lambda *arguments, **options: copy.deepcopy(encoder))
-        yield folder
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_encoder(tmp_path_factory.mktemp("base") / "tiny")
 
 
 @pytest.mark.parametrize(("tuning", "mixer"), CASES)

@@ -27,7 +27,7 @@ from lamella.models.model import ReaderModel
 from lamella.testing import check_tuning
 from lamella.testing.tuning_checks import TUNING_CHECKS, TuningCase, snapshot, train_steps, trainable_names
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "read_once")
 
 # (tuning, family) -> why the two do not go together, in the words of the error
 EXCEPTIONS: dict[tuple[str, str], str] = {

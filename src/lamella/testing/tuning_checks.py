@@ -142,7 +142,7 @@ TUNING_CHECKS: dict[str, Callable[[TuningCase], None]] = {
 
 def train_steps(model: ReaderModel, family: str, steps: int = 3) -> None:
     """Train a few optimiser steps on a batch whose answers lie in the context."""
-    batch = tiny_batch(family)
+    batch = tiny_batch(family, characters=30)
     batch.start.copy_(batch.is_context.long().argmax(1))
     batch.end.copy_(batch.start + 2)
     optimiser = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=1e-2)
