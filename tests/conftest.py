@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from forks import ForkServer
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
 
@@ -82,6 +84,14 @@ def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return copy.deepcopy(READ[key])
 
     monkeypatch.setattr(base_encoder, "load_pretrained", load_once)
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """The command line in processes of its own: `code, out, err = forks.run("check", path)`."""
+    server = ForkServer(tmp_path_factory.mktemp("forks"))
+    yield server
+    server.close()
 
 
 @pytest.fixture

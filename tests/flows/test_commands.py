@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 from doubles import save_tiny_encoder
+from forks import ForkServer
 from lamella import runs
 from lamella.data.demo import data_path
 from lamella.data.file_formats.formats import read
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+
 SMALL = [
     "data.train=demo:train",
     "data.dev=demo:dev",
@@ -55,14 +56,23 @@ def empty_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def run_folder(encoder: Path, empty_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_folder(encoder: Path, empty_config: Path, forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished training run, made by the real command in a process of its own."""
     out = tmp_path_factory.mktemp("runs") / "first"
-    command = [sys.executable, "-m", "lamella", "train", str(empty_config), "--out", str(out)]
-    subprocess.run(
-        [*command, *settings(f"encoder.name={encoder}")], check=True, capture_output=True, text=True, env=ONE_THREAD
-    )
+    code, _, err = forks.run("train", empty_config, "--out", out, *settings(f"encoder.name={encoder}"))
+    assert (code, err) == (0, "")
     return out
+
+
+@pytest.fixture(scope="session")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three questions of the bundled dev set, for tests in which any data will do."""
+    path = tmp_path_factory.mktemp("data") / "few.json"
+    document = json.loads(data_path("demo:dev").read_text(encoding="utf-8"))
+    first = document["data"][0]["paragraphs"][0]
+    document["data"] = [{"title": "Saturn", "paragraphs": [{**first, "qas": first["qas"][:3]}]}]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path
 
 
 def read_json(path: Path) -> Any:
@@ -185,7 +195,9 @@ def test_predict_writes_the_four_files(run_folder: Path, lamella: Any, tmp_path:
         assert (na_prob[id] > 0.5) == (odds[id] > 0)
 
 
-def test_ask_from_a_file_and_from_standard_input(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+def test_ask_from_a_file_and_from_standard_input(
+    run_folder: Path, lamella: Any, forks: ForkServer, tmp_path: Path
+) -> None:
     text = "Titan was discovered by Christiaan Huygens in 1655."
     (tmp_path / "titan.txt").write_text(text)
     code, out, err = lamella("ask", "Who?", "-c", tmp_path / "titan.txt", "-m", run_folder, "--top-k", 3, "--json")
@@ -193,22 +205,9 @@ def test_ask_from_a_file_and_from_standard_input(run_folder: Path, lamella: Any,
     answers = json.loads(out)["answers"]
     assert len(answers) == 3
     assert all(text[answer["start"] : answer["end"]] == answer["answer"] for answer in answers)
-    command = [
-        sys.executable,
-        "-m",
-        "lamella",
-        "ask",
-        "Who?",
-        "-c",
-        "-",
-        "-m",
-        str(run_folder),
-        "--top-k",
-        "3",
-        "--json",
-    ]
-    piped = subprocess.run(command, input=text, capture_output=True, text=True, check=True, env=ONE_THREAD)
-    assert json.loads(piped.stdout)["answers"] == answers
+    code, piped, _ = forks.run("ask", "Who?", "-c", "-", "-m", run_folder, "--top-k", 3, "--json", stdin=text)
+    assert code == 0
+    assert json.loads(piped)["answers"] == answers
     lines = lamella("ask", "Who?", "-c", tmp_path / "titan.txt", "-m", run_folder, "--top-k", 3)[1]
     for answer in answers:
         place = f"characters {answer['start']}-{answer['end']}" if answer["answer"] else "not in the text"
@@ -374,31 +373,30 @@ def test_training_prints_the_number_of_warnings(
     assert f"{data}: 1 warning; see lamella check {data}\n" in out
 
 
-def test_a_tuned_encoder_can_start_the_next_run(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+def test_a_tuned_encoder_can_start_the_next_run(run_folder: Path, lamella: Any, few: Path, tmp_path: Path) -> None:
     changes = settings(f"encoder.name={run_folder}", "encoder.tuning=frozen", "data.dev=[]")
     code, out, err = lamella("train", run_folder / "config.json", "--out", tmp_path / "second", *changes)
     assert (code, err) == (0, "")
     assert "trainable params: 66 ||" in out  # 2 x 32 + 2: the head alone
     base = read_json(tmp_path / "second" / "model" / "config.json")["base"]
     assert base["name"] == str(run_folder)
-    assert lamella("predict", "demo:dev", "-m", tmp_path / "second", "-o", tmp_path / "p")[0] == 0
+    assert lamella("predict", few, "-m", tmp_path / "second", "-o", tmp_path / "p")[0] == 0
 
 
-def test_a_killed_run_is_marked_unfinished(encoder: Path, empty_config: Path, lamella: Any, tmp_path: Path) -> None:
+def test_a_killed_run_is_marked_unfinished(
+    encoder: Path, empty_config: Path, lamella: Any, forks: ForkServer, tmp_path: Path
+) -> None:
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "lamella", "train", str(empty_config), "--out", str(out)]
     endless = settings(f"encoder.name={encoder}", "training.epochs=100000", "training.evaluate_every=1")
-    process = subprocess.Popen(
-        [*command, *endless], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ONE_THREAD
-    )
+    process = forks.start("train", empty_config, "--out", out, *endless)
     try:
         deadline = time.monotonic() + 120
         while not (out / "model" / "config.json").is_file() and time.monotonic() < deadline:
-            assert process.poll() is None
+            assert not process.ended()
             time.sleep(0.05)
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait()[0] == -signal.SIGKILL
     assert read_json(out / "run.json")["state"] == "unfinished"
     code, _, err = lamella("train", empty_config, "--out", out, *settings(f"encoder.name={encoder}"))
     assert code == 1
@@ -439,11 +437,11 @@ def test_a_model_that_predicts_only_whether_there_is_an_answer(
 
 @pytest.mark.parametrize("tuning", ["adapter", "lora", "top_k"])
 def test_a_small_delta_trains_and_loads(
-    tuning: str, lamella: Any, encoder: Path, empty_config: Path, tmp_path: Path
+    tuning: str, lamella: Any, encoder: Path, empty_config: Path, few: Path, tmp_path: Path
 ) -> None:
     changes = settings(f"encoder.name={encoder}", f"encoder.tuning={tuning}", "learner.mixer=dot")
     assert lamella("train", empty_config, "--out", tmp_path / "run", *changes)[0] == 0
-    assert lamella("predict", "demo:dev", "-m", tmp_path / "run", "-o", tmp_path / "p")[0] == 0
+    assert lamella("predict", few, "-m", tmp_path / "run", "-o", tmp_path / "p")[0] == 0
     weights = (tmp_path / "run" / "model" / "model.safetensors").stat().st_size
     assert weights < (encoder / "model.safetensors").stat().st_size
 
@@ -466,18 +464,18 @@ def test_a_mistake_does_not_destroy_an_earlier_run(
     [(2, "predictions can hold only one answer per id"), (0, "expected questions, found none; list")],
 )
 def test_a_faulty_data_file_does_not_destroy_an_earlier_run(
-    command: str, rows: int, message: str, run_folder: Path, lamella: Any, tmp_path: Path
+    command: str, rows: int, message: str, run_folder: Path, lamella: Any, few: Path, tmp_path: Path
 ) -> None:
     qa = {"id": "twice", "question": "Who?", "answers": [], "is_impossible": True}
     paragraph = {"context": "Huygens found it.", "qas": [{**qa, "question": f"Who {n}?"} for n in range(rows)]}
     document = {"version": "v2.0", "data": [{"title": "t", "paragraphs": [paragraph]}] if rows else []}
     (tmp_path / "data.json").write_text(json.dumps(document))
-    assert lamella(command, "demo:dev", "-m", run_folder, "-o", tmp_path / "run")[0] == 0
+    assert lamella(command, few, "-m", run_folder, "-o", tmp_path / "run")[0] == 0
     call = (command, tmp_path / "data.json", "-m", run_folder, "-o", tmp_path / "run", "--keep-logits", "--overwrite")
     code, _, err = lamella(*call)
     assert (code, message in err, err.count("\n")) == (1, True, 1)
     assert read_json(tmp_path / "run" / "run.json")["state"] == "finished"
-    assert len(read_json(tmp_path / "run" / "predictions.json")) == 135
+    assert len(read_json(tmp_path / "run" / "predictions.json")) == 3
 
 
 def test_a_submission_that_cannot_be_written_is_refused_at_once(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
@@ -610,7 +608,7 @@ def test_zero_steps_save_an_untrained_model(lamella: Any, encoder: Path, empty_c
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 
-def test_no_run_overwrites_what_it_reads(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
+def test_no_run_overwrites_what_it_reads(run_folder: Path, lamella: Any, few: Path, tmp_path: Path) -> None:
     """Neither its model, nor the encoder it starts from, nor the base of that encoder."""
     first, second = tmp_path / "first", tmp_path / "second"
     shutil.copytree(run_folder, first)
@@ -619,26 +617,26 @@ def test_no_run_overwrites_what_it_reads(run_folder: Path, lamella: Any, tmp_pat
     for call in (
         ("train", config, "--out", first, "--overwrite", "--set", f"encoder.name={first}"),
         ("train", config, "--out", first, "--overwrite", "--set", f"encoder.name={second}"),
-        ("predict", "demo:dev", "--model", first, "--out", first, "--overwrite"),
-        ("evaluate", "demo:dev", "--model", first / "model", "--out", first, "--overwrite"),
-        ("predict", "demo:dev", "--model", first, "--out", first / "model" / "inside"),
+        ("predict", few, "--model", first, "--out", first, "--overwrite"),
+        ("evaluate", few, "--model", first / "model", "--out", first, "--overwrite"),
+        ("predict", few, "--model", first, "--out", first / "model" / "inside"),
     ):
         code, _, err = lamella(*call)
         assert (code, "choose another --out" in err) == (1, True), call
     assert (first / "model" / "model.safetensors").is_file()
-    assert lamella("predict", "demo:dev", "--model", second, "--out", tmp_path / "p")[0] == 0
-    assert lamella("predict", "demo:dev", "--model", first, "--out", first / "dev")[0] == 0  # a run may hold others
+    assert lamella("predict", few, "--model", second, "--out", tmp_path / "p")[0] == 0
+    assert lamella("predict", few, "--model", first, "--out", first / "dev")[0] == 0  # a run may hold others
 
 
 def test_a_model_on_a_relative_path_loads_from_another_folder(
-    run_folder: Path, lamella: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_folder: Path, lamella: Any, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(run_folder, tmp_path / "first")
     monkeypatch.chdir(tmp_path)
     assert lamella("train", run_folder / "config.json", "--out", "second", "--set", "encoder.name=first")[0] == 0
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert lamella("predict", "demo:dev", "--model", "../second", "--out", "p")[0] == 0
+    assert lamella("predict", few, "--model", "../second", "--out", "p")[0] == 0
 
 
 def test_check_continues_after_a_file_that_cannot_be_read(lamella: Any, tmp_path: Path) -> None:
@@ -823,6 +821,6 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m lamella parts | head -n 1"
+    command = f"{sys.executable} -m lamella check demo:dev | true"  # `true` has ended before the command writes
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert ended.stderr == ""

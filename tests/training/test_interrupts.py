@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 
 from doubles import save_tiny_encoder
+from forks import ForkServer
 from lamella import runs
 from lamella.plan import make_plan
 from lamella.training.fitting import loop
@@ -58,13 +57,13 @@ def table(encoder: Path, **sections: Any) -> dict[str, Any]:
     }
 
 
-def test_a_signal_stops_a_run_that_resumes_to_the_same_result(encoder: Path, tmp_path: Path) -> None:
+def test_a_signal_stops_a_run_that_resumes_to_the_same_result(encoder: Path, forks: ForkServer, tmp_path: Path) -> None:
     """Real processes and real signals: first Ctrl-C, then SIGTERM, then to the end."""
     config, out = tmp_path / "run.json", tmp_path / "out"
     config.write_text(json.dumps(table(encoder)))
     train_plan(make_plan(table(encoder), where="test"), tmp_path / "whole")
     for number, more in ((signal.SIGINT, []), (signal.SIGTERM, ["--resume"])):
-        err, code = interrupt(["train", str(config), "--out", str(out), *more], out, number)
+        code, err = interrupt(forks, ["train", str(config), "--out", str(out), *more], out, number)
         assert code == 128 + number, err
         assert err.splitlines()[-1].startswith("lamella: training was interrupted after step ")
         assert err.endswith(f"; resume with: lamella train {config} --out {out} --resume\n")
@@ -75,22 +74,19 @@ def test_a_signal_stops_a_run_that_resumes_to_the_same_result(encoder: Path, tmp
     assert outcome(out) == outcome(tmp_path / "whole")
 
 
-def interrupt(arguments: list[str], out: Path, number: int) -> tuple[str, int]:
-    """Run a command and send it a signal once it has trained a while; return its errors and its exit code."""
+def interrupt(forks: ForkServer, arguments: list[str], out: Path, number: int) -> tuple[int, str]:
+    """Run a command and send it a signal once it has trained a while; return its exit code and its errors."""
     history = out / runs.HISTORY
     before = history.stat().st_size if history.exists() else 0
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lamella", *arguments], env=environment, stderr=subprocess.PIPE, text=True
-    )
+    command = forks.start(*arguments)
     deadline = time.monotonic() + 300
-    while process.poll() is None and time.monotonic() < deadline:
+    while not command.ended() and time.monotonic() < deadline:
         if history.exists() and history.stat().st_size > before:
-            process.send_signal(number)
+            os.kill(command.pid, number)
             break
         time.sleep(0.01)
-    _, err = process.communicate(timeout=300)
-    return err, process.returncode
+    code, _, err = command.wait()
+    return code, err
 
 
 class Signalled:

@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ import torch
 
 import lamella
 from doubles import save_tiny_encoder
+from forks import ForkServer
 from lamella import runs
 from lamella.data.demo import data_path
 from lamella.errors import RunError
@@ -28,7 +27,6 @@ from lamella.training.run import train_pass, train_plan
 from outcomes import outcome
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 class Killed(BaseException):
@@ -42,7 +40,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def table(folder: Path, **sections: Any) -> dict[str, Any]:
     given: dict[str, Any] = {
-        "data": {"train": "demo:train", "dev": "demo:dev", "max_train_samples": 8, "max_eval_samples": 3},
+        "data": {"train": "demo:train", "dev": "demo:dev", "max_train_samples": 4, "max_eval_samples": 3},
         "windows": {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24},
         "encoder": {"name": str(folder), "tuning": "full"},
         "learner": {"learning_rate": 1e-3},
@@ -58,73 +56,40 @@ def table(folder: Path, **sections: Any) -> dict[str, Any]:
     return {**given, **{name: {**given.get(name, {}), **options} for name, options in sections.items()}}
 
 
-# One process imports the libraries and forks a training process for every line it reads: a start costs only a fork.
-FORK_SERVER = """
-import os, sys
-from pathlib import Path
-import torch._dynamo, transformers.models.bert.modeling_bert  # otherwise every child imports them
-from lamella.plan import load_plan
-from lamella.runs import run_state
-from lamella.training.run import train_plan
-
-for line in sys.stdin:
-    config, out = map(Path, line.split())
-    child = os.fork()
-    if not child:
-        try:
-            train_plan(load_plan(config), out, resume=run_state(out) is not None)
-        finally:
-            os._exit(0)
-    print(child, flush=True)
-    os.waitpid(child, 0)
-    print("gone", flush=True)
-"""
-
-
 def written(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(12, marks=pytest.mark.slow)])
-def test_killed_at_random_moments(kills: int, encoder: Path, tmp_path: Path) -> None:
+def test_killed_at_random_moments(kills: int, encoder: Path, forks: ForkServer, tmp_path: Path) -> None:
     """Real processes and real SIGKILLs, some of them while a checkpoint is half-written."""
     config = tmp_path / "run.json"
     # Dropout is on, so a wrong random state would show. Enough steps that a process lives to be killed.
-    given = table(encoder, training={"epochs": kills + 2, "evaluate_every": 10, "save_at": []})
+    training = {"epochs": kills + 2, "evaluate_every": 10, "save_at": []}
+    given = table(encoder, data={"max_train_samples": 8}, training=training)
     config.write_text(json.dumps(given))
     train_plan(make_plan(given, where="test"), tmp_path / "whole")
 
     out, dice, halves, steps = tmp_path / "killed", random.Random(5), 0, []
-    server = subprocess.Popen(
-        [sys.executable, "-c", FORK_SERVER], env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert server.stdin is not None
-    assert server.stdout is not None
-    with server:
-        for kill in range(kills):
-            before, wait, began = written(out / runs.CHECKPOINT), dice.uniform(0.0, 0.1), None
-            server.stdin.write(f"{config} {out}\n")
-            server.stdin.flush()
-            child = int(server.stdout.readline())
-            deadline = time.monotonic() + 120
-            while time.monotonic() < deadline:
-                if began is None and written(out / runs.CHECKPOINT) != before:
-                    began = time.monotonic()
-                half = began is not None and any(out.glob(f".{runs.CHECKPOINT}.*{TEMPORARY}"))
-                if began is not None and (half if kill % 2 else time.monotonic() - began > wait):
-                    halves += half
-                    break
-                time.sleep(0.002 if began is None else 0.0002)
-            assert runs.run_state(out) == "unfinished", "the run ended before it was killed: make it longer"
-            os.kill(child, signal.SIGKILL)
-            assert server.stdout.readline() == "gone\n"
-            steps.append(torch.load(out / runs.CHECKPOINT, weights_only=True)["position"][0])
-        assert halves >= max(1, kills // 4)
-        assert sorted(set(steps)) == steps  # each continued from the one before
-        server.stdin.write(f"{config} {out}\n")
-        server.stdin.flush()
-        server.stdout.readline()
-        server.stdout.readline()
+    for kill in range(kills):
+        before, wait, began = written(out / runs.CHECKPOINT), dice.uniform(0.0, 0.1), None
+        process = forks.start("train", config, "--out", out, *(["--resume"] if kill else []))
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if began is None and written(out / runs.CHECKPOINT) != before:
+                began = time.monotonic()
+            half = began is not None and any(out.glob(f".{runs.CHECKPOINT}.*{TEMPORARY}"))
+            if began is not None and (half if kill % 2 else time.monotonic() - began > wait):
+                halves += half
+                break
+            time.sleep(0.002 if began is None else 0.0002)
+        assert runs.run_state(out) == "unfinished", "the run ended before it was killed: make it longer"
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait()[0] == -signal.SIGKILL
+        steps.append(torch.load(out / runs.CHECKPOINT, weights_only=True)["position"][0])
+    assert halves >= max(1, kills // 4)
+    assert sorted(set(steps)) == steps  # each continued from the one before
+    assert forks.run("train", config, "--out", out, "--resume")[0] == 0
     assert runs.run_state(out) == "finished"
     assert outcome(out) == outcome(tmp_path / "whole")
 
@@ -162,7 +127,7 @@ def test_a_checkpoint_holds_everything_that_training_depends_on(
 ) -> None:
     plan = make_plan(table(encoder, **changes), where="test")
     train_plan(plan, tmp_path / "whole")
-    for evaluation in (3, 2, 4):
+    for evaluation in (3, 2):
         killed_at(monkeypatch, evaluation)
         with pytest.raises(Killed):
             train_plan(plan, tmp_path / "out", resume=(tmp_path / "out").exists())

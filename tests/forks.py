@@ -1,0 +1,97 @@
+"""The command line in processes of its own, which need not import the libraries again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# One process imports the libraries and forks a process for every line it reads: a command starts in milliseconds.
+SERVER = """
+import json, os, sys
+import accelerate, torch._dynamo, transformers.models.bert.modeling_bert  # otherwise every child imports them
+import lamella.training.run
+from lamella.__main__ import main
+
+for line in sys.stdin:
+    request = json.loads(line)
+    child = os.fork()
+    if child:
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    for number, file in enumerate(request["files"]):
+        os.dup2(os.open(file, os.O_WRONLY if number else os.O_RDONLY), number)
+    sys.stdin, sys.stdout, sys.stderr = (open(number, "w" if number else "r", closefd=False) for number in range(3))
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    sys.argv = ["lamella", *request["arguments"]]
+    main()
+    break
+"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that runs in a process of its own."""
+
+    server: ForkServer
+    pid: int
+    files: Sequence[Path]
+
+    def wait(self) -> tuple[int, str, str]:
+        """Return its exit code and what it wrote to its two outputs."""
+        code = int(self.server.receive())
+        return code, self.files[1].read_text(), self.files[2].read_text()
+
+    def ended(self) -> bool:
+        return os.path.exists(f"/proc/{self.pid}") is False
+
+
+class ForkServer:
+    """Starts commands, one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVER],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.commands = 0
+
+    def start(self, *arguments: object, stdin: str = "", terminal: Path | None = None) -> Command:
+        """Start a command in the folder and the environment of the caller; a terminal serves as all three files."""
+        self.commands += 1
+        names = [self.folder / f"{self.commands}-{name}.txt" for name in ("stdin", "stdout", "stderr")]
+        files = [terminal] * 3 if terminal else names
+        for file in names:
+            file.write_text(stdin if file == names[0] else "", encoding="utf-8")
+        request = {
+            "arguments": list(map(str, arguments)),
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),
+            "files": list(map(str, files)),
+        }
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return Command(self, int(self.receive()), files)
+
+    def run(self, *arguments: object, stdin: str = "") -> tuple[int, str, str]:
+        """Return the exit code of a command and what it wrote to its two outputs."""
+        return self.start(*arguments, stdin=stdin).wait()
+
+    def receive(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def close(self) -> None:
+        self.process.communicate(timeout=60)
