@@ -1,13 +1,11 @@
-"""Small stand-ins for tests: the tiny encoders of `lamella.testing`, random readers, and short examples."""
+"""Small stand-ins for tests: the tiny encoders of `lamella.testing`, random readers, and the examples of `samples`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lamella.data.examples import Answer, Context, Example
 from lamella.data.file_formats.formats import read
 from lamella.files import file_sha256
 from lamella.models.model import ReaderModel
@@ -24,6 +22,7 @@ from lamella.testing.tiny import (
     tiny_run_config,
     tiny_tokenizer,
 )
+from samples import example, examples_about
 
 __all__ = [
     "AWKWARD",
@@ -60,25 +59,16 @@ def record_weights(folder: Path) -> None:
         path.write_text(json.dumps(config), encoding="utf-8")
 
 
-def example(context: str, answer: str | None = None, question: str = "What is it?", id: str = "q1") -> Example:
-    """Return an example whose answer is at its first occurrence in the context."""
-    answers = () if answer is None else (Answer(answer, context.index(answer)),)
-    return Example(id=id, question=question, context=Context(context), answers=answers)
-
-
-def examples_about(contexts: Sequence[str]) -> list[Example]:
-    """Return one unanswerable example for each context."""
-    return [example(text, id=f"q{number}") for number, text in enumerate(contexts)]
-
-
 def write_short_questions(path: Path) -> Path:
     """Write bundled questions with a sentence or two around their answers, so that many steps take seconds."""
     lines = []
-    for example in read("demo:train").examples[::13]:
-        middle = example.answers[0].begin_char if example.answers else len(example.context.text) // 2
-        begin = example.context.text.rfind(" ", 0, max(0, middle - 60)) + 1
-        text = example.context.text[begin : begin + 200]
-        answers = [{"text": a.text, "answer_start": a.begin_char - begin} for a in example.answers[:1]]
-        lines.append(json.dumps({"id": example.id, "question": example.question, "context": text, "answers": answers}))
+    for original in read("demo:train").examples[::13]:
+        middle = original.answers[0].begin_char if original.answers else len(original.context.text) // 2
+        begin = original.context.text.rfind(" ", 0, max(0, middle - 60)) + 1
+        text = original.context.text[begin : begin + 200]
+        answers = [{"text": a.text, "answer_start": a.begin_char - begin} for a in original.answers[:1]]
+        lines.append(
+            json.dumps({"id": original.id, "question": original.question, "context": text, "answers": answers})
+        )
     path.write_text("\n".join(lines))
     return path

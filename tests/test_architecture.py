@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import lamella
+from samples import needs_torch
 
 SOURCE = Path(lamella.__file__).parent
 ROOT = Path(__file__).resolve().parents[1]
@@ -182,6 +183,7 @@ def test_no_module_is_longer_than_a_reader_can_follow(file: Path) -> None:
     assert len(file.read_text(encoding="utf-8").splitlines()) <= LONGEST_MODULE
 
 
+@needs_torch
 def test_the_public_names_are_sorted_and_exist() -> None:
     assert list(lamella.__all__) == sorted(set(lamella.__all__))
     for name in lamella.__all__:
@@ -195,6 +197,7 @@ def test_every_module_says_what_it_is_for(file: Path) -> None:
     assert docstring.splitlines()[0].endswith((".", ":"))
 
 
+@needs_torch
 def test_every_module_can_be_imported() -> None:
     for file in MODULES:
         if file.name != "__main__.py":
@@ -225,6 +228,7 @@ def test_no_file_names_a_place_on_someone_s_machine() -> None:
     assert not found
 
 
+@needs_torch
 def test_a_run_file_is_checked_without_transformers() -> None:
     """It takes seconds to load, and every command that reads a run file or lists the parts would wait for it."""
     script = (

@@ -15,6 +15,7 @@ from pydantic import Field
 from lamella import registry
 from lamella.errors import ConfigError, UnknownNameError, UsageError
 from lamella.registry import Family, build, describe, names, part, register
+from samples import needs_torch
 
 
 @pytest.fixture
@@ -182,6 +183,7 @@ def test_describe_is_plain_data(polygon: Callable[..., Any]) -> None:
     assert listing["summary"] == "is drawn"
 
 
+@needs_torch
 def test_every_registered_part_can_be_described() -> None:
     listing = json.loads(json.dumps(describe()))
     assert [family["family"] for family in listing] == list(registry.FAMILIES)
@@ -194,6 +196,7 @@ def test_every_registered_part_can_be_described() -> None:
                 assert not re.search(r"typing|class|\[|'", option["type"]), option
 
 
+@needs_torch
 def test_families_are_loaded_on_first_use_only() -> None:
     script = (
         "import sys, lamella.registry, lamella.config\n"
@@ -231,6 +234,7 @@ def test_a_part_declares_traits_that_differ_from_the_defaults_of_its_family(monk
         register("shape", "dot", colour="red")(line)
 
 
+@needs_torch
 def test_an_option_that_was_added_later_is_stored_only_if_it_is_used() -> None:
     """Files and hashes of models stay as they were before the option existed."""
     stored = registry.complete("tuning", "lora")

@@ -10,6 +10,7 @@ import pytest
 from lamella.errors import LamellaError
 from lamella.plan import load_plan
 from lamella.run_file import load_config, merge_tables, read_table
+from samples import needs_torch
 
 
 def write(folder: Path, **files: str) -> None:
@@ -65,6 +66,7 @@ def test_tables_merge_and_values_replace(base: dict[str, Any], table: dict[str, 
     assert (str(base), str(table)) == before
 
 
+@needs_torch
 def test_a_run_file_extends_a_chain_of_files_relative_to_each(tmp_path: Path) -> None:
     write(
         tmp_path,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from doubles import example
 from lamella.data.dataset import load_examples
 from lamella.data.hold_out import hold_out
+from samples import example
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5])

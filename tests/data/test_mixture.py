@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from doubles import example
 from lamella.config import TrainFile, TrainingOptions
 from lamella.data.examples import Example
 from lamella.data.mixture import MOST_EPOCHS, Mixture, mix
 from lamella.errors import DataError
+from samples import example
 
 
 def questions(count: int, prefix: str) -> list[Example]:

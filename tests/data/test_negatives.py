@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from doubles import example
 from lamella.data.dataset import load_examples
 from lamella.data.examples import Example
 from lamella.data.negatives import NEGATIVE, NegativeContexts, Question, group_questions, with_negatives
+from samples import example
 
 TITAN = example("Huygens discovered the moon Titan in 1655.", "Huygens", "Who discovered the moon Titan?", "titan")
 RHEA = example("Cassini discovered the moon Rhea in 1672.", "Cassini", "Who discovered the moon Rhea?", "rhea")

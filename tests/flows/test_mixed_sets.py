@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lamella.data.dataset import load_examples
+from samples import needs_torch
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +73,7 @@ train = ["demo:dev", { file = "demo:train", weight = 2, negatives = 0.5 }]
 """
 
 
+@needs_torch
 def test_check_shows_the_mixture_of_a_run_file(lamella: Any) -> None:
     Path("run.toml").write_text(RUN_FILE)
     code, out, err = lamella("check", "run.toml")
@@ -84,6 +86,7 @@ def test_check_shows_the_mixture_of_a_run_file(lamella: Any) -> None:
     assert [(share["file"], share["taken"]) for share in shares] == [("demo:dev", 135), ("demo:train", 810)]
 
 
+@needs_torch
 def test_check_of_a_plain_run_file_checks_its_data(lamella: Any) -> None:
     Path("run.toml").write_text('[data]\ntrain = "demo:train"\ndev = "nowhere.json"\n')
     code, out, err = lamella("check", "run.toml")
@@ -92,6 +95,7 @@ def test_check_of_a_plain_run_file_checks_its_data(lamella: Any) -> None:
     assert "weight" not in out
 
 
+@needs_torch
 def test_check_refuses_a_run_file_without_data(lamella: Any) -> None:
     Path("run.toml").write_text("[training]\nepochs = 1\n")
     code, out, err = lamella("check", "run.toml")

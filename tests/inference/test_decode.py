@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doubles import FAMILIES, example, tiny_tokenizer
 from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.demo import data_path
 from lamella.data.examples import Answer, Context, Example
@@ -24,6 +23,7 @@ from lamella.inference.decode import decode, decode_answerability
 from lamella.inference.prediction import NO_SPAN, Candidate, Prediction, rank_together
 from lamella.inference.window_merger import WindowMerger
 from lamella.scoring.metrics import score
+from samples import TOKENIZERS, example, needs_torch, plain_tokenizer, tokenizer_of
 
 # One token per letter; with the question "q r", windows of 16 tokens hold 11 letters and begin at 0, 7 and 14.
 SMALL = WindowOptions(max_seq_length=16, doc_stride=4)
@@ -61,7 +61,7 @@ def random_logits(features: Features, seed: int) -> Callable[[Padded], np.ndarra
 
 def small_features(*contexts: str) -> Features:
     examples = [example(text, question="q r", id=f"q{number}") for number, text in enumerate(contexts)]
-    return featurise(examples, tiny_tokenizer("bert"), SMALL)
+    return featurise(examples, plain_tokenizer(), SMALL)
 
 
 class TestJoint:
@@ -357,14 +357,14 @@ class TestMerger:
     def test_examples_without_windows_are_left_out(self) -> None:
         lost = Example("lost", "q r", Context(DISTINCT), (Answer(DISTINCT, 0),))
         examples = [lost, example("a b", "a", question="q r", id="kept")]
-        features = featurise(examples, tiny_tokenizer("bert"), SMALL, negative_windows="drop")
+        features = featurise(examples, plain_tokenizer(), SMALL, negative_windows="drop")
         assert list(merged(features, random_logits(features, 0), DecodingOptions())) == ["kept"]
 
-    @pytest.mark.parametrize("family", FAMILIES)
-    def test_contexts_without_a_token(self, family: str) -> None:
+    @pytest.mark.parametrize("kind", TOKENIZERS)
+    def test_contexts_without_a_token(self, kind: str) -> None:
         contexts = ("", " \n\t ", "\x00\x01")
         examples = [example(text, id=f"q{number}") for number, text in enumerate(contexts)]
-        features = featurise(examples, tiny_tokenizer(family), WindowOptions())
+        features = featurise(examples, tokenizer_of(kind), WindowOptions())
         predictions = merged(features, random_logits(features, 1), DecodingOptions())
         for number in range(2):
             prediction = predictions[f"q{number}"]
@@ -376,9 +376,10 @@ class TestMerger:
         for prediction in predictions.values():
             json.dumps([candidate.to_json() for candidate in prediction.candidates], allow_nan=False)
 
+    @needs_torch
     def test_an_answer_never_begins_with_a_blank(self) -> None:
         """RoBERTa has tokens for white space; a span from such a token to a word is the word."""
-        features = featurise([example("a   b  \n c ")], tiny_tokenizer("roberta"), WindowOptions())
+        features = featurise([example("a   b  \n c ")], tokenizer_of("roberta"), WindowOptions())
         for seed in range(5):
             prediction = merged(features, random_logits(features, seed), DecodingOptions(n_best_size=100))["q1"]
             texts = {candidate.text for candidate in prediction.candidates}
@@ -412,9 +413,9 @@ class TestOracle:
                     examples.append(Example(qa["id"], qa["question"], shared, answers))
         return examples
 
-    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("kind", TOKENIZERS)
     @pytest.mark.parametrize("windows", [{}, {"max_seq_length": 256, "doc_stride": 96}])
-    def test_logits_at_the_gold_score_a_hundred(self, family: str, windows: dict[str, Any]) -> None:
+    def test_logits_at_the_gold_score_a_hundred(self, kind: str, windows: dict[str, Any]) -> None:
         """From labels to logits to characters to metric nothing is lost, in whole contexts and in windows."""
 
         def oracle(padded: Padded) -> np.ndarray:
@@ -425,7 +426,7 @@ class TestOracle:
             return logits
 
         examples = self.demo()
-        features = featurise(examples, tiny_tokenizer(family), WindowOptions(**windows))
+        features = featurise(examples, tokenizer_of(kind), WindowOptions(**windows))
         assert features.lost_answers == 0
         predictions = merged(features, oracle, DecodingOptions(max_answer_length=100), 32)
         texts = {id: prediction.text(0.0) for id, prediction in predictions.items()}

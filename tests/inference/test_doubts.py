@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from doubles import save_tiny_encoder, tiny_model, tiny_run_config
 from lamella import LamellaWarning, Reader, runs
 from lamella.data.examples import Context, Example
 from lamella.data.windows.features import featurise_in_slices
 from lamella.inference.doubts import Doubts, _Scripts
-from lamella.models.base_encoder import load_encoder
-from lamella.models.model import ReaderModel
+from samples import needs_torch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -128,7 +126,10 @@ def test_a_byte_level_encoder_has_no_unknown_token() -> None:
     assert judged(_Scripts(tokenizer), tokenizer, READABLE[1]) is None
 
 
+@needs_torch
 def test_a_question_cut_short() -> None:
+    from doubles import tiny_model
+
     reader = Reader(tiny_model(windows={"max_seq_length": 64, "doc_stride": 16, "max_query_length": 12}))
     tokenizer = reader.model.tokenizer.backend_tokenizer
     fits, long = "a b c d e f g h i j k l", "a b c d e f g h i j k l m"
@@ -148,6 +149,11 @@ def test_a_question_cut_short() -> None:
 
 @pytest.fixture
 def unfinished(tmp_path: Path) -> Path:
+    pytest.importorskip("torch")
+    from doubles import save_tiny_encoder, tiny_run_config
+    from lamella.models.base_encoder import load_encoder
+    from lamella.models.model import ReaderModel
+
     model = ReaderModel(load_encoder(str(save_tiny_encoder(tmp_path / "tiny"))), tiny_run_config())
     with suppress(OSError), runs.new_run(tmp_path / "run", "train") as folder:
         model.save(folder / "model")

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doubles import corpus, tiny_model
 from lamella import LamellaWarning, Reader
 from lamella.data.file_formats.formats import read
 from lamella.errors import UsageError
 from lamella.inference import reader as reader_module
 from lamella.inference.passages import LONGEST_PASSAGE, MOST_OVERLAP, PASSAGE, PassageIndex, cut
+from samples import needs_torch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -134,7 +134,10 @@ class TestReader:
             default.ask("Who discovered Titan?", book)
         assert [record.getMessage() for record in caplog.records if record.name == "lamella"] == [line]
 
+    @needs_torch
     def test_nothing_is_ranked_if_everything_is_read(self) -> None:
+        from doubles import corpus, tiny_model
+
         reader, text = Reader(tiny_model(seed=1)), "\n\n".join(corpus())
         whole = reader.ask("Who kept bees?", text, passages=None, top_k=5)
         assert whole.passages is None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from doubles import example
 from lamella.config import DecodingOptions
 from lamella.inference.prediction import Prediction
 from lamella.scoring.domain_scores import domain_scores
+from samples import example
 
 EXAMPLES = [
     example("Huygens discovered Titan.", "Huygens", "Who discovered Titan?", "right"),

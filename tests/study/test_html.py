@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,13 @@ import pytest
 
 from lamella.errors import UnreadableError, UsageError
 from lamella.study.report.answers import SAMPLES
-from lamella.study.report.collect import collect
+from lamella.study.report.collect import WITHOUT_LAYERS, collect
 from lamella.study.report.curves import CURVE_POINTS
 from lamella.study.report.html import render
 from lamella.study.report.write import write_report
 from made_runs import QUESTIONS, make_run
 from run_folders import write_data, write_run
+from samples import needs_torch
 
 Lamella = Callable[..., tuple[int, str, str]]
 
@@ -98,6 +101,7 @@ def test_answers_are_counted_as_by_hand(tmp_path: Path) -> None:
     assert run["reliability"]["ece"] == pytest.approx(100 * (0.1 + 0.2 + 0.6 + 0.2 + 0.9) / 5)
 
 
+@needs_torch
 def test_layer_weights_are_gamma_times_w_as_the_mixer_applies_them(tmp_path: Path) -> None:
     w, gamma = np.array([[0.1, 0.2, 0.3], [0.0, 1.0, 2.0]]), np.array([2.0, 1.0])
     make_run(tmp_path / "plain", weights=(w, gamma))
@@ -188,6 +192,21 @@ def test_a_gold_answer_keeps_its_position_in_a_cut_context(tmp_path: Path) -> No
     (begin, end) = samples[0]["spans"][0]
     assert samples[0]["context"][begin:end] == "Huygens"
     assert samples[0]["cut"] == [True, True]
+
+
+def test_without_torch_the_report_is_written_with_a_note(tmp_path: Path) -> None:
+    """In a process of its own, in which torch cannot be imported."""
+    for name in ("a", "b"):
+        make_run(tmp_path / name, weights=(np.ones((2, 3)), np.ones(2)))
+    script = (
+        "import json, sys; sys.modules['torch'] = None; from lamella.study.report.collect import collect; "
+        "content = collect(sys.argv[1:]); "
+        "print(json.dumps([content['notes'][0], [run['layers'] for run in content['runs']]]))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "a", tmp_path / "b"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(ended.stdout) == [WITHOUT_LAYERS, [None, None]]
 
 
 def test_without_the_data_the_rest_is_shown_with_a_note(tmp_path: Path) -> None:

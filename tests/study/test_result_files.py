@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doubles import save_tiny_encoder
 from lamella.errors import LamellaError, OutputError, RunError, UnreadableError, UsageError
 from lamella.inference.prediction_files import read_answers
 from lamella.inference.questions import read_questions
@@ -29,6 +28,7 @@ from lamella.study.records import read_records
 from lamella.study.report.collect import collect
 from lamella.study.result_files import F1_SCALE, parse_result, per_question, read_result, result_text
 from run_folders import write_files
+from samples import needs_torch
 
 Lamella = Callable[..., tuple[int, str, str]]
 ARTICLES, PARAGRAPHS, QUESTIONS = 4, 3, 4
@@ -229,9 +229,12 @@ def test_a_run_of_evaluate_records_its_model(tmp_path: Path, data: Path) -> None
     assert (content["encoder"]["name"], content["tuning"], content["train"]["questions"]) == ("some/encoder", tuning, 7)
 
 
+@needs_torch
 def test_a_training_and_its_evaluation_give_equal_result_files(
     tmp_path: Path, lamella: Lamella, one_thread: None
 ) -> None:
+    from doubles import save_tiny_encoder
+
     encoder = save_tiny_encoder(tmp_path / "tiny")
     (tmp_path / "run.toml").write_text(f"""
         data = {{train = "demo:train", dev = "demo:dev", max_train_samples = 8}}
@@ -255,10 +258,13 @@ def test_a_training_and_its_evaluation_give_equal_result_files(
     )
 
 
+@needs_torch
 def test_file_hashes_are_those_of_the_files_that_training_read(
     tmp_path: Path, data: Path, lamella: Lamella, one_thread: None
 ) -> None:
     """Even if the files have changed since."""
+    from doubles import save_tiny_encoder
+
     train, apart = tmp_path / "train.json.gz", tmp_path / "apart.json"
     train.write_bytes(gzip.compress(data.read_bytes()))
     apart.write_text(data.read_text() + "  ")

@@ -16,6 +16,8 @@ from lamella.study.report.option_names import add_varied_options
 from lamella.study.report.run_cost import run_cost
 from lamella.study.report.values import SHOWN_SCORES, ReportValues, rounded
 
+WITHOUT_LAYERS = "Learned layer weights are left out: they need torch; install it with: pip install 'lamella[train]'."
+
 
 def collect(folders: Sequence[str | os.PathLike[str]], data: str | None = None) -> ReportValues:
     """Return everything that the report shows as plain JSON values. No model is run.
@@ -27,9 +29,9 @@ def collect(folders: Sequence[str | os.PathLike[str]], data: str | None = None) 
     if not folders:
         raise UsageError("report: expected at least one run folder, got none.")
     records = read_records(folders, unfinished=True).records
-    shown = [_shown_values(run) for run in records]
-    varied = add_varied_options(shown, [run.config for run in records])
     notes: list[str] = []
+    shown = [_shown_values(run, notes) for run in records]
+    varied = add_varied_options(shown, [run.config for run in records])
     samples = add_answers(shown, records, data, notes)
     if unfinished := [run["name"] for run in shown if run["state"] != "finished"]:
         notes.append(f"Not finished, shown up to where they stopped: {', '.join(unfinished)}.")
@@ -44,7 +46,7 @@ def collect(folders: Sequence[str | os.PathLike[str]], data: str | None = None) 
     return {"metric": _metric(shown), "varied": varied, "runs": shown, "samples": samples, "notes": notes}
 
 
-def _shown_values(run: RunRecord) -> ReportValues:
+def _shown_values(run: RunRecord, notes: list[str]) -> ReportValues:
     """Return the values from a run's own files; the analysis of its answers is added later."""
     cost, source = run_cost(run)
     return {
@@ -56,13 +58,20 @@ def _shown_values(run: RunRecord) -> ReportValues:
         "device": run.device,
         "train_seconds_from": source,
         "curve": read_curve(run.folder / runs.HISTORY),
-        "layers": _layer_weights(run.folder),
+        "layers": _layer_weights(run.folder, notes),
     }
 
 
-def _layer_weights(folder: Path) -> ReportValues | None:
+def _layer_weights(folder: Path, notes: list[str]) -> ReportValues | None:
     """Return the learned weight of each layer, by stream: `{"start": [...], "end": [...]}`."""
-    learned = learned_weights(folder)
+    try:
+        learned = learned_weights(folder)
+    except ModuleNotFoundError as error:  # the mixers are defined with torch
+        if error.name != "torch":
+            raise
+        if WITHOUT_LAYERS not in notes:
+            notes.append(WITHOUT_LAYERS)
+        return None
     return learned and {
         stream: [rounded(weight) for weight in weights] for stream, weights in learned["weights"].items()
     }
