@@ -44,9 +44,13 @@ __all__ = [
 ]
 
 
-def tiny_model(family: str = "bert", *, seed: int = 0, dropout: bool = True, **sections: Any) -> ReaderModel:
+def tiny_model(
+    family: str = "bert", *, seed: int = 0, dropout: bool = True, layers: int = DEPTH, **sections: Any
+) -> ReaderModel:
     """Return a random reader in evaluation mode."""
-    options = {} if dropout else {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    options: dict[str, Any] = {} if layers == DEPTH else {"num_hidden_layers": layers}
+    if not dropout:
+        options |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     return ReaderModel(tiny_encoder(family, seed=seed, **options), tiny_run_config(**sections)).eval()
 
 

@@ -21,12 +21,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_encoder(tmp_path_factory.mktemp("cached") / "tiny", pooler=True)
+    return save_tiny_encoder(tmp_path_factory.mktemp("cached") / "tiny", pooler=True, num_hidden_layers=2)
 
 
 def table(folder: Path, **sections: Any) -> dict[str, Any]:
     given: dict[str, Any] = {
-        "data": {"train": "demo:train", "dev": "demo:dev", "max_train_samples": 20, "max_eval_samples": 8},
+        "data": {"train": "demo:train", "dev": "demo:dev", "max_train_samples": 10, "max_eval_samples": 4},
         "windows": {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24},
         "encoder": {"name": str(folder), "tuning": "frozen"},
         "learner": {"learning_rate": 1e-2},
@@ -106,7 +106,7 @@ def test_mismatches_are_reported_in_one_line(encoder: Path, tmp_path: Path) -> N
 
     refused(ConfigError, "augmented texts change every epoch", data={"augment": "eda"})
     refused(ConfigError, "expected frozen", encoder={"tuning": "full"})
-    refused(RunError, "other data or with other window options", data={"max_train_samples": 10})
+    refused(RunError, "other data or with other window options", data={"max_train_samples": 5})
     refused(RunError, "other data or with other window options", windows={"doc_stride": 16})
     another = save_tiny_encoder(tmp_path / "other", seed=1)
     refused(RunError, "expected a cache with sha256", encoder={"name": str(another)})

@@ -24,7 +24,7 @@ from lamella.training.fitting.steps import BEGINNING, Steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = "Christiaan Huygens discovered Titan in 1655 with a telescope that he had built himself."
-OPTIONS = TrainingOptions(epochs=6, batch_size=4, accumulate=2)
+OPTIONS = TrainingOptions(epochs=3, batch_size=4, accumulate=2)
 LOSSES = [
     {"name": "cross_entropy"},
     {"name": "cross_entropy", "answerable": 2.0, "weigh_by": "group"},
@@ -54,7 +54,7 @@ def train(learner: Learner, features: Features, device: str = "cpu") -> list[dic
 
 def learner_of(loss: dict[str, Any], tuning: str, *, device: str = "cpu") -> Learner:
     torch.manual_seed(1)
-    model = tiny_model(encoder={"tuning": {"name": tuning}}, dropout=True).to(device)
+    model = tiny_model(encoder={"tuning": {"name": tuning}}, layers=1).to(device)
     return make_learner(model, LearnerOptions(learning_rate=1e-3, loss=loss), 30)
 
 

@@ -25,6 +25,7 @@ from lamella import runs
 from lamella.config import DecodingOptions, LearnerOptions, WindowOptions
 from lamella.data.examples import Context, Example
 from lamella.data.file_formats.formats import read
+from lamella.data.file_formats.writers import write
 from lamella.data.windows.batches import Batch, Totals, collate
 from lamella.data.windows.features import Features, PairTemplate, featurise, window_spans
 from lamella.data.windows.padding import pad
@@ -720,10 +721,11 @@ def test_an_mpnet_teaches_a_bert_through_the_command_line(lamella: Any, tmp_path
     )
     config, run = tmp_path / "run.toml", tmp_path / "teacher-train"
     config.write_text("")
-    few = "data.max_train_samples=16"
+    write(read("demo:train").examples[:16], tmp_path / "few.json")
+    few = f"data.train={tmp_path / 'few.json'}"
     code, _, err = lamella("train", config, "--out", tmp_path / "teacher", *settings_of(f"encoder.name={teacher}", few))
     assert (code, err) == (0, "")
-    code, _, err = lamella("predict", "demo:train", "--model", tmp_path / "teacher", "--keep-logits", "--out", run)
+    code, _, err = lamella("predict", tmp_path / "few.json", "-m", tmp_path / "teacher", "--keep-logits", "--out", run)
     assert code == 0
     assert all("questions cut to 24 tokens" in line for line in err.splitlines())
     distil = f'learner.distil={{name = "stored", runs = ["{run}"], labels = 0.5, temperature = 2.0}}'
@@ -777,11 +779,11 @@ class Killed(BaseException):
 
 
 def test_a_run_does_not_resume_with_other_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = save_tiny_encoder(tmp_path / "tiny")
-    examples = read("demo:train").examples[:12]
+    encoder = save_tiny_encoder(tmp_path / "tiny", num_hidden_layers=1)
+    examples = read("demo:train").examples[:4]
     kept_by(loud(tiny_model(seed=1)), examples, tmp_path / "teacher")
     table = {
-        "data": {"train": "demo:train", "max_train_samples": 12},
+        "data": {"train": "demo:train", "max_train_samples": 4},
         "windows": {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24},
         "encoder": {"name": str(encoder)},
         "learner": {"learning_rate": 1e-3, "distil": {"name": "stored", "runs": [str(tmp_path / "teacher")]}},

@@ -54,14 +54,14 @@ def tuned(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("tuning", "mixer"),
     [
         ("full", "last"),
-        ("frozen", "xception"),  # which has running statistics besides its weights
+        ("frozen", {"name": "xception", "widths": [4, 8, 8, 8]}),  # which has running statistics besides its weights
         ({"name": "adapter", "size": 3}, "last"),
         ({"name": "lora", "rank": 2}, "last"),
         ({"name": "lora", "rank": 2, "dora": True, "init": "pissa"}, "last"),
     ],
 )
 def test_training_continues_from_a_model_of_the_same_tuning(
-    encoder: Path, tmp_path: Path, tuning: Any, mixer: str
+    encoder: Path, tmp_path: Path, tuning: Any, mixer: Any
 ) -> None:
     train(encoder, tmp_path / "first", tuning=tuning, steps=2, seed=1, mixer=mixer)
     start = str(tmp_path / "first")
