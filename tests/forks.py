@@ -44,13 +44,20 @@ class Command:
     pid: int
     files: Sequence[Path]
 
-    def wait(self) -> tuple[int, str, str]:
-        """Return its exit code and what it wrote to its two outputs."""
-        code = int(self.server.receive())
-        return code, self.files[1].read_text(), self.files[2].read_text()
+    def wait(self) -> int:
+        """Return its exit code."""
+        return int(self.server.receive())
 
     def ended(self) -> bool:
-        return os.path.exists(f"/proc/{self.pid}") is False
+        return not os.path.exists(f"/proc/{self.pid}")
+
+    @property
+    def out(self) -> str:
+        return self.files[1].read_text(encoding="utf-8")
+
+    @property
+    def err(self) -> str:
+        return self.files[2].read_text(encoding="utf-8")
 
 
 class ForkServer:
@@ -87,7 +94,8 @@ class ForkServer:
 
     def run(self, *arguments: object, stdin: str = "") -> tuple[int, str, str]:
         """Return the exit code of a command and what it wrote to its two outputs."""
-        return self.start(*arguments, stdin=stdin).wait()
+        command = self.start(*arguments, stdin=stdin)
+        return command.wait(), command.out, command.err
 
     def receive(self) -> str:
         assert self.process.stdout is not None

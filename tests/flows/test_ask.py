@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import select
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,15 +15,18 @@ from typing import Any
 
 import pytest
 
+from doubles import save_tiny_encoder, tiny_run_config
+from forks import ForkServer
 from lamella import progress
 from lamella.inference import reader as reader_module
+from lamella.models.base_encoder import load_encoder
+from lamella.models.model import ReaderModel
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
 
 TITAN = "In 1655 Christiaan Huygens discovered Titan. J. Comas Solà saw its air in 1907! It rains there."
 QUESTIONS = ["Who discovered Titan?", "When was Titan discovered?"]
 ANSWERS = ["Christiaan Huygens", "1655"]
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(autouse=True)
@@ -112,12 +114,11 @@ def test_mistakes_get_one_line(arguments: list[str], message: str, lamella: Any)
     assert message in err
 
 
-def test_questions_from_a_pipe_are_all_asked_and_blank_lines_skipped() -> None:
-    command = [sys.executable, "-m", "lamella", "ask", "-c", "titan.txt"]
+def test_questions_from_a_pipe_are_all_asked_and_blank_lines_skipped(forks: ForkServer) -> None:
     asked = "\n".join(["\ufeff", QUESTIONS[0], " ", "", QUESTIONS[1]])
-    ended = subprocess.run(command, input=asked, capture_output=True, text=True, check=True, env=ONE_THREAD)
-    assert ended.stderr == ""
-    assert [line.split("  ")[0] for line in ended.stdout.splitlines() if not line.startswith("  ")] == ANSWERS
+    code, out, err = forks.run("ask", "-c", "titan.txt", stdin=asked)
+    assert (code, err) == (0, "")
+    assert [line.split("  ")[0] for line in out.splitlines() if not line.startswith("  ")] == ANSWERS
 
 
 def test_a_pipe_without_a_question_is_an_error(lamella: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,13 +131,10 @@ def test_a_pipe_without_a_question_is_an_error(lamella: Any, monkeypatch: pytest
 class Terminal:
     """A command in a process of its own with a pseudo terminal."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, forks: ForkServer, *arguments: str) -> None:
         self.master, slave = pty.openpty()
-        env = {key: value for key, value in ONE_THREAD.items() if key != "NO_COLOR"} | {"TERM": "xterm-256color"}
-        command = [sys.executable, "-m", "lamella", *arguments]
-        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env)
-        os.close(slave)
-        self.shown = ""
+        self.command = forks.start(*arguments, terminal=Path(os.ttyname(slave)))
+        self.slave, self.shown = slave, ""
 
     def read_until(self, pattern: str, seconds: float = 120) -> str:
         """Return what was shown since the last call, up to a match."""
@@ -155,16 +153,19 @@ class Terminal:
         os.write(self.master, text.encode())
 
     def close(self) -> int:
-        try:
-            return self.process.wait(60)
-        finally:
-            self.process.kill()
-            os.close(self.master)
+        code = self.command.wait()
+        for file in (self.master, self.slave):
+            os.close(file)
+        return code
 
 
 @pytest.mark.parametrize("end", ["\n", "\x04"], ids=["an empty line", "end of input"])
-def test_a_prompt_asks_for_questions_and_loads_once(end: str) -> None:
-    terminal = Terminal("ask", "-c", "titan.txt")
+def test_a_prompt_asks_for_questions_and_loads_once(
+    end: str, forks: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    terminal = Terminal(forks, "ask", "-c", "titan.txt")
     assert "Type a question; an empty line ends." in terminal.read_until(r"\? $")
     for question, answer in zip(QUESTIONS, ANSWERS, strict=True):
         terminal.write(f"{question}\n")
@@ -176,14 +177,14 @@ def test_a_prompt_asks_for_questions_and_loads_once(end: str) -> None:
 
 
 def test_a_long_text_is_announced_and_read_in_passages(lamella: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    filler = "\n\n".join(f"Mill number {number} ground the grain of winter. " * 25 for number in range(8))
+    filler = "\n\n".join(f"Mill number {number} ground the grain of winter. " * 25 for number in range(3))
     Path("long.txt").write_text(f"{filler}\n\n{TITAN}\n\n{filler}", encoding="utf-8")
-    monkeypatch.setattr(reader_module, "LONG_CONTEXT", 10_000)
+    monkeypatch.setattr(reader_module, "LONG_CONTEXT", 5_000)
     monkeypatch.setattr(reader_module, "PASSAGES_READ", 2)
     code, out, err = lamella("ask", QUESTIONS[0], "-c", "long.txt")
     assert code == 0
     assert re.fullmatch(
-        r"[\d,]+ characters: reading the best 2 of 17 passages, ranked by the words of the question "
+        r"[\d,]+ characters: reading the best 2 of 7 passages, ranked by the words of the question "
         r"\(--passages all reads everything\)\n",
         err,
     )
@@ -199,8 +200,9 @@ def test_progress_is_printed_now_and_then_where_there_is_no_terminal(
     lamella: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "INTERVAL", 0.0)
-    Path("long.txt").write_text("Mills ground the grain of winter. " * 3000)
-    code, _, err = lamella("ask", QUESTIONS[0], "-c", "long.txt")
+    ReaderModel(load_encoder(str(save_tiny_encoder(Path("tiny").absolute()))), tiny_run_config()).save(Path("reader"))
+    Path("long.txt").write_text("Mills ground the grain of winter. " * 1000)
+    code, _, err = lamella("ask", QUESTIONS[0], "-c", "long.txt", "-m", "reader", "--passages", "all")
     assert code == 0
     lines = err.splitlines()
     assert len(lines) > 2

@@ -44,13 +44,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("calibrate")
     examples = read("demo:train").examples
     titles = list(dict.fromkeys(example.context.title for example in examples))
-    write([example for example in examples if example.context.title == titles[0]][:20], folder / "train.json")
-    write(read("demo:dev").examples[::5], folder / "dev.json")
-    save_tiny_encoder(folder / "tiny")
+    write([example for example in examples if example.context.title == titles[0]][:8], folder / "train.json")
+    write(read("demo:dev").examples[::8], folder / "dev.json")
+    save_tiny_encoder(folder / "tiny", num_hidden_layers=1)
     made = {name.removesuffix(".json"): folder / name for name in ("train.json", "dev.json", "tiny")}
     made["plain"] = train(table(made), tmp_path_factory.mktemp("runs") / "plain")
     others = [example for example in examples if example.context.title != titles[0]]
-    for name, questions in {"tuning": others[::6], "many": others[:250]}.items():
+    for name, questions in {"tuning": others[::6], "many": others[:220]}.items():
         made[name] = folder / f"{name}.json"
         write(answered_by(ReaderModel.load(made["plain"]), questions), made[name])
     return made
@@ -409,6 +409,8 @@ def test_a_run_file_names_the_data_to_tune_on(
 def test_every_learner_of_a_pass_has_its_own_threshold(files: dict[str, Path], tmp_path: Path) -> None:
     """It is tuned for the best model, which is not always the last."""
     given = table(files, data={"threshold": str(files["tuning"])}, learner={"learning_rate": 0.1})
+    deeper = save_tiny_encoder(tmp_path / "deeper", num_hidden_layers=2)  # `dot` weighs layers
+    given["encoder"] |= {"name": str(deeper)}
     given["training"] |= {"epochs": 4, "metric": "answerability_accuracy"}
     given["grid"] = {"learner": {"mixer": ["last", "dot"], "task": ["span", "answerability"]}}
     out = train(given, tmp_path / "runs")

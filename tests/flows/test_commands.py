@@ -396,7 +396,7 @@ def test_a_killed_run_is_marked_unfinished(
             time.sleep(0.05)
     finally:
         os.kill(process.pid, signal.SIGKILL)
-        assert process.wait()[0] == -signal.SIGKILL
+        assert process.wait() == -signal.SIGKILL
     assert read_json(out / "run.json")["state"] == "unfinished"
     code, _, err = lamella("train", empty_config, "--out", out, *settings(f"encoder.name={encoder}"))
     assert code == 1

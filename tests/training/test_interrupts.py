@@ -85,8 +85,7 @@ def interrupt(forks: ForkServer, arguments: list[str], out: Path, number: int) -
             os.kill(command.pid, number)
             break
         time.sleep(0.01)
-    code, _, err = command.wait()
-    return code, err
+    return command.wait(), command.err
 
 
 class Signalled:
