@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,20 @@ def test_convert_holds_out_articles(lamella: Any) -> None:
     assert not titles[0] & titles[1]
 
 
+def test_convert_lengthens_contexts(lamella: Any) -> None:
+    code, out, err = lamella("convert", "demo:dev", "long.json", "--negatives", "0.5", "--lengthen", "3000")
+    assert code == 0, err
+    assert re.fullmatch(
+        r"long.json: 135 questions \(.*\), 45 negatives, contexts of 3,\d{3} characters on average\n", out
+    )
+    examples = load_examples("long.json").examples
+    assert sum(example.answerable for example in examples) == 45
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
+        (["--lengthen", "0"], "--lengthen"),
         (["--hold-out", "0.2"], "--hold-out and --hold-out-to need each other"),
         (["--hold-out-to", "dev.json"], "--hold-out and --hold-out-to need each other"),
         (["--hold-out", "0.2", "--hold-out-to", "out.json"], "expected another file than OUT"),

@@ -131,6 +131,15 @@ def convert(
             "does not contain the answer.",
         ),
     ] = None,
+    lengthen: Annotated[
+        int | None,
+        typer.Option(
+            "--lengthen",
+            metavar="CHARACTERS",
+            min=1,
+            help="Put the context of each question among others of the file without its answer, up to this length.",
+        ),
+    ] = None,
     hold_out: Annotated[
         float | None,
         typer.Option(
@@ -145,7 +154,7 @@ def convert(
         Path | None, typer.Option("--hold-out-to", metavar="FILE", help="With --hold-out: the file for these articles.")
     ] = None,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="With --negatives or --hold-out: chooses questions or articles.")
+        int, typer.Option("--seed", min=0, help="Chooses the questions, contexts or articles of the options above.")
     ] = 0,
     on_bad_answer: OnBadAnswer = "refuse",
     encoding: Encoding = None,
@@ -154,7 +163,8 @@ def convert(
     """Convert a data file to another format.
 
     With --negatives, every question has one context, and the ids of the changed questions end in "-negative". With
-    --hold-out, no article is in both files.
+    --lengthen, answers keep their texts and move with their contexts; every question needs a single context, which
+    --negatives gives it. With --hold-out, no article is in both files.
     """
     from lamella.data.dataset import load_examples
     from lamella.data.file_formats.writers import checked_format, write
@@ -190,6 +200,12 @@ def convert(
             examples, note = mixed.examples, f", {counted(mixed.made, 'negative')}"
             if mixed.impossible:
                 note += f"; {counted(mixed.impossible, 'question')} unchanged, as no other context lacks the answer"
+        if lengthen is not None:
+            from lamella.data.long_contexts import lengthen_contexts
+
+            examples = lengthen_contexts(examples, lengthen, seed=seed)
+            mean = sum(len(example.context.text) for example in examples) / max(1, len(examples))
+            note += f", contexts of {mean:,.0f} characters on average"
         write(examples, path, format=to)
         questions = counted(len(examples), "question")
         typer.echo(f"{path}: {questions} ({dataset.fixed} fixed, {dataset.skipped} skipped){note}")

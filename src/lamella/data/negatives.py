@@ -62,7 +62,7 @@ class NegativeContexts:
     def __init__(self, examples: Sequence[Example]) -> None:
         contexts = {example.context.text: example.context for example in examples}
         self._contexts = list(contexts.values())
-        self._folded = [_fold(text) for text in contexts]
+        self._folded = [fold_text(text) for text in contexts]
         self._numbers = {text: number for number, text in enumerate(contexts)}
         self._ranking = WordRanking(contexts)
 
@@ -71,7 +71,7 @@ class NegativeContexts:
 
         A question about several contexts has its negatives among these; another question finds them everywhere.
         """
-        answers = {_fold(answer.text) for example in question.examples for answer in example.answers}
+        answers = {fold_text(answer.text) for example in question.examples for answer in example.answers}
         own = {self._numbers[example.context.text] for example in question.examples}
         scores = self._ranking.scores(question.examples[0].question)
         ranked: Iterable[int] = _descending(scores)
@@ -151,6 +151,6 @@ def _descending(scores: NDArray[np.float32]) -> Iterator[int]:
         yield from rest[np.lexsort((rest, -scores[rest]))].tolist()
 
 
-def _fold(text: str) -> str:
+def fold_text(text: str) -> str:
     """Return a text without differences of case and white space, to look for answers in it."""
     return " ".join(text.casefold().split())
