@@ -307,6 +307,12 @@ class DecodingOptions(Section):
     null_score_diff_threshold: float = Field(
         default=0.0, description='answer "no answer" if its score exceeds the best span\'s score by more than this'
     )
+    window_penalty: float = Field(
+        default=0.0,
+        ge=0,
+        description='added to the score of "no answer" for each doubling of the number of windows that were read; '
+        "written by `lamella calibrate`",
+    )
     calibration: Calibration | None = Field(
         default=None, description='maps null odds to the probability of "no answer"; written by `lamella calibrate`'
     )

@@ -33,6 +33,7 @@ WEIGHTS = [
     FeatureWeight(name="margin", mean=2.0, scale=1.0, weight=-0.5),
 ]
 BY_FEATURES = Calibration(method="features", features=WEIGHTS, bias=0.25, answerable=0.4)
+FEATURED = DecodingOptions(calibration=BY_FEATURES)
 LOGIT = lambda p: math.log(p / (1 - p))  # noqa: E731
 
 
@@ -58,23 +59,33 @@ def test_features_by_hand() -> None:
 
 def test_log_odds_replace_the_null_odds() -> None:
     prediction = rank(SPANS, 2.0)
-    found = calibrated(prediction, BY_FEATURES)
+    found = calibrated(prediction, FEATURED)
     assert found.null_odds == pytest.approx(1.5 * (-2 + 1) / 2 - 0.5 * (2.5 - 2) / 1 + 0.25)
-    assert calibrated(found, BY_FEATURES) == found  # from the scores, not from the odds
+    assert calibrated(found, FEATURED) == found  # from the scores, not from the odds
     assert (found.rows, found.best_span.text) == (prediction.rows, "in Rome")
     assert na_probability(np.array([found.null_odds]), BY_FEATURES)[0] == pytest.approx(
         1 / (1 + math.exp(-found.null_odds))
     )
-    far = calibrated(rank([("Rome", 0, 4, 900.0, 0)], 0.0), BY_FEATURES)
+    far = calibrated(rank([("Rome", 0, 4, 900.0, 0)], 0.0), FEATURED)
     assert far.null_odds == pytest.approx(-1.5 * WIDEST - 0.5 * WIDEST + 0.25)
     for other in (None, Calibration(method="temperature", temperature=3.0)):
-        assert calibrated(prediction, other) is prediction
+        assert calibrated(prediction, DecodingOptions(calibration=other)) is prediction
+
+
+def test_the_penalty_grows_with_each_doubling_of_the_windows() -> None:
+    options = DecodingOptions(window_penalty=0.5)
+    odds = [calibrated(rank(SPANS, 2.0, windows=windows), options).null_odds for windows in (1, 2, 4, 20)]
+    assert odds == pytest.approx([-2.0, -1.5, -1.0, -2.0 + 0.5 * math.log2(20)])
+    once = calibrated(rank(SPANS, 2.0, windows=4), options)
+    assert calibrated(once, options) == once
+    apart = [calibrated(rank([SPANS[0]], 2.0, windows=3), options), calibrated(rank([SPANS[2]], 1.0), options)]
+    assert calibrated(rank_together(apart, 5), options).null_odds == pytest.approx(-3.0 + 0.5 * math.log2(4))
 
 
 def test_contexts_and_passages_are_merged_before_they_are_calibrated() -> None:
-    apart = [calibrated(rank([SPANS[0]], 2.0, windows=3), BY_FEATURES), calibrated(rank([SPANS[2]], 1.0), BY_FEATURES)]
-    together = calibrated(rank_together(apart, 5), BY_FEATURES)
-    assert together == replace(calibrated(rank([SPANS[0], (*SPANS[2][:4], 1)], 1.0), BY_FEATURES), windows=4)
+    apart = [calibrated(rank([SPANS[0]], 2.0, windows=3), FEATURED), calibrated(rank([SPANS[2]], 1.0), FEATURED)]
+    together = calibrated(rank_together(apart, 5), FEATURED)
+    assert together == replace(calibrated(rank([SPANS[0], (*SPANS[2][:4], 1)], 1.0), FEATURED), windows=4)
     assert rank_passages(apart, [(0, 0), (0, 100)], 5).windows == 4
 
 
@@ -128,9 +139,7 @@ def test_probabilities_and_decisions_move_together(
     moved = at_prior(decoding, share)
     shift = LOGIT(share) - LOGIT((calibration and calibration.answerable) or 0.5)
     raw = [rank([("x", 0, 1, 0.0, 0)], odds) for odds in np.linspace(-3, 3, 13)]
-    before, after = (
-        [calibrated(prediction, options.calibration).null_odds for prediction in raw] for options in (decoding, moved)
-    )
+    before, after = ([calibrated(prediction, options).null_odds for prediction in raw] for options in (decoding, moved))
     p, q = na_probability(np.array(before), calibration), na_probability(np.array(after), moved.calibration)
     inside = (p > 1e-6) & (p < 1 - 1e-6) & (q > 1e-6) & (q < 1 - 1e-6)
     if calibration is None or calibration.method != "isotonic":  # between its steps, isotonic odds are interpolated

@@ -133,7 +133,7 @@ def test_features_are_used_where_they_are_better_on_files_left_out() -> None:
     assert sum(line.startswith("  ") and "AURC" in line for line in tuned.lines()) == 4
     # What is stored decides as the report says.
     for (examples, predictions), part in zip(HELPFUL, parts, strict=True):
-        answers = [calibrated(predictions[example.id], decoding.calibration).text(0.0) for example in examples]
+        answers = [calibrated(predictions[example.id], decoding).text(0.0) for example in examples]
         right = np.mean(
             [text == ("x" if example.answerable else "") for text, example in zip(answers, examples, strict=True)]
         )
@@ -232,7 +232,7 @@ def test_predictions_of_a_calibrated_model_are_tuned_on_as_before() -> None:
     """The null odds of its predictions are log-odds; tuning starts from the scores."""
     decoding = tuned_on_files(HELPFUL).decoding
     mapped = [
-        (examples, {id: calibrated(prediction, decoding.calibration) for id, prediction in predictions.items()})
+        (examples, {id: calibrated(prediction, decoding) for id, prediction in predictions.items()})
         for examples, predictions in HELPFUL
     ]
     assert tuned_on_files(mapped) == tuned_on_files(HELPFUL)
@@ -252,5 +252,8 @@ def test_every_feature_has_a_weight() -> None:
     assert calibration is not None
     assert [feature.name for feature in calibration.features] == list(FEATURES)
     assert calibration.features[list(FEATURES).index("windows")].weight == 0  # one window each: nothing to learn
-    odds = [calibrated(prediction, calibration).null_odds for prediction in HELPFUL[0][1].values()]
+    odds = [
+        calibrated(prediction, DecodingOptions(calibration=calibration)).null_odds
+        for prediction in HELPFUL[0][1].values()
+    ]
     assert ((na_probability(np.array(odds), calibration) > 0.5) == (np.array(odds) > 0)).all()

@@ -86,12 +86,20 @@ def log_odds(table: Floats, calibration: Calibration) -> Floats:
     return odds
 
 
-def calibrated(prediction: Prediction, calibration: Calibration | None) -> Prediction:
-    """Return the prediction with the null odds that decide: where a model is calibrated by features, the log-odds."""
-    if calibration is None or calibration.method != "features":
+def calibrated(prediction: Prediction, decoding: DecodingOptions) -> Prediction:
+    """Return the prediction with the null odds that decide, computed from the scores of its n-best list.
+
+    Where a model is calibrated by features, they are its log-odds. Otherwise the penalty for long texts is added: of
+    many windows, one is likely to hold a span that looks like an answer.
+    """
+    calibration = decoding.calibration
+    if calibration is not None and calibration.method == "features":
+        table = feature_table([prediction], [feature.name for feature in calibration.features])
+        return replace(prediction, null_odds=float(log_odds(table, calibration)[0]))
+    if not decoding.window_penalty:
         return prediction
-    table = feature_table([prediction], [feature.name for feature in calibration.features])
-    return replace(prediction, null_odds=float(log_odds(table, calibration)[0]))
+    penalty = decoding.window_penalty * math.log2(prediction.windows)
+    return replace(prediction, null_odds=_null_odds(prediction) + penalty)
 
 
 def at_prior(decoding: DecodingOptions, answerable: float) -> DecodingOptions:

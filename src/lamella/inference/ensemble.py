@@ -56,7 +56,8 @@ class Ensemble:
     """Members that answer together; every problem with them is reported before any of them runs.
 
     `examples` are the questions, required if a member runs a model; otherwise the questions of the members' runs are
-    used. The first member's decoding options apply, except its threshold and calibration: they fit its own odds only.
+    used. The first member's decoding options apply, except its threshold, penalty and calibration, which fit only
+    its own odds.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Ensemble:
         if not math.isfinite(threshold):
             raise UsageError(f"--threshold: expected a finite number, got {threshold}.")
         self.members, self.how = members, how
-        changes = {"null_score_diff_threshold": threshold, "calibration": None, "tuned_on": None}
+        changes = {"null_score_diff_threshold": threshold, "window_penalty": 0.0, "calibration": None, "tuned_on": None}
         self.decoding = members[0].decoding.model_copy(update=changes)
         self.windows = _MemberWindows(examples)
         self.questions = _common_questions(members, examples)

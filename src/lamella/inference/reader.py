@@ -201,7 +201,7 @@ class Reader:
         else:
             places = [(passage.text, passage.begin) for passage in question.passages]
             prediction = rank_passages(predictions, places, decoding.n_best_size)
-        prediction = calibrated(prediction, decoding.calibration)
+        prediction = calibrated(prediction, decoding)
         odds = prediction.null_odds
         chosen = prediction.chosen(decoding.null_score_diff_threshold)
         ranked = sorted(prediction.candidates, key=lambda candidate: candidate != chosen)  # stable: chosen comes first

@@ -23,7 +23,9 @@ def answers_by_question(
     merged = predictions_by_question(
         examples, predictions, n_best=model.decoding.n_best_size, gives_text=model.gives_text
     )
-    return {id: calibrated(prediction, model.decoding.calibration) for id, prediction in merged.items()}
+    if not model.gives_text:
+        return merged
+    return {id: calibrated(prediction, model.decoding) for id, prediction in merged.items()}
 
 
 def predictions_by_question(

@@ -61,7 +61,7 @@ class WindowMerger:
     def _predict_spans(self, example: Example) -> Prediction:
         best = _best_texts(self._spans[example.id], example.context.text, self.options.n_best_size)
         prediction = rank(best, self._nulls[example.id], self._windows[example.id])
-        return calibrated(prediction, self.options.calibration)
+        return calibrated(prediction, self.options)
 
     def _predict_answerability(self, example: Example) -> Prediction:
         odds = self._nulls[example.id]

@@ -19,7 +19,13 @@ from lamella.inference.prediction import Prediction
 from lamella.inference.protocols import QAModel
 from lamella.scoring.metrics import QuestionScores, language_of
 from lamella.scoring.threshold import Method, assign_folds, cross_fit, expected_calibration_error
-from lamella.scoring.tuning_choices import SHORT, choose_calibration, choose_features, choose_threshold
+from lamella.scoring.tuning_choices import (
+    SHORT,
+    choose_calibration,
+    choose_features,
+    choose_threshold,
+    choose_window_penalty,
+)
 from lamella.scoring.tuning_sample import Sample
 
 ENOUGH = 100  # questions of each kind; with fewer, a threshold is uncertain and isotonic regression overfits
@@ -66,7 +72,7 @@ class Tuned:
         def scores(key: str) -> str:
             return "  ".join(f"{SHORT[metric]} {report[key.format(metric)]:.2f}" for metric in metrics)
 
-        lines = [*self.summary(), f"at threshold 0:  {scores('{}_at_0')}"]
+        lines = [*self.summary(), *self._about_penalty(), f"at threshold 0:  {scores('{}_at_0')}"]
         if "threshold_before" in report:
             lines.append(
                 f"before:          {scores('{}_before')}  (at {report['threshold_before']:.4f}, its threshold)"
@@ -85,6 +91,20 @@ class Tuned:
         if report["calibration_choice"] == "kept":
             lines.append(f"calibration kept as it was: {report['calibration_reason']}")
         return [*lines, *self._comparison()]
+
+    def _about_penalty(self) -> list[str]:
+        """Return what is done about long texts."""
+        report = self.report
+        if report.get("window_penalty"):
+            line = f"long texts: null odds rise by {report['window_penalty']:.2f} per doubling of the windows"
+            if "window_penalty_f1_with" in report:
+                without, with_it = report["window_penalty_f1_without"], report["window_penalty_f1_with"]
+                line += f" (cross-fitted F1 {with_it:.2f}, without it {without:.2f})"
+            return [line]
+        if report.get("window_penalty_choice") == "kept":
+            reason = report["window_penalty_reason"]
+            return [f"long texts: no penalty instead of {report['window_penalty_tuned']:.2f}: {reason}"]
+        return []
 
     def _comparison(self) -> list[str]:
         """Return how features compare with the threshold alone, for each file and as the mean."""
@@ -174,9 +194,11 @@ def tune_decoding(
         if changes is not None:
             return Tuned(decoding.model_copy(update=changes), report)
         method = "temperature"
-    threshold, about_threshold = choose_threshold(sample, decoding, method, force)
-    calibration, about_calibration = choose_calibration(sample, decoding, method, force)
-    report |= about_threshold | about_calibration
+    penalty, about_penalty = choose_window_penalty(sample, method, force)
+    threshold, about_threshold = choose_threshold(sample, decoding, method, force, penalty)
+    penalty = threshold["window_penalty"]  # of the threshold that is used
+    calibration, about_calibration = choose_calibration(sample, decoding, method, force, penalty)
+    report |= about_penalty | about_threshold | about_calibration
     keeps = "kept" in (report["threshold_choice"], report["calibration_choice"])
     own = decoding.calibration
     if keeps and own is not None and own.method == "features" and "ece_before" in report:

@@ -20,44 +20,72 @@ Changes = dict[str, Any]
 Report = dict[str, Any]
 
 
-def choose_threshold(sample: Sample, decoding: DecodingOptions, method: Method, force: bool) -> tuple[Changes, Report]:
-    """Choose the tuned threshold, or the better of 0 and the one before."""
+def choose_window_penalty(sample: Sample, method: Method, force: bool) -> tuple[float, Report]:
+    """Choose the fitted penalty for long texts, or 0, by the F1 of thresholds tuned with each."""
+    penalty = sample.window_penalty()
+    if not penalty:
+        return 0.0, {}
+    reason = sample.doubt
+    report: Report = {"window_penalty_tuned": penalty}
+    if sample.folds is not None:
+        plain, penalised = (
+            sample.percent("{}", sample.cross_fit(method, penalise=penalise).withheld)["f1"]
+            for penalise in (False, True)
+        )
+        report |= {"window_penalty_f1_without": plain, "window_penalty_f1_with": penalised}
+        if reason is None and penalised <= plain:
+            reason = f"its cross-fitted F1, {penalised:.2f}, is not better than {plain:.2f} without it"
+    choice = _choice(reason, force)
+    report |= {"window_penalty_choice": choice, "window_penalty_reason": reason}
+    return 0.0 if choice == "kept" else penalty, report
+
+
+def choose_threshold(
+    sample: Sample, decoding: DecodingOptions, method: Method, force: bool, penalty: float = 0.0
+) -> tuple[Changes, Report]:
+    """Choose the tuned threshold, or the better of 0 and the one before; the tuned one comes with its penalty."""
     metric = "f1" if sample.gives_text else "answerability_accuracy"
     report = _scores_before(sample, decoding)
-    best, kept, origin = report[f"{metric}_at_0"], 0.0, None
+    best, kept, origin, kept_penalty = report[f"{metric}_at_0"], 0.0, None, 0.0
     if report.get(f"{metric}_before", -1.0) >= best:
         best, kept, origin = report[f"{metric}_before"], decoding.null_score_diff_threshold, decoding.tuned_on
-    tuned = sample.threshold(method)
-    report |= {"threshold_tuned": tuned, **sample.percent("{}_in_sample", sample.null_odds > tuned)}
+        kept_penalty = decoding.window_penalty
+    penalised = sample.penalised(penalty)
+    tuned = penalised.threshold(method)
+    report |= {"threshold_tuned": tuned, **sample.percent("{}_in_sample", penalised.null_odds > tuned)}
     reason = sample.doubt
     if sample.folds is not None:
-        report |= sample.percent("crossfit_{}", sample.cross_fit(method).withheld)
+        report |= sample.percent("crossfit_{}", sample.cross_fit(method, penalise=penalty > 0).withheld)
         crossfit = report[f"crossfit_{metric}"]
         if reason is None and crossfit <= best:
             reason = f"its cross-fitted {SHORT[metric]}, {crossfit:.2f}, is not better than {best:.2f}"
     choice = _choice(reason, force)
     value, tuned_on = (kept, origin) if choice == "kept" else (tuned, sample.tuned_on)
-    report |= {"threshold": value, "threshold_choice": choice, "threshold_reason": reason}
-    return {"null_score_diff_threshold": value, "tuned_on": tuned_on}, report
+    penalty = kept_penalty if choice == "kept" else penalty
+    report |= {"threshold": value, "threshold_choice": choice, "threshold_reason": reason, "window_penalty": penalty}
+    return {"null_score_diff_threshold": value, "window_penalty": penalty, "tuned_on": tuned_on}, report
 
 
 def choose_calibration(
-    sample: Sample, decoding: DecodingOptions, method: Method, force: bool
+    sample: Sample, decoding: DecodingOptions, method: Method, force: bool, penalty: float = 0.0
 ) -> tuple[Changes, Report]:
-    """Choose the fitted calibration, or the better of none and the one before."""
-    report = _errors_before(sample, decoding)
+    """Choose the fitted calibration, or the better of none and the one before, for null odds with a penalty."""
+    refit = penalty > 0 and penalty != decoding.window_penalty
+    penalised = sample.penalised(penalty)
+    report = _errors_before(penalised, decoding)
     best, kept = report["ece_uncalibrated"], None
     if decoding.calibration is not None and report.get("ece_before", 101.0) <= best:
         best, kept = report["ece_before"], decoding.calibration
         kept = kept.model_copy(update={"fitted_on": kept.fitted_on or decoding.tuned_on})
     reason = sample.doubt
     if sample.folds is not None:
-        report["crossfit_ece"] = sample.calibration_error(sample.cross_fit(method).probability)
+        found = sample.cross_fit(method, penalise=True) if refit else penalised.cross_fit(method)
+        report["crossfit_ece"] = sample.calibration_error(found.probability)
         if reason is None and report["crossfit_ece"] >= best:
             reason = f"the cross-fitted error, {report['crossfit_ece']:.2f} %, is not better than {best:.2f} %"
     choice = _choice(reason, force)
     report |= {"calibration_choice": choice, "calibration_reason": reason}
-    return {"calibration": kept if choice == "kept" else sample.calibration(method)}, report
+    return {"calibration": kept if choice == "kept" else penalised.calibration(method)}, report
 
 
 def choose_features(
@@ -86,7 +114,8 @@ def choose_features(
     report |= {"threshold": 0.0, "threshold_tuned": 0.0}
     for key in ("threshold", "calibration"):
         report |= {f"{key}_choice": choice, f"{key}_reason": reason}
-    return {"null_score_diff_threshold": 0.0, "tuned_on": sample.tuned_on, "calibration": fitted}, report
+    changes = {"null_score_diff_threshold": 0.0, "window_penalty": 0.0}
+    return {**changes, "tuned_on": sample.tuned_on, "calibration": fitted}, report
 
 
 def _compare(sample: Sample, names: Sequence[str]) -> Report:
@@ -115,10 +144,10 @@ def _scores_before(sample: Sample, decoding: DecodingOptions) -> Report:
     """Return the scores at 0 and, unless it was tuned on these questions, at the threshold that the model has."""
     before = decoding.null_score_diff_threshold
     report: Report = sample.percent("{}_at_0", sample.null_odds > 0)
-    own = decoding.calibration is not None and decoding.calibration.method == "features"
-    if (before == 0 and not own) or sample.was_used_for(decoding.tuned_on):
+    by_features = decoding.calibration is not None and decoding.calibration.method == "features"
+    if (before == 0 and not by_features and not decoding.window_penalty) or sample.was_used_for(decoding.tuned_on):
         return report
-    withheld = sample.odds(decoding.calibration) > before
+    withheld = sample.odds(decoding.calibration, decoding.window_penalty) > before
     return report | {"threshold_before": before, **sample.percent("{}_before", withheld)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -116,12 +117,39 @@ class Sample:
             folds=None,
         )
 
-    def odds(self, calibration: Calibration | None) -> Floats:
-        """Return what is compared with the threshold: null odds, or with the method features the log-odds."""
+    def odds(self, calibration: Calibration | None, window_penalty: float = 0.0) -> Floats:
+        """Return what is compared with a model's threshold: null odds, or with the method features the log-odds."""
         if calibration is None or calibration.method != "features":
-            return self.null_odds
+            return self.null_odds + window_penalty * self._doublings
         columns = [tuple(FEATURES).index(feature.name) for feature in calibration.features]
         return log_odds(self.table[:, columns], calibration)
+
+    def penalised(self, window_penalty: float) -> Sample:
+        """Return the questions with the penalty for long texts added to their null odds."""
+        return replace(self, null_odds=self.odds(None, window_penalty)) if window_penalty else self
+
+    def window_penalty(self) -> float:
+        """Fit the penalty: how much higher the null odds must be, per doubling of the windows, for the same chances.
+
+        In a logistic regression on null odds and windows, it is the ratio of the two slopes; 0 if more windows do not
+        make false answers likelier, or if the null odds mean nothing.
+        """
+        names = ("null_odds", "windows")
+        columns = [tuple(FEATURES).index(name) for name in names]
+        spans = self.null_odds < -NO_SPAN / 2
+        if not self.gives_text or not spans.any() or not self._doublings[spans].any():
+            return 0.0
+        fitted = fit_features(
+            self.table[spans][:, columns], self.unanswerable[spans], self.weights[spans], names
+        ).features
+        by_odds, by_windows = (feature.weight / feature.scale for feature in fitted)
+        return max(0.0, by_windows / by_odds * math.log(2)) if by_odds > 0 else 0.0
+
+    @property
+    def _doublings(self) -> Floats:
+        """How often one window must be doubled to give as many as were read."""
+        doublings: Floats = self.table[:, tuple(FEATURES).index("windows")] / math.log(2)
+        return doublings
 
     def calibration(self, method: Method) -> Calibration:
         """Fit the probability of "no answer"."""
@@ -140,17 +168,19 @@ class Sample:
         """Return the threshold with the highest F1; with the method features, log-odds of 0: a probability of 0.5."""
         return 0.0 if method == "features" else tune(self.scores, self.null_odds, self.weights)
 
-    def cross_fit(self, method: Method) -> CrossFitted:
-        """Fit threshold and calibration for every fold on the others."""
+    def cross_fit(self, method: Method, *, penalise: bool = False) -> CrossFitted:
+        """Fit threshold and calibration for every fold on the others; with `penalise`, the penalty as well."""
         assert self.folds is not None
         odds, probability = np.zeros(len(self.files)), np.zeros(len(self.files))
         withheld = np.zeros(len(self.files), np.bool_)
         for fold in range(int(self.folds.max()) + 1):
             held_out = self.folds == fold
             others = self.only(~held_out)
+            penalty = others.window_penalty() if penalise else 0.0
+            others = others.penalised(penalty)
             calibration = others._fit(method)
             threshold = others.threshold(method)
-            odds[held_out] = self.only(held_out).odds(calibration)
+            odds[held_out] = self.only(held_out).odds(calibration, penalty)
             probability[held_out] = na_probability(odds[held_out], calibration)
             withheld[held_out] = odds[held_out] > threshold
         return CrossFitted(odds, probability, withheld)
