@@ -80,6 +80,11 @@ def test_texts_of_one_window_show_nothing() -> None:
     assert report["window_penalty"] == 0
 
 
+def test_a_few_long_texts_show_nothing() -> None:
+    parts = [questions("short", (1,), drift=0.8, seed=0), questions("long", (2, 16), drift=0.8, seed=1, count=90)]
+    assert "window_penalty_tuned" not in tune(parts).report
+
+
 def test_it_is_kept_with_the_threshold_it_belongs_to() -> None:
     """A threshold from elsewhere that is better than the tuned one keeps its penalty."""
     before = DecodingOptions(null_score_diff_threshold=0.0, window_penalty=0.8)

@@ -187,6 +187,8 @@ def _threshold(saved: SavedModel) -> str:
     if calibration is not None and calibration.method == "features":
         names = ", ".join(f"`{feature.name}`" for feature in calibration.features)
         text = f"The reader gives no answer if its log-odds, by the features {names}, exceed {threshold:.2f}."
+    if decoding.window_penalty:
+        text += f" For each doubling of the windows of a text, {decoding.window_penalty:.2f} is added to them."
     if decoding.tuned_on is not None:
         tuned_on = f"{counted(decoding.tuned_on.questions, 'question')} of `{decoding.tuned_on.data}`"
         text += f" This threshold was tuned on {tuned_on}."

@@ -29,6 +29,7 @@ from lamella.scoring.threshold import (
 )
 
 LEAST = 10  # questions of each kind; with fewer, a cross-fitted score is mostly chance
+LONG, LEAST_LONG = 4, 50  # windows of a long text, and how many such texts show the effect of length
 ACCURACY = 0.8  # for the coverage that is reported
 
 
@@ -132,12 +133,12 @@ class Sample:
         """Fit the penalty: how much higher the null odds must be, per doubling of the windows, for the same chances.
 
         In a logistic regression on null odds and windows, it is the ratio of the two slopes; 0 if more windows do not
-        make false answers likelier, or if the null odds mean nothing.
+        make false answers likelier, if the null odds mean nothing, or if there are too few long texts.
         """
         names = ("null_odds", "windows")
         columns = [tuple(FEATURES).index(name) for name in names]
         spans = self.null_odds < -NO_SPAN / 2
-        if not self.gives_text or not spans.any() or not self._doublings[spans].any():
+        if not self.gives_text or (self._doublings[spans] >= math.log2(LONG)).sum() < LEAST_LONG:
             return 0.0
         fitted = fit_features(
             self.table[spans][:, columns], self.unanswerable[spans], self.weights[spans], names
