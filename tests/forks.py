@@ -12,9 +12,10 @@ from pathlib import Path
 
 # One process imports the libraries and forks a process for every line it reads: a command starts in milliseconds.
 SERVER = """
-import json, os, sys
-import accelerate, torch._dynamo, transformers.models.bert.modeling_bert  # otherwise every child imports them
-import lamella.training.run
+import importlib.util, json, os, sys
+if importlib.util.find_spec("torch"):  # otherwise every child imports them
+    import accelerate, torch._dynamo, transformers.models.bert.modeling_bert
+    import lamella.training.run
 from lamella.__main__ import main
 
 for line in sys.stdin:

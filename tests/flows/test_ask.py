@@ -15,12 +15,10 @@ from typing import Any
 
 import pytest
 
-from doubles import save_tiny_encoder, tiny_run_config
 from forks import ForkServer
 from lamella import progress
 from lamella.inference import reader as reader_module
-from lamella.models.base_encoder import load_encoder
-from lamella.models.model import ReaderModel
+from samples import needs_torch
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
 
@@ -196,9 +194,14 @@ def test_a_long_text_is_announced_and_read_in_passages(lamella: Any, monkeypatch
     assert ", not in the 2 passages read]" in out
 
 
+@needs_torch
 def test_progress_is_printed_now_and_then_where_there_is_no_terminal(
     lamella: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from doubles import save_tiny_encoder, tiny_run_config
+    from lamella.models.base_encoder import load_encoder
+    from lamella.models.model import ReaderModel
+
     monkeypatch.setattr(progress, "INTERVAL", 0.0)
     ReaderModel(load_encoder(str(save_tiny_encoder(Path("tiny").absolute()))), tiny_run_config()).save(Path("reader"))
     Path("long.txt").write_text("Mills ground the grain of winter. " * 1000)
