@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from forks import ForkServer
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
+_cache = tempfile.TemporaryDirectory(prefix="lamella-cache-")  # removed when Python ends
+os.environ["LAMELLA_CACHE"] = _cache.name  # never the user's own
 
 # A busy machine must not fail a test.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -49,6 +49,7 @@ ORDER = (
     {"languages": ("languages",)},
     {"data": ("data",)},
     {"encoder": ("encoder",)},
+    {"graph": ("graph",)},
     {"heads": ("heads",)},
     {"models": ("models",)},
     {"inference": ("inference",)},

@@ -22,10 +22,13 @@ THRESHOLD_OVERLAP = {
 SPECIAL_TOKENS = 4  # at most: RoBERTa's <s> question </s></s> context </s>
 
 
-def check_config(table: Mapping[str, Any], *, where: str, problems: Sequence[str] = ()) -> RunConfig:
+def check_config(
+    table: Mapping[str, Any], *, where: str, problems: Sequence[str] = (), check_parts: bool = True
+) -> RunConfig:
     """Return the checked options of a run, or raise one error that lists every problem.
 
-    `where` names the source of the table in the error, `problems` are those that were found before.
+    `where` names the source of the table in the error, `problems` are those that were found before. Without
+    `check_parts`, the options of named parts are not checked: most parts are defined in modules that import torch.
     """
     problems = list(problems)
     faulty: set[str] = set()
@@ -35,9 +38,10 @@ def check_config(table: Mapping[str, Any], *, where: str, problems: Sequence[str
         problems += explain(error, table, RunConfig)
         faulty = {str(finding["loc"][0]) for finding in error.errors()}
         config = _valid_options(table, error)
-    problems += _plugin_problems(config)  # first: plugins register parts that the run may name
-    problems += _part_problems(config)
-    problems += _metric_problems(config)
+    if check_parts:
+        problems += _plugin_problems(config)  # first: plugins register parts that the run may name
+        problems += _part_problems(config)
+        problems += _metric_problems(config)
     problems += [problem for problem in _rule_problems(config) if problem.partition(".")[0] not in faulty]
     if problems:
         raise ConfigError(where, problems)

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from doubles import DEPTH, FAMILIES, HIDDEN, tiny_batch, tiny_encoder, tiny_model
 from lamella import registry
 from lamella.data.windows.batches import Batch
-from lamella.encoder.encoder import FAMILIES as FAMILY_TABLE
 from lamella.encoder.encoder import Encoder
+from lamella.encoder.families import FAMILIES as FAMILY_TABLE
 from lamella.encoder.tuning import frozen, full
 from lamella.errors import EncoderError
 from lamella.heads.head import Head

@@ -31,7 +31,7 @@ from doubles import (
 from lamella.data.windows.batches import Batch
 from lamella.data.windows.features import featurise
 from lamella.data.windows.padding import Padded, pad
-from lamella.encoder.encoder import FAMILIES as FAMILY_TABLE
+from lamella.encoder.families import FAMILIES as FAMILY_TABLE
 from lamella.errors import ModelError, RunError, UsageError
 from lamella.export.flatten import flatten
 from lamella.export.half import halve

@@ -420,10 +420,10 @@ def test_a_damaged_graph(exported: Path, keep: int) -> None:
 
 
 def test_a_missing_graph_or_tokenizer(exported: Path) -> None:
-    for name in ("model.onnx", "tokenizer.json"):
+    for name, folder in (("model.onnx", "exported folder"), ("tokenizer.json", "folder")):
         (exported / name).unlink()
         message = refusal(ModelError, lambda: load_model(exported))
-        assert message == f"{exported / name}: no such file; the exported folder is incomplete."
+        assert message == f"{exported / name}: no such file; the {folder} is incomplete."
 
 
 def test_a_damaged_tokenizer(exported: Path) -> None:

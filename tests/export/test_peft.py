@@ -16,8 +16,8 @@ from transformers import AutoModelForQuestionAnswering
 
 from doubles import FAMILIES, corpus, save_tiny_encoder, tiny_batch, tiny_config, tiny_run_config
 from lamella.data.windows.batches import Batch
-from lamella.encoder.encoder import FAMILIES as ENCODERS
-from lamella.encoder.encoder import reads_token_types
+from lamella.encoder.families import FAMILIES as ENCODERS
+from lamella.encoder.families import reads_token_types
 from lamella.encoder.pretrained import quiet
 from lamella.errors import LamellaError
 from lamella.export.peft_export import save_as_peft

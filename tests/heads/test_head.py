@@ -11,8 +11,8 @@ import transformers
 
 from doubles import DEPTH, FAMILIES, save_tiny_encoder, tiny_batch, tiny_config, tiny_run_config, tiny_tokenizer
 from lamella.config import POOLED
-from lamella.encoder.encoder import FAMILIES as FAMILY_TABLE
 from lamella.encoder.encoder import HiddenStates
+from lamella.encoder.families import FAMILIES as FAMILY_TABLE
 from lamella.errors import ConfigError, EncoderError, ModelError
 from lamella.heads.head import Head
 from lamella.models.base_encoder import load_encoder

@@ -65,7 +65,7 @@ def calibrate(
     if any(same_file(*pair) for pair in itertools.combinations(data, 2)):
         raise UsageError(f"calibrate: expected different data files, got one of them twice: {', '.join(data)}.")
     examples = {file: read_questions(file, labelled=True) for file in data}
-    reader = load_model(model, precision=precision)
+    reader = load_model(model, precision=precision, backend="auto" if folder is None else "torch")
     before = reader.decoding
     tuned = calibrate_model(reader, examples, method=method, force=force, batch_size=batch_size)
     store = folder is not None and (out is not None or tuned.decoding != before)

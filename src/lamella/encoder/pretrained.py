@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from lamella.encoder.encoder import Encoder, family_of
+from lamella.encoder.encoder import Encoder
+from lamella.encoder.families import family_of
 from lamella.encoder.sources import MODEL_CONFIG, Source
 from lamella.errors import EncoderError, counted, one_line
 from lamella.files import read_json

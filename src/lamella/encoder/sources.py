@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -135,13 +135,13 @@ def portable_name(source: Source) -> str:
     return os.path.abspath(os.path.expanduser(source.name)) if source.kind == "folder" else source.name
 
 
-def verified_hash(source: Source) -> str:
+def verified_hash(source: Source, *, hash_file: Callable[[Path], str] = file_sha256) -> str:
     """Return the hash that identifies the weights of an encoder; check it if the expected hash is known.
 
     The hash of a saved model covers its tensors, its tunings and the hash of its base. It does not cover thresholds and
     windows, which may change without it.
     """
-    sha256 = hash_weights(_check_weights(source).weights)
+    sha256 = hash_weights(_check_weights(source).weights, hash_file=hash_file)
     if is_saved_model(source.folder):
         config = read_json(source.folder / MODEL_CONFIG)
         base = config.get("base")
@@ -159,9 +159,9 @@ def verified_hash(source: Source) -> str:
     return sha256
 
 
-def hash_weights(files: Sequence[Path]) -> str:
+def hash_weights(files: Sequence[Path], *, hash_file: Callable[[Path], str] = file_sha256) -> str:
     """Return the sha256 of a weight file; for several shards, the sha256 of their hashes."""
-    digests = [file_sha256(path) for path in files]
+    digests = [hash_file(path) for path in files]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from lamella import registry
 from lamella.encoder.adapters import Adapter, insert_adapter
-from lamella.encoder.encoder import Encoder, Fused
+from lamella.encoder.encoder import Encoder
+from lamella.encoder.families import Fused
 from lamella.encoder.lora import Ia3, Lora, Part, changed_layers, insert_change, merge_changes
 from lamella.errors import ConfigError
 from lamella.registry import ADDED_LATER, register

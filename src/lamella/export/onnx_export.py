@@ -18,7 +18,7 @@ from lamella.data.examples import Example
 from lamella.data.windows.batches import Batch
 from lamella.data.windows.features import Features, featurise
 from lamella.data.windows.padding import pad
-from lamella.encoder.encoder import FAMILIES
+from lamella.encoder.families import FAMILIES
 from lamella.encoder.fast_attention import ATTENTION
 from lamella.encoder.sources import MODEL_CONFIG, Source, verified_hash
 from lamella.encoder.tuning import merge
@@ -41,11 +41,11 @@ from lamella.models.model import ReaderModel
 from lamella.models.onnx_model import (
     INPUTS,
     ONNX_GRAPH,
-    TOKENIZER,
     ExportConfig,
     Identity,
     OnnxModel,
 )
+from lamella.models.tokenizer_file import TOKENIZER
 from lamella.models.transformers_model import StockModel
 
 LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
@@ -76,12 +76,12 @@ def export_onnx(
             positions=model.positions,
             parity=0.0,
         )
-        exported = OnnxModel(fresh, config)
+        exported = OnnxModel.open(fresh, config)
         config = config.model_copy(update={"parity": _compare(model, exported)})
         lines = [f"logits differ from torch's by at most {config.parity:.1e}"]
         if int8:
             quantise(fresh, encoder_nodes)
-            rounded = OnnxModel(fresh, config)
+            rounded = OnnxModel.open(fresh, config)
             parity = measure_parity(model, rounded, _sample())
             measured = measure(exported, rounded, data, examples) if data else None
             config = config.model_copy(update={"precision": "int8", "int8_parity": parity, "int8": measured})

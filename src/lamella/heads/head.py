@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from lamella import registry
 from lamella.config import POOLED
 from lamella.encoder.encoder import HiddenStates
+from lamella.encoder.layer_choice import LayerChoice, choose_layers
 from lamella.errors import ConfigError
-
-LayerChoice = Literal["encoder", "all", "pooled", "pooled+all"] | list[int]
 
 
 @dataclass(frozen=True)
@@ -158,22 +157,6 @@ class Head(nn.Module):
     def _is_linear(self) -> bool:
         alone = len(self.stages) == 1 and not len(self.beside) and not self.skip
         return alone and isinstance(self.stages[0], LayerWeights)
-
-
-def choose_layers(choice: LayerChoice, depth: int) -> tuple[int, ...]:
-    """Return the numbers of the layers that a head can read; 0 is the output of the embeddings."""
-    if choice == "encoder":
-        return tuple(range(1, depth + 1))
-    if choice == "all":
-        return tuple(range(depth + 1))
-    if choice == "pooled":
-        return (POOLED,)
-    if choice == "pooled+all":
-        return (POOLED, *range(depth + 1))
-    unknown = [layer for layer in choice if not 0 <= layer <= depth]
-    if unknown or not choice or len(set(choice)) < len(choice):
-        raise ConfigError("learner.layers", [f"expected different layers from 0 to {depth}, got {choice}."])
-    return tuple(choice)
 
 
 def project_layers(layers: Sequence[Tensor], v: Tensor) -> Tensor:

@@ -7,8 +7,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from lamella.encoder.sources import is_model, named_folder
+from lamella.encoder.sources import Source, is_model, named_folder
 from lamella.errors import MissingLibraryError, UnknownNameError, UsageError, one_line, warn
+from lamella.graph.builder import NoGraphError
+from lamella.models.graph_model import load_as_graph
 from lamella.models.names import find_model
 from lamella.models.onnx_model import OnnxModel, is_exported
 from lamella.runs import MODEL, run_state
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 Backend = Literal["auto", "torch", "onnx"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+
+# The files that Linux has for the GPUs of NVIDIA and AMD, and under Windows' Linux.
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def load_model(
@@ -38,8 +43,12 @@ def load_model(
     a quarter faster than rounding them for every batch, as training does. Scores then equal those of training only up
     to rounding, and the model cannot be saved.
 
-    An exported folder runs on onnxruntime and needs no torch. `threads` applies to its own session; for torch, which
-    has one setting per process, it applies to the whole process. A model of an unfinished run is loaded with a warning.
+    On a CPU in fp32, `backend="auto"` runs the model on onnxruntime, without torch, as a graph that is made from the
+    folder and kept in the user's cache. It uses torch for other devices and precisions, if this machine has a GPU, and,
+    with a warning, for a model that has no graph. Pass `backend="torch"` to get a ReaderModel or a StockModel always.
+
+    `threads` applies to the session of onnxruntime; for torch, which has one setting per process, it applies to the
+    whole process. A model of an unfinished run is loaded with a warning.
     """
     for option, value, known in (("backend", backend, Backend), ("precision", precision, Precision)):
         if value not in get_args(known):
@@ -49,12 +58,16 @@ def load_model(
     folder = named_folder(os.fspath(name))
     if os.path.isdir(folder) and is_exported(folder):
         return _load_exported(folder, device, precision, backend, threads)
+    source = find_model(os.fspath(name))
+    _warn_of_unfinished_run(source.folder)
     if backend == "onnx":
-        raise UsageError(
-            f"{os.fspath(name)}: backend 'onnx' expects an exported model, found none; create one with: "
-            f"lamella export {os.fspath(name)} --onnx DIR"
-        )
-    return _load_torch(os.fspath(name), device, precision, threads, inference_only)
+        _check_onnx_options(os.fspath(name), device, precision)
+    if backend == "onnx" or (backend == "auto" and _suits_onnx(device, precision)):
+        try:
+            return load_as_graph(source, threads=threads)
+        except NoGraphError as reason:
+            _report_no_graph(os.fspath(name), str(reason), backend)
+    return _load_torch(source, device, precision, threads, inference_only)
 
 
 def _load_exported(folder: Path, device: Any, precision: str, backend: str, threads: int | None) -> OnnxModel:
@@ -62,19 +75,50 @@ def _load_exported(folder: Path, device: Any, precision: str, backend: str, thre
         raise UsageError(
             f"{folder}: an ONNX export cannot run on backend 'torch'; load the model it was exported from."
         )
-    if device is not None and str(device) != "cpu":
-        raise UsageError(f"{folder}: an ONNX export runs on the CPU only, got device {str(device)!r}.")
     if precision not in ("auto", "fp32"):
         raise UsageError(f"{folder}: an ONNX export has the precision of its file, got precision {precision!r}.")
+    _check_onnx_options(str(folder), device, precision)
     return OnnxModel.load(folder, threads=threads)
 
 
+def _check_onnx_options(name: str, device: Any, precision: str) -> None:
+    if device is not None and str(device) != "cpu":
+        raise UsageError(f"{name}: an ONNX graph runs on the CPU only, got device {str(device)!r}.")
+    if precision not in ("auto", "fp32"):
+        raise UsageError(f"{name}: backend 'onnx' computes in fp32, got precision {precision!r}.")
+
+
+def _suits_onnx(device: Any, precision: str) -> bool:
+    """Return whether a model that may run anywhere should run on onnxruntime."""
+    if precision not in ("auto", "fp32") or importlib.util.find_spec("onnxruntime") is None:
+        return False
+    return str(device) == "cpu" if device is not None else not _has_gpu()
+
+
+def _has_gpu() -> bool:
+    """Return whether torch would use a GPU of this machine; torch is only imported if the system knows of one."""
+    if not any(map(os.path.exists, GPU_DEVICES)) or importlib.util.find_spec("torch") is None:
+        return False
+    from lamella.encoder.device import choose_device
+
+    return choose_device().type != "cpu"
+
+
+def _report_no_graph(name: str, reason: str, backend: Backend) -> None:
+    """Explain why a model cannot run on onnxruntime: as an error if that was asked for, or if torch is missing."""
+    problem = f"{name}: no ONNX graph can be made from this model: {reason}"
+    if backend == "onnx":
+        raise UsageError(f"{problem}; load it with backend 'torch'.")
+    if importlib.util.find_spec("torch") is None:
+        raise MissingLibraryError(f"{problem}; this model", ["torch"])
+    warn(f"{problem}; it runs on torch, which takes longer to start.")
+
+
 def _load_torch(
-    name: str, device: Any, precision: Precision, threads: int | None, inference_only: bool
+    source: Source, device: Any, precision: Precision, threads: int | None, inference_only: bool
 ) -> ReaderModel | StockModel:
     if importlib.util.find_spec("torch") is None:
-        advice = "; a model exported with `lamella export --onnx` runs without it"
-        raise MissingLibraryError("this model", ["torch"], advice=advice)
+        raise MissingLibraryError("this model, loaded like this,", ["torch"], advice="; backend 'onnx' needs no torch")
 
     import torch
 
@@ -88,8 +132,6 @@ def _load_torch(
         place = choose_device() if device is None else torch.empty(0, device=device).device
     except (AssertionError, RuntimeError) as error:  # no such device, or this torch was built without support for it
         raise UsageError(f"device: {str(device)!r} cannot be used here: {one_line(error)}.") from None
-    source = find_model(name)
-    _warn_of_unfinished_run(source.folder)
     saved = is_model(source.folder)
     model = (ReaderModel.load(source.folder) if saved else StockModel.load(source)).to(place)
     model.precision = choose_precision(precision, place)

@@ -1,4 +1,4 @@
-"""Exported models, run by onnxruntime without torch or transformers.
+"""Models as ONNX graphs, run by onnxruntime without torch or transformers; the format of exported folders.
 
 config.json      format, the original model, windows, decoding, special tokens, positions, the effects of quantisation
 model.onnx       encoder and head in one graph
@@ -8,7 +8,7 @@ tokenizer.json
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -16,19 +16,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from tokenizers import Tokenizer
 
 from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.windows.padding import Padded, check_window_length
 from lamella.encoder.sources import MODEL_CONFIG
 from lamella.errors import MissingLibraryError, ModelError, one_line
 from lamella.files import read_json
+from lamella.models.tokenizer_file import TOKENIZER, TokenizerFile, read_tokenizer
 from lamella.section import Section
 
 ONNX_FORMAT = "lamella_onnx"  # the key of config.json that marks an exported folder
 ONNX_VERSION = 1
 ONNX_GRAPH = "model.onnx"
-TOKENIZER = "tokenizer.json"
 
 # The possible inputs of a graph. It has an input only if the encoder or the head reads it.
 INPUTS: dict[str, Callable[[Padded], NDArray[Any]]] = {
@@ -85,22 +84,9 @@ class ExportConfig(Section):
     pad_token_id: int
     positions: int | None = None  # of the encoder; None for some families, and in folders of older versions
     precision: Literal["fp32", "int8"] = "fp32"
-    parity: float  # largest difference from the logits of torch, measured at export, before quantisation
+    parity: float | None = None  # largest difference from torch's logits, before quantisation; None if not measured
     int8_parity: Int8Parity | None = None  # None in fp32, and in folders of older versions
     int8: Measured | None = None  # None if not measured
-
-
-class TokenizerFile:
-    """A tokenizer that needs only its tokenizer.json."""
-
-    def __init__(self, path: Path, config: ExportConfig) -> None:
-        if not path.is_file():
-            raise ModelError(f"{path}: no such file; the exported folder is incomplete.")
-        try:
-            self.backend_tokenizer: Tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises a bare Exception for whatever is wrong with the file
-            raise ModelError(f"{path}: expected a tokenizer, found a damaged file ({one_line(error)}).") from None
-        self.cls_token_id, self.pad_token_id, self.name_or_path = config.cls_token_id, config.pad_token_id, str(path)
 
 
 class OnnxModel:
@@ -110,22 +96,38 @@ class OnnxModel:
     cache. In int8, where a run has one scale for all its windows, answers do not depend on the rest of a batch.
     """
 
-    def __init__(self, folder: Path, config: ExportConfig, *, threads: int | None = None):
-        self.config, self.folders = config, (folder,)
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        config: ExportConfig,
+        tokenizer: TokenizerFile,
+        graph: Path | bytes,
+        *,
+        threads: int | None = None,
+    ) -> None:
+        """Open a graph, a file or its bytes; `folders` are those that the model was read from."""
+        self.config, self.folders = config, tuple(folders)
         self.windows, self.decoding, self.gives_text = config.windows, config.decoding, config.gives_text
-        self.tokenizer = TokenizerFile(folder / TOKENIZER, config)
-        self._session = _open(folder / ONNX_GRAPH)
+        self.tokenizer = tokenizer
+        self._session = _open(graph)
         self._pool = ThreadPoolExecutor(threads or _cores(), "lamella-onnx")
         self.inputs = [tensor.name for tensor in self._session.get_inputs()]
         if unknown := set(self.inputs) - set(INPUTS):
             raise ModelError(
-                f"{folder / ONNX_GRAPH}: expected inputs among {', '.join(INPUTS)}, found {', '.join(sorted(unknown))}."
+                f"{graph!s}: expected inputs among {', '.join(INPUTS)}, found {', '.join(sorted(unknown))}."
             )
 
     @classmethod
     def load(cls, folder: Path, *, threads: int | None = None) -> OnnxModel:
         """Load an exported folder; `threads` defaults to the number of cores."""
-        return cls(folder, read_export(folder), threads=threads)
+        return cls.open(folder, read_export(folder), threads=threads)
+
+    @classmethod
+    def open(cls, folder: Path, config: ExportConfig, *, threads: int | None = None) -> OnnxModel:
+        """Open the graph and the tokenizer of an exported folder."""
+        special = {"cls_token_id": config.cls_token_id, "pad_token_id": config.pad_token_id}
+        tokenizer = TokenizerFile(read_tokenizer(folder), folder / TOKENIZER, **special)
+        return cls([folder], config, tokenizer, folder / ONNX_GRAPH, threads=threads)
 
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """Return the logits of a padded batch; 0 at the padding."""
@@ -189,19 +191,23 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _open(graph: Path) -> Any:
+def _open(graph: Path | bytes) -> Any:
     try:
         import onnxruntime
     except ModuleNotFoundError:
         raise MissingLibraryError("a model exported to ONNX", ["onnxruntime"]) from None
-    if not graph.is_file():
+    if isinstance(graph, Path) and not graph.is_file():
         raise ModelError(f"{graph}: no such file; the exported folder is incomplete.")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # per run; several run at once
     options.log_severity_level = 4  # warnings were reported at export, and errors are raised
     try:
         return onnxruntime.InferenceSession(
-            str(graph), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(SLOW_FUSIONS)
+            graph if isinstance(graph, bytes) else str(graph),
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=list(SLOW_FUSIONS),
         )
     except Exception as error:  # as above
-        raise ModelError(f"{graph}: expected an ONNX graph, found a damaged file ({one_line(error)}).") from None
+        where = "a graph in memory" if isinstance(graph, bytes) else str(graph)
+        raise ModelError(f"{where}: expected an ONNX graph, found a damaged file ({one_line(error)}).") from None

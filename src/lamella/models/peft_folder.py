@@ -21,6 +21,7 @@ from typing import Any, cast
 from safetensors import SafetensorError, safe_open
 
 from lamella.config import WindowOptions
+from lamella.encoder.families import family_of, positions_of, reads_token_types
 from lamella.encoder.sources import PEFT_CONFIG, PEFT_WEIGHTS, Source, find_encoder
 from lamella.errors import EncoderError, ModelError, counted, one_line, shorten
 from lamella.files import read_json
@@ -135,8 +136,7 @@ def _read_shapes(path: Path) -> dict[str, list[int]]:
 
 
 def _describe(folder: Path, base: Source, config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> PeftFolder:
-    from lamella.encoder.encoder import family_of, positions_of, reads_token_types  # imports torch
-    from lamella.encoder.pretrained import load_configuration
+    from lamella.encoder.pretrained import load_configuration  # imports torch
 
     encoder = load_configuration(base)
     family = family_of(encoder.model_type, str(base.folder))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,8 +85,12 @@ class SavedModel:
         }
 
 
-def read_saved(folder: Path) -> SavedModel:
-    """Read and check the configuration of a model folder: of a saved model, or of a LoRA folder of peft."""
+def read_saved(folder: Path, *, check_parts: bool = True) -> SavedModel:
+    """Read and check the configuration of a model folder: of a saved model, or of a LoRA folder of peft.
+
+    Without `check_parts`, torch is not imported for a saved model: its plugins are not imported, and the options of its
+    tunings, mixers and task are taken as they are.
+    """
     if is_peft(folder):
         return _read_peft(folder)
     path = folder / MODEL_CONFIG
@@ -101,10 +105,10 @@ def read_saved(folder: Path) -> SavedModel:
         tensors_sha256 = saved["base"].get("tensors_sha256")
         weights = str(saved["weights_sha256"]) if "weights_sha256" in saved else None
         before, facts = list(saved.get("tuned_before", [])), dict(saved.get("facts", {}))
-        head = saved["head"]
+        head, plugins = saved["head"], list(saved.get("plugins", []))
         named = {"tuning": [*before, saved["tuning"]], "task": head["task"], "mixer": head["mixer"]}
         table = {
-            "plugins": _import_plugins_of(path, list(saved.get("plugins", [])), named),
+            "plugins": _import_plugins_of(path, plugins, named) if check_parts else plugins,
             "encoder": {"name": name, "tuning": saved["tuning"]},
             "learner": head,
             "windows": saved["windows"],
@@ -115,8 +119,10 @@ def read_saved(folder: Path) -> SavedModel:
             f"{path}: damaged: expected base (with name and sha256), tuning, head, windows and decoding."
         ) from None
     try:
-        earlier = [check_config({"encoder": {"tuning": tuning}}, where=str(path)) for tuning in before]
-        config = check_config(table, where=str(path))
+        earlier = [
+            check_config({"encoder": {"tuning": tuning}}, where=str(path), check_parts=check_parts) for tuning in before
+        ]
+        config = check_config(table, where=str(path), check_parts=check_parts)
     except ConfigError as error:
         problems = "; ".join(error.problems)
         raise ModelError(f"{path}: damaged, or written by another version of lamella: {problems}") from None
@@ -188,12 +194,12 @@ def read_chain(folder: Path) -> list[SavedModel]:
     return chain
 
 
-def check_weights(folder: Path, saved: SavedModel) -> None:
+def check_weights(folder: Path, saved: SavedModel, *, hash_file: Callable[[Path], str] = file_sha256) -> None:
     """Check that the trained tensors are those that were saved; folders of older versions have no hash to compare."""
     path = folder / MODEL_WEIGHTS
     if saved.weights_sha256 is None or not path.is_file():  # a missing file is reported where it is read
         return
-    sha256 = file_sha256(path)
+    sha256 = hash_file(path)
     if sha256 != saved.weights_sha256:
         raise ModelError(
             f"{path}: expected sha256 {saved.weights_sha256[:12]}…, as recorded in {MODEL_CONFIG}, found "

@@ -13,12 +13,12 @@ from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.windows.batches import Batch
 from lamella.data.windows.padding import Padded, check_window_length
 from lamella.encoder.device import autocast
-from lamella.encoder.encoder import FAMILIES, positions_of, reads_token_types
+from lamella.encoder.families import FAMILIES, positions_of, reads_token_types
 from lamella.encoder.fast_attention import suitable_kernels, use_fast_attention
 from lamella.encoder.pretrained import load_tokenizer, quiet
-from lamella.encoder.sources import MODEL_CONFIG, Source
+from lamella.encoder.sources import Source
 from lamella.errors import ModelError, one_line
-from lamella.files import read_json
+from lamella.models.stock_checkpoint import check_architecture, window_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -31,8 +31,7 @@ class StockModel:
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
         self.model, self.tokenizer, self.folders = model, tokenizer, (folder,)
-        longest = min(WindowOptions().max_seq_length, tokenizer.model_max_length)
-        self.windows = WindowOptions(max_seq_length=longest, doc_stride=min(WindowOptions().doc_stride, longest // 2))
+        self.windows: WindowOptions = window_options(tokenizer.model_max_length)
         self.decoding = DecodingOptions()
         self.precision = "fp32"
 
@@ -41,14 +40,7 @@ class StockModel:
         """Load the weights in fp32."""
         from transformers import AutoModelForQuestionAnswering
 
-        config = read_json(source.folder / MODEL_CONFIG)
-        kinds = config.get("architectures") or [] if isinstance(config, dict) else []
-        if not any(kind.endswith("ForQuestionAnswering") for kind in kinds):
-            found = " and ".join(kinds) or "an encoder"
-            raise ModelError(
-                f"{source.folder}: expected a question answering model, found {found} without a head for it; train one "
-                "with: lamella train"
-            )
+        check_architecture(source.folder)
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         with quiet():
             try:

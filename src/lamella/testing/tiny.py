@@ -21,8 +21,8 @@ from lamella.data.demo import data_path
 from lamella.data.examples import Context, Example
 from lamella.data.windows.batches import Batch, collate
 from lamella.data.windows.features import featurise
-from lamella.encoder.encoder import FAMILIES as FAMILY_TABLE
 from lamella.encoder.encoder import Encoder
+from lamella.encoder.families import FAMILIES as FAMILY_TABLE
 from lamella.encoder.pretrained import LoadedEncoder
 from lamella.validation import check_config
 

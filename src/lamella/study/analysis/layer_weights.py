@@ -88,7 +88,7 @@ def mean_attention(run: Path, examples: Sequence[Example], *, batch_size: int = 
     from lamella.models.model import ReaderModel
     from lamella.progress import progress
 
-    model = load_model(run)
+    model = load_model(run, backend="torch")
     if not isinstance(model, ReaderModel):
         raise ModelError(f"{run}: expected a model trained with Lamella.")
     features = featurise(examples, model.tokenizer, model.windows)

@@ -1,0 +1,1 @@
+"""ONNX graphs of readers, made from their tensors with numpy alone: no torch, no transformers, no onnx."""

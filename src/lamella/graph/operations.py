@@ -1,0 +1,38 @@
+"""Operations that encoders and heads share: linear layers, LayerNorms and activations."""
+
+from __future__ import annotations
+
+from lamella.graph.builder import MICROSOFT, Graph, NoGraphError
+from lamella.graph.tensor_files import Tensors
+
+EXACT_GELUS = ("gelu", "gelu_python")
+TANH_GELUS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")  # one formula, written in three ways
+
+
+def linear(graph: Graph, tensors: Tensors, path: str, x: str, *, bias: bool = True) -> str:
+    """Add a linear layer: x Wᵀ + b."""
+    product = graph.product(x, tensors[f"{path}.weight"].T, f"{tensors.prefix}{path}.weight")
+    return graph.op("Add", product, _constant(graph, tensors, f"{path}.bias")) if bias else product
+
+
+def normalise(graph: Graph, tensors: Tensors, path: str, x: str, epsilon: float) -> str:
+    """Add a LayerNorm over the last axis."""
+    weight, bias = (_constant(graph, tensors, f"{path}.{part}") for part in ("weight", "bias"))
+    return graph.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=float(epsilon))
+
+
+def activate(graph: Graph, name: str, x: str) -> str:
+    """Add an activation by the name that transformers gives it."""
+    if name in EXACT_GELUS:
+        return graph.op("Gelu", x, domain=MICROSOFT)
+    if name in TANH_GELUS:
+        return graph.op("FastGelu", x, domain=MICROSOFT)
+    if name == "relu":
+        return graph.op("Relu", x)
+    if name in ("silu", "swish"):
+        return graph.op("Mul", x, graph.op("Sigmoid", x))
+    raise NoGraphError(f"the activation {name} has none")
+
+
+def _constant(graph: Graph, tensors: Tensors, name: str) -> str:
+    return graph.constant(tensors[name], tensors.prefix + name)

@@ -1,0 +1,64 @@
+"""Read the tensors of safetensors files as numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, deserialize, safe_open
+
+from lamella.errors import ModelError, one_line
+from lamella.graph.builder import NoGraphError
+
+TYPES = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "I64": "<i8", "I32": "<i4", "BOOL": "?"}
+
+
+class Tensors(dict[str, NDArray[Any]]):
+    """Tensors by name. Without one that a graph needs there is no graph."""
+
+    prefix = ""  # of the names in the graph
+
+    def __missing__(self, name: str) -> NDArray[Any]:
+        raise NoGraphError(f"the weights lack {self.prefix}{name}")
+
+    def under(self, prefix: str) -> Tensors:
+        """Return the tensors whose names start with a prefix, without it."""
+        inner = Tensors({name.removeprefix(prefix): value for name, value in self.items() if name.startswith(prefix)})
+        inner.prefix = self.prefix + prefix
+        return inner
+
+
+def read_tensor_files(paths: Sequence[Path]) -> Tensors:
+    """Read all tensors of some files; every floating-point tensor becomes fp32."""
+    tensors = Tensors()
+    for path in paths:
+        if not path.is_file():
+            raise ModelError(f"{path}: no such file; the model folder is incomplete.")
+        try:
+            tensors.update(_read(path))
+        except SafetensorError as error:
+            raise ModelError(f"{path}: expected a safetensors file, found a damaged one ({one_line(error)}).") from None
+    return tensors
+
+
+def _read(path: Path) -> dict[str, NDArray[Any]]:
+    with cast(Any, safe_open(path, "numpy")) as file:
+        names = list(file.keys())
+        if all(file.get_slice(name).get_dtype() != "BF16" for name in names):
+            return {name: _as_fp32(file.get_tensor(name)) for name in names}
+    return {name: _decode(entry) for name, entry in cast(Any, deserialize)(path.read_bytes())}
+
+
+def _as_fp32(tensor: NDArray[Any]) -> NDArray[Any]:
+    return tensor.astype(np.float32) if tensor.dtype in (np.float16, np.float64) else tensor
+
+
+def _decode(entry: Any) -> NDArray[Any]:
+    """Return a tensor of a file with bf16, which numpy does not know: the upper half of an fp32 number."""
+    if entry["dtype"] == "BF16":
+        upper = np.frombuffer(entry["data"], "<u2").astype(np.uint32)
+        return (upper << 16).view(np.float32).reshape(entry["shape"])
+    return _as_fp32(np.frombuffer(entry["data"], TYPES[entry["dtype"]]).reshape(entry["shape"]))

@@ -1,0 +1,85 @@
+"""Apply what a saved model changed to the tensors of its encoder, in numpy.
+
+Trained tensors of the encoder replace its own. LoRA and IA³ are merged into the weights. Adapters stay tensors of their
+own: the graph has a node for them. The names of the tensors say which is which; see `lamella.encoder.lora`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lamella.encoder.families import Family
+from lamella.graph.builder import NoGraphError
+from lamella.graph.encoder_config import PREFIXES, EncoderConfig
+from lamella.graph.tensor_files import Tensors
+
+TUNINGS = ("adapter", "bitfit", "frozen", "full", "ia3", "layer_norm", "lora", "top_k")  # those with a graph
+CHANGE = re.compile(r"(.+)\.(lora|ia3)\.(A|B|A0|B0|m|factor)")
+ADAPTER = re.compile(r".+\.adapter(_\d+)?\.(down|up)\.(weight|bias)")
+LEGACY = {".gamma": ".weight", ".beta": ".bias"}  # names of LayerNorms in the oldest files
+
+
+def pretrained_tensors(file: Tensors, config: EncoderConfig) -> Tensors:
+    """Return the tensors of an encoder under its own names, from a file of it or of a model with a head."""
+    prefix = PREFIXES[config.model_type]
+    chosen = file.under(prefix) if any(name.startswith(prefix) for name in file) else file
+    return Tensors({_current_name(name): value for name, value in chosen.items()})
+
+
+def apply_delta(
+    tensors: Tensors, delta: Mapping[str, NDArray[Any]], tunings: Sequence[Mapping[str, Any]], config: EncoderConfig
+) -> Tensors:
+    """Return the tensors of an encoder as a saved model tuned it.
+
+    `delta` are the saved tensors of the encoder, and `tunings` the options of the tunings in order: the last one made
+    the LoRA or IA³ that is not merged yet.
+    """
+    for tuning in tunings:
+        if tuning["name"] not in TUNINGS:
+            raise NoGraphError(f"the tuning {tuning['name']} has none")
+    tuned = Tensors(tensors)
+    changes: dict[str, Tensors] = {}
+    for name, value in delta.items():
+        if change := CHANGE.fullmatch(name):
+            changes.setdefault(change[1], Tensors())[change[3]] = value
+        elif name in tensors and tensors[name].shape != value.shape:
+            raise NoGraphError(f"{name} has the shape {value.shape} instead of {tensors[name].shape}")
+        elif name in tensors or ADAPTER.fullmatch(name):
+            tuned[name] = value
+        else:
+            raise NoGraphError(f"the encoder has no tensor {name}")
+    for path, parts in changes.items():
+        _merge(tuned, path, parts, tunings[-1], config.family)
+    return tuned
+
+
+def _merge(tensors: Tensors, path: str, change: Tensors, tuning: Mapping[str, Any], family: Family) -> None:
+    weight = tensors[f"{path}.weight"]  # [O, I]
+    if "factor" in change:
+        factor = change["factor"]
+        if path.endswith(f".{family.projections['ffn_output']}"):  # a factor of each input
+            tensors[f"{path}.weight"] = weight * factor
+        else:
+            tensors[f"{path}.weight"] = weight * factor[:, None]
+            tensors[f"{path}.bias"] = tensors[f"{path}.bias"] * factor
+        return
+    rank = tuning["rank"]
+    scale = np.float32(tuning["alpha"] / (math.sqrt(rank) if tuning.get("rslora") else rank))
+    a, b = change["A"], change["B"]  # [R, I], [O, R]
+    if "A0" in change:  # (B₀ + B)(A₀ + A) - B₀A₀ without the difference of two large products
+        a, b = np.concatenate([a, change["A0"] + a]), np.concatenate([change["B0"], b], axis=1)
+    changed = weight + (scale * b) @ a
+    if "m" in change:
+        lengths = np.linalg.norm(weight, axis=1) + change["m"]
+        changed = (lengths / np.linalg.norm(changed, axis=1))[:, None] * changed
+    tensors[f"{path}.weight"] = changed
+
+
+def _current_name(name: str) -> str:
+    return next((name.removesuffix(old) + new for old, new in LEGACY.items() if name.endswith(old)), name)

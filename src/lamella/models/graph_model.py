@@ -1,0 +1,141 @@
+"""Answer with a graph that is made from a model folder, without torch or transformers.
+
+The graph is made once and kept in the user's cache, under a hash of everything that it depends on:
+
+    graphs/<sha256>/model.onnx        the graph
+    graphs/<sha256>/model.onnx.data   its tensors, which onnxruntime maps into memory
+    graphs/<sha256>/state.json        sizes and times of both files: a file that was changed since is not used
+
+Without a cache, because there is none, or it is full or cannot be written, the graph is made for this process alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lamella.config import HEAD_OPTIONS, DecodingOptions, WindowOptions
+from lamella.encoder.families import positions_of
+from lamella.encoder.sources import (
+    MODEL_CONFIG,
+    MODEL_WEIGHTS,
+    Source,
+    find_encoder,
+    is_peft,
+    is_saved_model,
+    verified_hash,
+)
+from lamella.errors import EncoderError, ModelError
+from lamella.files import read_json
+from lamella.graph.builder import NoGraphError
+from lamella.graph.encoder_config import EncoderConfig, read_encoder_config
+from lamella.graph.reader_graph import VERSION, ReaderGraph, build_reader
+from lamella.graph.tensor_files import Tensors, read_tensor_files
+from lamella.graph.tuned_tensors import apply_delta, pretrained_tensors
+from lamella.models.graph_cache import open_cached
+from lamella.models.onnx_model import ExportConfig, Identity, OnnxModel
+from lamella.models.saved import SavedModel, check_weights, read_saved
+from lamella.models.stock_checkpoint import check_architecture, window_options
+from lamella.models.tokenizer_file import TOKENIZER, open_tokenizer, read_options
+from lamella.user_cache import remembered_sha256
+
+STOCK_HEAD = {"task": {"name": "span"}, "mixer": [{"name": "last"}]}  # of a checkpoint of transformers
+STOCK_TENSORS = {"qa_outputs.weight": "task.q", "qa_outputs.bias": "task.b"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that the graph of a model is made from."""
+
+    source: Source
+    chain: tuple[tuple[Path, SavedModel], ...]  # the model and the saved models below it; empty for a checkpoint
+    base: Source  # the pretrained encoder, or the checkpoint
+    sha256: str  # of the model
+    config: EncoderConfig
+    head: Mapping[str, Any]
+    windows: WindowOptions
+    decoding: DecodingOptions
+
+    @property
+    def key(self) -> str:
+        """The name of the graph in the cache."""
+        parts = [VERSION, self.sha256, asdict(self.config), self.head, self.windows.max_seq_length]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def build(self) -> ReaderGraph:
+        """Read all tensors and build the graph."""
+        file = read_tensor_files(self.base.weights)
+        encoder = pretrained_tensors(file, self.config)
+        head = Tensors({ours: file[name] for name, ours in STOCK_TENSORS.items() if name in file})
+        for folder, saved in reversed(self.chain):
+            delta = read_tensor_files([folder / MODEL_WEIGHTS])
+            encoder = apply_delta(encoder, delta.under("encoder.model."), saved.tunings, self.config)
+            head = delta.under("head.")
+        return build_reader(self.config, encoder, self.head, head, self.windows.max_seq_length)
+
+
+def load_as_graph(source: Source, *, threads: int | None = None) -> OnnxModel:
+    """Load a saved model or a checkpoint of transformers as a graph; raise NoGraphError if it has none."""
+    recipe = read_recipe(source)
+    folder = source.folder
+    tokenizer = open_tokenizer(folder, recipe.config.model_type) if (folder / TOKENIZER).is_file() else None
+    if tokenizer is None:
+        raise NoGraphError(f"its tokenizer cannot be used without transformers ({folder} has no complete {TOKENIZER})")
+    config = ExportConfig(
+        source=Identity(name=source.name, sha256=recipe.sha256),
+        gives_text=recipe.head["task"]["name"] != "answerability",
+        windows=recipe.windows,
+        decoding=recipe.decoding,
+        cls_token_id=tokenizer.cls_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        positions=positions_of(recipe.config),
+    )
+    folders = list(dict.fromkeys([folder, *(link for link, _ in recipe.chain), recipe.base.folder]))
+    return open_cached(
+        recipe.key, recipe.build, lambda graph: OnnxModel(folders, config, tokenizer, graph, threads=threads)
+    )
+
+
+def read_recipe(source: Source) -> Recipe:
+    """Read and check everything about a model except its tensors, which are only hashed."""
+    if is_peft(source.folder):
+        raise NoGraphError("a LoRA folder of peft has none")
+    if not is_saved_model(source.folder):
+        check_architecture(source.folder)
+        config = read_encoder_config(read_json(source.folder / MODEL_CONFIG))
+        windows = window_options(read_options(source.folder).get("model_max_length"))
+        sha256 = verified_hash(source, hash_file=remembered_sha256)
+        return Recipe(source, (), source, sha256, config, STOCK_HEAD, windows, DecodingOptions())
+    chain, base = _read_chain(source.folder)
+    saved = chain[0][1]
+    config = read_encoder_config(read_json(base.folder / MODEL_CONFIG))
+    if saved.config.windows.max_seq_length > (positions_of(config) or 0):
+        raise NoGraphError("its windows are longer than the positions of its encoder")
+    head = {name: getattr(saved.config.learner, name) for name in HEAD_OPTIONS}
+    sha256 = verified_hash(source, hash_file=remembered_sha256)
+    return Recipe(source, tuple(chain), base, sha256, config, head, saved.config.windows, saved.config.decoding)
+
+
+def _read_chain(folder: Path) -> tuple[list[tuple[Path, SavedModel]], Source]:
+    """Read a saved model and the saved models below it, and check that each is built on the right weights."""
+    chain: list[tuple[Path, SavedModel]] = []
+    while True:
+        saved = read_saved(folder, check_parts=False)
+        check_weights(folder, saved, hash_file=remembered_sha256)
+        chain.append((folder, saved))
+        try:
+            base = find_encoder(saved.base_name)
+            sha256 = verified_hash(base, hash_file=remembered_sha256)
+        except EncoderError as error:
+            raise ModelError(f"{folder}: the base encoder cannot be loaded: {error}") from None
+        if sha256 != saved.base_sha256:
+            raise NoGraphError(f"its base encoder {saved.base_name} is not the file that it was trained on")
+        if is_peft(base.folder) or base.folder.resolve() in [below.resolve() for below, _ in chain]:
+            raise NoGraphError("its base model has none")
+        if not is_saved_model(base.folder):
+            return chain, base
+        folder = base.folder
