@@ -34,7 +34,7 @@ TITAN = (
 
 @pytest.fixture(scope="module")
 def model() -> ReaderModel:
-    loaded = load_model(DEFAULT_READER, device="cpu", precision="fp32")
+    loaded = load_model(DEFAULT_READER, device="cpu", precision="fp32", backend="torch")
     assert isinstance(loaded, ReaderModel)
     return loaded
 
@@ -71,7 +71,7 @@ def test_only_a_folder_with_a_model_takes_precedence(tmp_path: Path, monkeypatch
     folder, packaged = Path("default"), READERS / DEFAULT_READER
 
     def resolved() -> set[Path | None]:
-        model = load_model(DEFAULT_READER, device="cpu", precision="fp32")
+        model = load_model(DEFAULT_READER, device="cpu", precision="fp32", backend="torch")
         return {find_encoder(DEFAULT_READER).folder, saved_model(DEFAULT_READER), model.folders[0]}
 
     folder.mkdir()

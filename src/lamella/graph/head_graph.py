@@ -12,6 +12,8 @@ from lamella.config import POOLED
 from lamella.encoder.layer_choice import choose_layers
 from lamella.errors import ConfigError
 from lamella.graph.builder import TOKENS, Graph, NoGraphError, Size
+from lamella.graph.context_mixer import context_cnn
+from lamella.graph.conv_mixers import conv_grid, inception, xception
 from lamella.graph.encoder_graph import EncoderGraph
 from lamella.graph.mixers import compress, encoder_block, weigh, weigh_logits
 from lamella.graph.streams import Mixer, StageInputs, Streams
@@ -21,12 +23,17 @@ from lamella.graph.tensor_files import Tensors
 MIXERS: dict[str, Mixer | None] = {
     "average": weigh,
     "compress": compress,
+    "context_cnn": context_cnn,
+    "conv_1xn": conv_grid,
+    "conv_nxn": conv_grid,
     "dot": None,  # always the only stage: see weigh_logits
     "encoder_block": encoder_block,
     "first_last": weigh,
+    "inception": inception,
     "last": weigh,
     "multiplicative": None,
     "scalar_mix": weigh,
+    "xception": xception,
 }
 TASKS = {"span": False, "answerability": True}  # whether the task reads [CLS] alone
 LAST_ONLY = ("last", "context_cnn")  # mixers that read the last of the selected layers

@@ -47,3 +47,21 @@ class StageInputs:
 
 
 Mixer = Callable[[StageInputs, Streams], Streams]
+
+
+def hide_pads(inputs: StageInputs, value: str, axes: str, *, mask: str | None = None) -> str:
+    """Set a value to zero at the pads, or outside of another mask [B, T].
+
+    `axes` spells the last axes of the value: `B` windows, `T` tokens, `.` any other.
+    """
+    graph = inputs.graph
+    keep = inputs.mask() if mask is None else mask
+    others = [place - len(axes) for place, axis in enumerate(axes) if axis == "."]
+    if others:
+        keep = graph.op("Unsqueeze", keep, graph.constant(np.array(others)))
+    return graph.op("Where", keep, value, graph.constant(np.float32(0)))
+
+
+def repeat_windows(inputs: StageInputs, value: str, streams: int) -> str:
+    """Repeat a value [B, …] for every stream, [S · B, …]."""
+    return value if streams == 1 else inputs.graph.op("Concat", *[value] * streams, axis=0)
