@@ -401,7 +401,8 @@ def test_a_run_file_names_the_data_to_tune_on(
     history = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     assert history[-1] == {"event": "threshold", **scores}
     out = lamella("evaluate", files["dev"], "-m", run, "-o", tmp_path / "dev", "--json", *FP32)[1]
-    assert json.loads(out) == {key: value for key, value in scores.items() if key not in ("step", "epoch")}
+    expected = {key: value for key, value in scores.items() if key not in ("step", "epoch")}
+    assert json.loads(out) == pytest.approx(expected, abs=1e-4)  # computed by onnxruntime, the run's by torch
     for name in ("predictions.json", "na_prob.json"):
         assert read_json(tmp_path / "dev" / name) == read_json(run / name)
 

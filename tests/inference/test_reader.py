@@ -415,7 +415,7 @@ class TestLoad:
         stock_folder(tmp_path, "bert")
 
         def weights(**options: Any) -> torch.dtype:
-            found = Reader.load(tmp_path, device="cpu", **options).model.model.dtype  # type: ignore[attr-defined]
+            found = Reader.load(tmp_path, device="cpu", backend="torch", **options).model.model.dtype  # type: ignore[attr-defined]
             assert isinstance(found, torch.dtype)
             return found
 
@@ -428,7 +428,7 @@ class TestLoad:
         """As in transformers: -1 is the CPU, another number a GPU."""
         stock_folder(tmp_path, "bert")
         for device in (-1, "cpu", torch.device("cpu")):
-            assert str(Reader.load(tmp_path, device=device).model.device) == "cpu"  # type: ignore[attr-defined]
+            assert "device='cpu'" in repr(Reader.load(tmp_path, device=device))
         gpus = torch.cuda.device_count()
         with pytest.raises(UsageError, match=f"device: 'cuda:{gpus}' cannot be used here"):
             Reader.load(tmp_path, device=gpus)
@@ -444,7 +444,7 @@ class TestStock:
     @pytest.mark.parametrize("family", sorted({*FAMILIES} - {"eurobert"}))  # transformers has no such model of it
     def test_logits_equal_transformers(self, family: str, tmp_path: Path) -> None:
         folder = stock_folder(tmp_path, family)
-        reader = Reader.load(folder, precision="fp32", device="cpu")
+        reader = Reader.load(folder, precision="fp32", device="cpu", backend="torch")
         model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
         tokenizer, text = reader.model.tokenizer, corpus()[0][:150]
         # By default transformers 5's ALBERT tokenizer makes no token types, but its models were trained with them.
@@ -461,7 +461,7 @@ class TestStock:
 
     def test_its_attention_does_not_use_cudnn(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The CPU stands in for a GPU; the recorded kernels are those that the model's attention would use."""
-        reader = Reader.load(stock_folder(tmp_path, "bert"), precision="fp32", device="cpu")
+        reader = Reader.load(stock_folder(tmp_path, "bert"), precision="fp32", device="cpu", backend="torch")
         met: list[tuple[bool, ...]] = []
 
         def kernels() -> tuple[bool, ...]:
@@ -493,7 +493,7 @@ class TestStock:
         folder = stock_folder(tmp_path, "bert")
         weights = folder / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:5000])
-        with pytest.raises(ModelError, match="cannot be loaded"):
+        with pytest.raises(ModelError, match="expected a safetensors file, found a damaged one"):
             Reader.load(folder)
 
 

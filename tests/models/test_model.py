@@ -335,7 +335,7 @@ def test_a_model_of_the_hub_and_the_chain_below_it(hub: Path) -> None:
     assert model.base_name == "org/first"
     names = [f"models--org--{name}" for name in ("second", "first", "tiny")]
     assert [folder.parent.parent.name for folder in model.folders] == names
-    assert isinstance(load_model("org/first", device="cpu"), ReaderModel)
+    assert isinstance(load_model("org/first", device="cpu", backend="torch"), ReaderModel)
     with pytest.raises(UsageError, match="'org/absent'"):
         ReaderModel.from_pretrained("org/absent")
 

@@ -52,7 +52,7 @@ def calibrate(
     from lamella.errors import UsageError
     from lamella.files import same_file
     from lamella.inference.questions import read_questions
-    from lamella.models.loading import load_model
+    from lamella.models.loading import load_model, torch_if_installed
     from lamella.models.model import ReaderModel
     from lamella.scoring.calibrate import calibrate_model
     from lamella.scoring.tuned_folder import folder_to_tune, store_tuned
@@ -65,7 +65,7 @@ def calibrate(
     if any(same_file(*pair) for pair in itertools.combinations(data, 2)):
         raise UsageError(f"calibrate: expected different data files, got one of them twice: {', '.join(data)}.")
     examples = {file: read_questions(file, labelled=True) for file in data}
-    reader = load_model(model, precision=precision, backend="auto" if folder is None else "torch")
+    reader = load_model(model, precision=precision, backend=torch_if_installed(model))
     before = reader.decoding
     tuned = calibrate_model(reader, examples, method=method, force=force, batch_size=batch_size)
     store = folder is not None and (out is not None or tuned.decoding != before)

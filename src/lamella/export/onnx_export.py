@@ -1,29 +1,25 @@
-"""Export a model to ONNX: encoder and head in one graph, checked against the original model."""
+"""Export a model to ONNX: encoder and head in one graph, checked against the original model.
+
+The graph is made without torch where that is possible, and traced by torch's exporter otherwise. It is compared with
+the logits of torch if torch is installed.
+"""
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from lamella.data.demo import data_path
 from lamella.data.examples import Example
-from lamella.data.windows.batches import Batch
-from lamella.data.windows.features import Features, featurise
+from lamella.data.windows.features import featurise
 from lamella.data.windows.padding import pad
-from lamella.encoder.families import FAMILIES
-from lamella.encoder.fast_attention import ATTENTION
-from lamella.encoder.sources import MODEL_CONFIG, Source, verified_hash
-from lamella.encoder.tuning import merge
-from lamella.errors import MissingLibraryError, ModelError, UsageError, one_line
-from lamella.export.onnx_attention import FUSED, register_onnx_attention
+from lamella.encoder.sources import MODEL_CONFIG, Source, named_folder, verified_hash
+from lamella.errors import MissingLibraryError, ModelError, UsageError
 from lamella.export.onnx_int8 import (
     describe,
     describe_parity,
@@ -32,25 +28,22 @@ from lamella.export.onnx_int8 import (
     measure_parity,
     quantise,
 )
-from lamella.export.silence import silence
-from lamella.files import check_output_folder, new_folder, write_json, write_text
-from lamella.inference.protocols import QAModel
+from lamella.files import check_output_folder, new_folder, write_bytes, write_json, write_text
+from lamella.graph.builder import NoGraphError
+from lamella.graph.reader_graph import LARGEST_FILE, ReaderGraph
 from lamella.inference.questions import read_questions
+from lamella.models.graph_cache import DATA
+from lamella.models.graph_model import Recipe, read_recipe
 from lamella.models.loading import load_model
-from lamella.models.model import ReaderModel
-from lamella.models.onnx_model import (
-    INPUTS,
-    ONNX_GRAPH,
-    ExportConfig,
-    Identity,
-    OnnxModel,
-)
+from lamella.models.names import find_model
+from lamella.models.onnx_model import ONNX_GRAPH, ExportConfig, Identity, OnnxModel, is_exported
 from lamella.models.tokenizer_file import TOKENIZER
-from lamella.models.transformers_model import StockModel
 
-LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
+if TYPE_CHECKING:
+    from lamella.models.model import ReaderModel
+    from lamella.models.transformers_model import StockModel
+
 TOLERANCE = 1e-4  # largest difference from torch's logits: absolute for logits up to 1, relative for larger ones
-LARGEST_FILE = 2**31 - 2**20  # bytes that fit into one protobuf file; a larger model stores its weights beside it
 
 
 def export_onnx(
@@ -60,124 +53,82 @@ def export_onnx(
 
     `data` is a file with true answers, to measure the cost of `int8` on.
     """
-    _check_call(folder, int8, data)
+    source = _check_call(os.fspath(name), folder, int8, data)
     examples = read_questions(data, labelled=True) if data else []
-    model = cast(ReaderModel | StockModel, load_model(name, device="cpu", precision="fp32", backend="torch"))
+    recipe, graph = _build(source)
+    in_torch = _load_torch(os.fspath(name)) if graph is None or importlib.util.find_spec("torch") else None
     with new_folder(folder) as fresh:
-        encoder_nodes = _write_graph(model, fresh / ONNX_GRAPH)
-        write_text(fresh / TOKENIZER, model.tokenizer.backend_tokenizer.to_str())
-        config = ExportConfig(
-            source=_identity(name, model),
-            gives_text=model.gives_text,
-            windows=model.windows,
-            decoding=model.decoding,
-            cls_token_id=model.tokenizer.cls_token_id,
-            pad_token_id=model.tokenizer.pad_token_id or 0,
-            positions=model.positions,
-            parity=0.0,
-        )
+        if recipe is not None and graph is not None:
+            config, products = _write_built(recipe, graph, fresh), graph.products
+        else:
+            assert in_torch is not None
+            config, products = _write_traced(os.fspath(name), in_torch, fresh)
         exported = OnnxModel.open(fresh, config)
-        config = config.model_copy(update={"parity": _compare(model, exported)})
-        lines = [f"logits differ from torch's by at most {config.parity:.1e}"]
+        lines = ["the logits were not compared with torch's: torch is not installed"]
+        if in_torch is not None:
+            config = config.model_copy(update={"parity": _compare(in_torch, exported)})
+            lines = [f"logits differ from torch's by at most {config.parity:.1e}"]
         if int8:
-            quantise(fresh, encoder_nodes)
+            quantise(fresh, products)
             rounded = OnnxModel.open(fresh, config)
-            parity = measure_parity(model, rounded, _sample())
+            parity = measure_parity(in_torch or exported, rounded, _sample())
             measured = measure(exported, rounded, data, examples) if data else None
             config = config.model_copy(update={"precision": "int8", "int8_parity": parity, "int8": measured})
-            lines = [describe_parity(parity), describe(measured)]
+            reference = "torch's" if in_torch is not None else "those in fp32"
+            lines = [describe_parity(parity, reference), describe(measured)]
         write_json(fresh / MODEL_CONFIG, config.model_dump())
     return [f"{folder}: written, {config.precision}", *lines]
 
 
-class _Graph(nn.Module):
-    """A model that takes plain tensors, as the exporter requires."""
-
-    def __init__(self, model: ReaderModel | StockModel) -> None:
-        super().__init__()
-        self.net: nn.Module = copy.deepcopy(model if isinstance(model, ReaderModel) else model.model).eval()
-        self.token_types = isinstance(model, StockModel) and model.reads_token_types
-        inner = self.net.encoder.model if isinstance(self.net, ReaderModel) else self.net
-        if isinstance(self.net, ReaderModel):
-            merge(self.net.encoder)
-        self.encoder = "net.encoder" if isinstance(self.net, ReaderModel) else f"net.{inner.base_model_prefix}"
-        if inner.config.model_type in FAMILIES and inner.config._attn_implementation in (ATTENTION, "sdpa"):
-            register_onnx_attention()
-            inner.set_attn_implementation(FUSED)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor, is_context: Tensor) -> Tensor:
-        if isinstance(self.net, ReaderModel):
-            labels = input_ids[:, 0]  # required by Batch, never read
-            batch = Batch(
-                input_ids, attention_mask.bool(), token_type_ids, is_context, labels, labels, np.empty(0, np.int64)
-            )
-            logits: Tensor = self.net(batch)
-            return logits
-        types = {"token_type_ids": token_type_ids} if self.token_types else {}
-        output = self.net(input_ids=input_ids, attention_mask=attention_mask, **types)
-        return torch.stack([output.start_logits, output.end_logits])
+def _build(source: Source) -> tuple[Recipe | None, ReaderGraph | None]:
+    """Build the graph without torch; None if that is not possible."""
+    try:
+        recipe = read_recipe(source)
+        return recipe, recipe.build()
+    except NoGraphError as reason:
+        if importlib.util.find_spec("torch") is None:
+            raise MissingLibraryError(f"export --onnx of this model ({reason})", ["torch"]) from None
+        return None, None
 
 
-def _write_graph(model: ReaderModel | StockModel, path: Path) -> list[str]:
-    """Write the graph; return the names of the encoder's matrix product nodes."""
-    graph, features = _Graph(model), _features(model)
-    padded = pad(features, np.arange(len(features)))
-    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
-    arguments = tuple(torch.from_numpy(array(padded)) for array in INPUTS.values())
-    with torch.no_grad(), silence():
-        try:
-            program: Any = torch.onnx.export(
-                graph,
-                arguments,
-                dynamo=True,
-                dynamic_shapes=[{0: batch, 1: length}] * len(arguments),
-                input_names=list(INPUTS),
-                output_names=["logits"],
-                verbose=False,
-            )
-        except ModuleNotFoundError as error:  # a library that the exporter needs: not the model's fault
-            raise MissingLibraryError("export --onnx", [error.name or str(error)]) from None
-        except Exception as error:  # the exporter has its own errors, hundreds of lines long
-            raise ModelError(f"this model cannot be exported to ONNX: {one_line(error)}.") from None
-    encoder_nodes = _tidy(program.model.graph, graph.encoder)
-    size = sum(value.const_value.nbytes for value in program.model.graph.initializers.values())
-    program.save(path, external_data=size > LARGEST_FILE)
-    return encoder_nodes
+def _write_built(recipe: Recipe, graph: ReaderGraph, folder: Path) -> ExportConfig:
+    data = folder / DATA if graph.size > LARGEST_FILE else None
+    write_bytes(folder / ONNX_GRAPH, graph.encode(data_file=data))
+    write_text(folder / TOKENIZER, recipe.tokenizer.backend_tokenizer.to_str())
+    return recipe.describe()
 
 
-def _tidy(graph: Any, encoder: str) -> list[str]:
-    """Remove unused inputs, and the exporter's metadata, which names files of this machine.
+def _write_traced(name: str, model: ReaderModel | StockModel, folder: Path) -> tuple[ExportConfig, list[str]]:
+    from lamella.export.onnx_trace import trace_model
 
-    Return the names of the encoder's matrix product nodes.
-    """
-    first = graph.inputs[0]
-    for value in graph.inputs[1:]:
-        for node, index in list(value.uses()):
-            if node.op_type == "Shape":  # all inputs have the same shape
-                node.replace_input_with(index, first)
-    graph.inputs[:] = [value for value in graph.inputs if value.uses()]
-    products = []
-    for node in graph:
-        inside = f"'{encoder}'" in node.metadata_props.get("pkg.torch.onnx.name_scopes", "")
-        if node.op_type == "MatMul" and inside:
-            products.append(node.name)
-        for item in (node, *node.outputs):
-            item.metadata_props.clear()
-    return products
+    features = featurise(_sample(), model.tokenizer, model.windows)
+    products = trace_model(model, pad(features, np.arange(len(features))), folder / ONNX_GRAPH)
+    write_text(folder / TOKENIZER, model.tokenizer.backend_tokenizer.to_str())
+    config = ExportConfig(
+        source=Identity(name=name, sha256=verified_hash(Source(name, model.folders[0], "folder"))),
+        gives_text=model.gives_text,
+        windows=model.windows,
+        decoding=model.decoding,
+        cls_token_id=model.tokenizer.cls_token_id,
+        pad_token_id=model.tokenizer.pad_token_id or 0,
+        positions=model.positions,
+    )
+    return config, products
 
 
-def _features(model: QAModel) -> Features:
-    """Return windows of different lengths, to export and to compare with."""
-    return featurise(_sample(), model.tokenizer, model.windows)
+def _load_torch(name: str) -> ReaderModel | StockModel:
+    model = load_model(name, device="cpu", precision="fp32", backend="torch")
+    return cast("ReaderModel | StockModel", model)
 
 
 def _sample() -> Sequence[Example]:
+    """Return questions with windows of different lengths, to trace and to compare with."""
     return read_questions(str(data_path("demo:dev")))[:6]
 
 
 def _compare(model: ReaderModel | StockModel, exported: OnnxModel) -> float:
     """Return the largest difference from torch's logits, for batches and single windows; raise if too large."""
-    features = _features(exported)
+    features = featurise(_sample(), exported.tokenizer, exported.windows)
     largest = 0.0
     every, longest = np.arange(len(features)), np.argmax(features.lengths, keepdims=True)
     for run, windows in (
@@ -198,14 +149,15 @@ def _compare(model: ReaderModel | StockModel, exported: OnnxModel) -> float:
     return largest
 
 
-def _identity(name: str | os.PathLike[str], model: ReaderModel | StockModel) -> Identity:
-    return Identity(name=os.fspath(name), sha256=verified_hash(Source(os.fspath(name), model.folders[0], "folder")))
-
-
-def _check_call(folder: Path, int8: bool, data: str | None) -> None:
-    """Check the arguments before any slow work."""
-    if missing := [name for name in LIBRARIES if importlib.util.find_spec(name) is None]:
+def _check_call(name: str, folder: Path, int8: bool, data: str | None) -> Source:
+    """Check the arguments before any slow work; return the model to export."""
+    libraries = ("onnxruntime", *(["onnx"] if int8 else []))
+    if missing := [library for library in libraries if importlib.util.find_spec(library) is None]:
         raise MissingLibraryError("export --onnx", missing)
     if data and not int8:
         raise UsageError("export: expected --int8 with --data, which measures its loss.")
     check_output_folder(folder)
+    place = named_folder(name)
+    if os.path.isdir(place) and is_exported(place):
+        raise UsageError(f"{name}: is an ONNX export already; export the model that it was made from.")
+    return find_model(name)

@@ -89,10 +89,10 @@ def largest_difference(expected: NDArray[Any], logits: NDArray[Any], padded: Pad
     return float(np.abs(logits - expected)[:, real].max())
 
 
-def describe_parity(parity: Int8Parity) -> str:
+def describe_parity(parity: Int8Parity, reference: str = "torch's") -> str:
     """Return one line about the distance of an int8 graph from the original model."""
     return (
-        f"int8: logits differ from torch's by at most {parity.logits:.2g}, null odds by at most "
+        f"int8: logits differ from {reference} by at most {parity.logits:.2g}, null odds by at most "
         f"{parity.null_odds:.2g}, on {counted(parity.questions, 'sample question')}"
     )
 

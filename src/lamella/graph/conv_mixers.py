@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -113,7 +115,7 @@ def _normed(inputs: StageInputs, path: str, x: str, *, conv: int = 0, strides: l
     graph, tensors = inputs.graph, inputs.tensors.under(f"{path}.")
     scale = tensors["weight"] / np.sqrt(tensors["running_var"] + np.float32(NORM_EPSILON))
     bias = tensors["bias"] - tensors["running_mean"] * scale
-    kernel: NDArray[np.float32] = tensors[f"conv.{conv}.weight"] * scale[:, None, None]
+    kernel: NDArray[Any] = tensors[f"conv.{conv}.weight"] * scale[:, None, None]
     return graph.op("Conv", x, graph.constant(kernel), graph.constant(bias), strides=strides or [1])
 
 

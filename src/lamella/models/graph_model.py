@@ -33,6 +33,7 @@ from lamella.errors import EncoderError, ModelError
 from lamella.files import read_json
 from lamella.graph.builder import NoGraphError
 from lamella.graph.encoder_config import EncoderConfig, read_encoder_config
+from lamella.graph.head_graph import TASKS, plan_head
 from lamella.graph.reader_graph import VERSION, ReaderGraph, build_reader
 from lamella.graph.tensor_files import Tensors, read_tensor_files
 from lamella.graph.tuned_tensors import apply_delta, pretrained_tensors
@@ -40,7 +41,7 @@ from lamella.models.graph_cache import open_cached
 from lamella.models.onnx_model import ExportConfig, Identity, OnnxModel
 from lamella.models.saved import SavedModel, check_weights, read_saved
 from lamella.models.stock_checkpoint import check_architecture, window_options
-from lamella.models.tokenizer_file import TOKENIZER, open_tokenizer, read_options
+from lamella.models.tokenizer_file import TOKENIZER, TokenizerFile, open_tokenizer, read_options
 from lamella.user_cache import remembered_sha256
 
 STOCK_HEAD = {"task": {"name": "span"}, "mixer": [{"name": "last"}]}  # of a checkpoint of transformers
@@ -59,6 +60,7 @@ class Recipe:
     head: Mapping[str, Any]
     windows: WindowOptions
     decoding: DecodingOptions
+    tokenizer: TokenizerFile
 
     @property
     def key(self) -> str:
@@ -70,54 +72,67 @@ class Recipe:
         """Read all tensors and build the graph."""
         file = read_tensor_files(self.base.weights)
         encoder = pretrained_tensors(file, self.config)
-        head = Tensors({ours: file[name] for name, ours in STOCK_TENSORS.items() if name in file})
+        head = self._stock_head(file) if not self.chain else Tensors()
         for folder, saved in reversed(self.chain):
             delta = read_tensor_files([folder / MODEL_WEIGHTS])
             encoder = apply_delta(encoder, delta.under("encoder.model."), saved.tunings, self.config)
             head = delta.under("head.")
         return build_reader(self.config, encoder, self.head, head, self.windows.max_seq_length)
 
+    def _stock_head(self, file: Tensors) -> Tensors:
+        if missing := [name for name in STOCK_TENSORS if name not in file]:
+            raise ModelError(f"{self.base.folder}: the weights lack {', '.join(missing)}.")
+        return Tensors({ours: file[name] for name, ours in STOCK_TENSORS.items()})
+
+    def describe(self) -> ExportConfig:
+        """Return the configuration of the model as an exported folder stores it."""
+        return ExportConfig(
+            source=Identity(name=self.source.name, sha256=self.sha256),
+            gives_text=not TASKS[self.head["task"]["name"]],
+            windows=self.windows,
+            decoding=self.decoding,
+            cls_token_id=self.tokenizer.cls_token_id,
+            pad_token_id=self.tokenizer.pad_token_id,
+            positions=positions_of(self.config),
+        )
+
 
 def load_as_graph(source: Source, *, threads: int | None = None) -> OnnxModel:
     """Load a saved model or a checkpoint of transformers as a graph; raise NoGraphError if it has none."""
     recipe = read_recipe(source)
-    folder = source.folder
-    tokenizer = open_tokenizer(folder, recipe.config.model_type) if (folder / TOKENIZER).is_file() else None
-    if tokenizer is None:
-        raise NoGraphError(f"its tokenizer cannot be used without transformers ({folder} has no complete {TOKENIZER})")
-    config = ExportConfig(
-        source=Identity(name=source.name, sha256=recipe.sha256),
-        gives_text=recipe.head["task"]["name"] != "answerability",
-        windows=recipe.windows,
-        decoding=recipe.decoding,
-        cls_token_id=tokenizer.cls_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        positions=positions_of(recipe.config),
-    )
-    folders = list(dict.fromkeys([folder, *(link for link, _ in recipe.chain), recipe.base.folder]))
+    folders = list(dict.fromkeys([*(folder for folder, _ in recipe.chain), recipe.base.folder]))
     return open_cached(
-        recipe.key, recipe.build, lambda graph: OnnxModel(folders, config, tokenizer, graph, threads=threads)
+        recipe.key,
+        recipe.build,
+        lambda graph: OnnxModel(folders, recipe.describe(), recipe.tokenizer, graph, threads=threads),
     )
 
 
 def read_recipe(source: Source) -> Recipe:
     """Read and check everything about a model except its tensors, which are only hashed."""
-    if is_peft(source.folder):
+    folder = source.folder
+    if is_peft(folder):
         raise NoGraphError("a LoRA folder of peft has none")
-    if not is_saved_model(source.folder):
-        check_architecture(source.folder)
-        config = read_encoder_config(read_json(source.folder / MODEL_CONFIG))
-        windows = window_options(read_options(source.folder).get("model_max_length"))
-        sha256 = verified_hash(source, hash_file=remembered_sha256)
-        return Recipe(source, (), source, sha256, config, STOCK_HEAD, windows, DecodingOptions())
-    chain, base = _read_chain(source.folder)
-    saved = chain[0][1]
+    saved = is_saved_model(folder)
+    if not saved:
+        check_architecture(folder)
+    chain, base = _read_chain(folder) if saved else ([], source)
     config = read_encoder_config(read_json(base.folder / MODEL_CONFIG))
-    if saved.config.windows.max_seq_length > (positions_of(config) or 0):
+    if saved:
+        options = chain[0][1].config
+        head = {name: getattr(options.learner, name) for name in HEAD_OPTIONS}
+        windows, decoding = options.windows, options.decoding
+    else:
+        windows, decoding = window_options(read_options(folder).get("model_max_length")), DecodingOptions()
+        head = STOCK_HEAD
+    plan_head(head, config.depth)  # has every part a graph?
+    if saved and windows.max_seq_length > (positions_of(config) or 0):
         raise NoGraphError("its windows are longer than the positions of its encoder")
-    head = {name: getattr(saved.config.learner, name) for name in HEAD_OPTIONS}
+    tokenizer = open_tokenizer(folder, config.model_type) if (folder / TOKENIZER).is_file() else None
+    if tokenizer is None:
+        raise NoGraphError(f"its tokenizer has no {TOKENIZER} with a first token, and needs transformers")
     sha256 = verified_hash(source, hash_file=remembered_sha256)
-    return Recipe(source, tuple(chain), base, sha256, config, head, saved.config.windows, saved.config.decoding)
+    return Recipe(source, tuple(chain), base, sha256, config, head, windows, decoding, tokenizer)
 
 
 def _read_chain(folder: Path) -> tuple[list[tuple[Path, SavedModel]], Source]:

@@ -66,8 +66,22 @@ def load_model(
         try:
             return load_as_graph(source, threads=threads)
         except NoGraphError as reason:
-            _report_no_graph(os.fspath(name), str(reason), backend)
+            problem = f"{os.fspath(name)}: no ONNX graph can be made from this model: {reason}"
+        if backend == "onnx":
+            raise UsageError(f"{problem}; load it with backend 'torch'.")
+        if importlib.util.find_spec("torch") is None:
+            raise MissingLibraryError(f"{problem}; it", ["torch"])
+        model = _load_torch(source, device, precision, threads, inference_only)
+        warn(f"{problem}; it runs on torch, which takes longer to start.")  # now: damage has been reported as an error
+        return model
     return _load_torch(source, device, precision, threads, inference_only)
+
+
+def torch_if_installed(name: str | os.PathLike[str]) -> Backend:
+    """Return the backend for callers that prefer torch: to share an encoder, or to repeat a result exactly."""
+    folder = named_folder(os.fspath(name))
+    exported = os.path.isdir(folder) and is_exported(folder)
+    return "auto" if exported or importlib.util.find_spec("torch") is None else "torch"
 
 
 def _load_exported(folder: Path, device: Any, precision: str, backend: str, threads: int | None) -> OnnxModel:
@@ -102,16 +116,6 @@ def _has_gpu() -> bool:
     from lamella.encoder.device import choose_device
 
     return choose_device().type != "cpu"
-
-
-def _report_no_graph(name: str, reason: str, backend: Backend) -> None:
-    """Explain why a model cannot run on onnxruntime: as an error if that was asked for, or if torch is missing."""
-    problem = f"{name}: no ONNX graph can be made from this model: {reason}"
-    if backend == "onnx":
-        raise UsageError(f"{problem}; load it with backend 'torch'.")
-    if importlib.util.find_spec("torch") is None:
-        raise MissingLibraryError(f"{problem}; this model", ["torch"])
-    warn(f"{problem}; it runs on torch, which takes longer to start.")
 
 
 def _load_torch(
