@@ -216,7 +216,7 @@ def test_a_model_for_inference_is_merged_and_one_for_training_is_not(tuning: dic
                 parameter.add_(torch.randn(parameter.shape) / 3)
     model.save(tmp_path / "model")
     merged, whole = (
-        load_model(tmp_path / "model", device="cpu", precision="fp32", inference_only=inference_only)
+        load_model(tmp_path / "model", device="cpu", precision="fp32", backend="torch", inference_only=inference_only)
         for inference_only in (True, False)
     )
     assert isinstance(merged, ReaderModel)
@@ -247,7 +247,7 @@ def test_training_in_half_precision(tuning: dict[str, Any], target: str) -> None
 def test_a_merged_or_rounded_model_cannot_be_saved(tuning: str, precision: Any, tmp_path: Path) -> None:
     base = save_tiny_encoder(tmp_path / "base")
     ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": tuning})).save(tmp_path / "model")
-    model = load_model(tmp_path / "model", device="cpu", precision=precision, inference_only=True)
+    model = load_model(tmp_path / "model", device="cpu", precision=precision, backend="torch", inference_only=True)
     assert isinstance(model, ReaderModel)
     if (tuning, precision) == ("adapter", "fp32"):
         model.save(tmp_path / "again")
@@ -260,7 +260,10 @@ def test_a_merged_or_rounded_model_cannot_be_saved(tuning: str, precision: Any, 
 def test_merged_encoders_are_not_shared(tmp_path: Path) -> None:
     base = save_tiny_encoder(tmp_path / "base")
     ReaderModel(load_encoder(str(base)), tiny_run_config(encoder={"tuning": "lora"})).save(tmp_path / "model")
-    models = [load_model(tmp_path / "model", device="cpu", precision="fp32", inference_only=True) for _ in range(2)]
+    models = [
+        load_model(tmp_path / "model", device="cpu", precision="fp32", backend="torch", inference_only=True)
+        for _ in range(2)
+    ]
     share_encoders(models)
     assert models[0].encoder is not models[1].encoder
 

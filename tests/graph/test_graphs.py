@@ -13,6 +13,7 @@ from doubles import corpus, examples_about, save_tiny_encoder, tiny_run_config
 from lamella import registry
 from lamella.data.windows.features import featurise
 from lamella.data.windows.padding import Padded, pad
+from lamella.encoder.tuning import count_parameters
 from lamella.graph.encoder_config import PREFIXES
 from lamella.graph.head_graph import MIXERS, TASKS
 from lamella.graph.tuned_tensors import TUNINGS
@@ -63,6 +64,9 @@ def assert_same_as_torch(folder: Path, within: float = 1e-5) -> OnnxModel:
         np.testing.assert_allclose(found[:, real], expected[:, real], atol=within, rtol=0)
     for name in ("windows", "decoding", "gives_text", "folders"):
         assert getattr(graph, name) == getattr(in_torch, name)
+    if isinstance(in_torch, ReaderModel):
+        counts = (*count_parameters(in_torch), in_torch.base_parameters)
+        assert graph.count_parameters() == counts
     for name in ("cls_token_id", "pad_token_id"):
         assert getattr(graph.tokenizer, name) == getattr(in_torch.tokenizer, name)
     return graph

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,8 @@ def test_training_and_scoring_write_their_cost(tmp_path: Path, lamella: Any) -> 
     scored = ["evaluate", "demo:dev", "--model", tmp_path / "runs" / "last", "--precision", "fp32", "--batch-size", 4]
     assert lamella(*scored, "--out", tmp_path / "scored")[0] == 0
     again = read(tmp_path / "scored" / "cost.json")
-    for key in ("trainable_parameters", "total_parameters", "model_bytes", "device", "precision"):
+    assert re.fullmatch(r"cpu, \d+ threads?", again["device"])
+    for key in ("trainable_parameters", "total_parameters", "encoder_parameters", "model_bytes", "precision"):
         assert again[key] == trained[key], key
     assert again["inference_batch_size"] == 4
     assert "train_seconds" not in again

@@ -42,6 +42,9 @@ def quantise(folder: Path, nodes: Sequence[str]) -> None:
             per_channel=True,
             weight_type=QuantType.QInt8,
             use_external_data_format=external,
+            extra_options={
+                "DefaultTensorType": 1
+            },  # fp32: the types of values after onnxruntime's own nodes are not known
         )
         _round_embeddings(rounded / ONNX_GRAPH, external)
     for path in rounded.iterdir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ from safetensors import SafetensorError, deserialize, safe_open
 from lamella.errors import ModelError, one_line
 from lamella.graph.builder import NoGraphError
 
+FLOATS = ("F16", "BF16", "F32", "F64")
 TYPES = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "I64": "<i8", "I32": "<i4", "BOOL": "?"}
 
 
@@ -42,6 +44,18 @@ def read_tensor_files(paths: Sequence[Path]) -> Tensors:
         except SafetensorError as error:
             raise ModelError(f"{path}: expected a safetensors file, found a damaged one ({one_line(error)}).") from None
     return tensors
+
+
+def read_sizes(paths: Sequence[Path]) -> dict[str, int]:
+    """Return how many numbers each tensor of some files has, without reading them; integers do not count."""
+    sizes = {}
+    for path in paths:
+        with cast(Any, safe_open(path, "numpy")) as file:
+            for name in file.keys():  # noqa: SIM118 - not a dictionary
+                tensor = file.get_slice(name)
+                if tensor.get_dtype() in FLOATS:
+                    sizes[name] = math.prod(tensor.get_shape())
+    return sizes
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:

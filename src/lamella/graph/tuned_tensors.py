@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,17 @@ from lamella.graph.tensor_files import Tensors
 TUNINGS = ("adapter", "bitfit", "frozen", "full", "ia3", "layer_norm", "lora", "top_k")  # those with a graph
 CHANGE = re.compile(r"(.+)\.(lora|ia3)\.(A|B|A0|B0|m|factor)")
 ADAPTER = re.compile(r".+\.adapter(_\d+)?\.(down|up)\.(weight|bias)")
+MODULES = ("embeddings.", "embeddings_project.", "encoder.", "transformer.")  # of an encoder
+BUFFERS = (".A0", ".B0", ".running_mean", ".running_var")  # stored with a model, but not trained
 LEGACY = {".gamma": ".weight", ".beta": ".bias"}  # names of LayerNorms in the oldest files
+
+
+class ParameterCounts(NamedTuple):
+    """The numbers of parameters of a model: trained, all, and those of its base encoder."""
+
+    trained: int
+    total: int
+    encoder: int
 
 
 def pretrained_tensors(file: Tensors, config: EncoderConfig) -> Tensors:
@@ -30,6 +40,20 @@ def pretrained_tensors(file: Tensors, config: EncoderConfig) -> Tensors:
     prefix = PREFIXES[config.model_type]
     chosen = file.under(prefix) if any(name.startswith(prefix) for name in file) else file
     return Tensors({_current_name(name): value for name, value in chosen.items()})
+
+
+def count_parameters(
+    file: Mapping[str, int], deltas: Sequence[Mapping[str, int]], config: EncoderConfig, *, pooler: bool
+) -> ParameterCounts:
+    """Count parameters from the sizes of all tensors: of the encoder, and of each delta on it, the model's own last."""
+    prefix = PREFIXES[config.model_type]
+    names = {_current_name(name.removeprefix(prefix)): size for name, size in file.items()}
+    modules = (*MODULES, "pooler.") if pooler else MODULES
+    known = {f"encoder.model.{name}": size for name, size in names.items() if name.startswith(modules)}
+    for delta in deltas[:-1]:  # LoRA and IA³ of the models below are merged, and their heads are left out
+        known |= {name: size for name, size in delta.items() if ADAPTER.fullmatch(name)}
+    trained = {name: size for name, size in deltas[-1].items() if not name.endswith(BUFFERS)}
+    return ParameterCounts(sum(trained.values()), sum({**known, **trained}.values()), sum(known.values()))
 
 
 def apply_delta(

@@ -35,8 +35,8 @@ from lamella.graph.builder import NoGraphError
 from lamella.graph.encoder_config import EncoderConfig, read_encoder_config
 from lamella.graph.head_graph import TASKS, plan_head
 from lamella.graph.reader_graph import VERSION, ReaderGraph, build_reader
-from lamella.graph.tensor_files import Tensors, read_tensor_files
-from lamella.graph.tuned_tensors import apply_delta, pretrained_tensors
+from lamella.graph.tensor_files import Tensors, read_sizes, read_tensor_files
+from lamella.graph.tuned_tensors import ParameterCounts, apply_delta, count_parameters, pretrained_tensors
 from lamella.models.graph_cache import open_cached
 from lamella.models.onnx_model import ExportConfig, Identity, OnnxModel
 from lamella.models.saved import SavedModel, check_weights, read_saved
@@ -84,6 +84,12 @@ class Recipe:
             raise ModelError(f"{self.base.folder}: the weights lack {', '.join(missing)}.")
         return Tensors({ours: file[name] for name, ours in STOCK_TENSORS.items()})
 
+    def count_parameters(self) -> ParameterCounts | None:
+        """Count the parameters of a saved model; the checkpoints of transformers are not counted."""
+        deltas = [read_sizes([folder / MODEL_WEIGHTS]) for folder, _ in reversed(self.chain)]
+        pooler = plan_head(self.head, self.config.depth).pooled
+        return count_parameters(read_sizes(self.base.weights), deltas, self.config, pooler=pooler) if deltas else None
+
     def describe(self) -> ExportConfig:
         """Return the configuration of the model as an exported folder stores it."""
         return ExportConfig(
@@ -101,11 +107,14 @@ def load_as_graph(source: Source, *, threads: int | None = None) -> OnnxModel:
     """Load a saved model or a checkpoint of transformers as a graph; raise NoGraphError if it has none."""
     recipe = read_recipe(source)
     folders = list(dict.fromkeys([*(folder for folder, _ in recipe.chain), recipe.base.folder]))
-    return open_cached(
+    config = recipe.describe()
+    model = open_cached(
         recipe.key,
         recipe.build,
-        lambda graph: OnnxModel(folders, recipe.describe(), recipe.tokenizer, graph, threads=threads),
+        lambda graph: OnnxModel(folders, config, recipe.tokenizer, graph, threads=threads),
     )
+    model.count_parameters = recipe.count_parameters
+    return model
 
 
 def read_recipe(source: Source) -> Recipe:

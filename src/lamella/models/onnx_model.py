@@ -22,6 +22,7 @@ from lamella.data.windows.padding import Padded, check_window_length
 from lamella.encoder.sources import MODEL_CONFIG
 from lamella.errors import MissingLibraryError, ModelError, one_line
 from lamella.files import read_json
+from lamella.graph.tuned_tensors import ParameterCounts
 from lamella.models.tokenizer_file import TOKENIZER, TokenizerFile, read_tokenizer
 from lamella.section import Section
 
@@ -109,8 +110,10 @@ class OnnxModel:
         self.config, self.folders = config, tuple(folders)
         self.windows, self.decoding, self.gives_text = config.windows, config.decoding, config.gives_text
         self.tokenizer = tokenizer
+        self.count_parameters: Callable[[], ParameterCounts | None] = lambda: None  # an exported folder does not say
         self._session = _open(graph)
-        self._pool = ThreadPoolExecutor(threads or _cores(), "lamella-onnx")
+        self.threads = threads or _cores()
+        self._pool = ThreadPoolExecutor(self.threads, "lamella-onnx")
         self.inputs = [tensor.name for tensor in self._session.get_inputs()]
         if unknown := set(self.inputs) - set(INPUTS):
             raise ModelError(

@@ -16,7 +16,10 @@ from lamella import runs
 from lamella.data.examples import Example
 from lamella.data.windows.features import Features, featurise
 from lamella.data.windows.padding import pad
+from lamella.errors import counted
 from lamella.files import write_json
+from lamella.graph.tuned_tensors import ParameterCounts
+from lamella.models.onnx_model import OnnxModel
 
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
@@ -59,13 +62,9 @@ def model_cost(model: ReaderModel, window: SampleWindow | None, *, training: boo
     """
     from lamella.encoder.tuning import count_parameters
 
-    trained, total = count_parameters(model)
-    encoder = model.base_parameters  # without the parameters that the tuning added
+    # The encoder is counted without the parameters that the tuning added.
     cost: dict[str, Any] = {
-        "trainable_parameters": trained,
-        "total_parameters": total,
-        "encoder_parameters": encoder,
-        "trainable_percent_of_encoder": 100 * trained / encoder,
+        **_parameters(ParameterCounts(*count_parameters(model), model.base_parameters)),
         "device": device_name(model.device),
         "precision": model.precision,
     }
@@ -76,9 +75,15 @@ def model_cost(model: ReaderModel, window: SampleWindow | None, *, training: boo
 
 def cost_of_answers(model: QAModel, examples: Sequence[Example], seconds: float, batch_size: int) -> dict[str, Any]:
     """Return the cost of answering with any kind of model, and of the model itself as far as it is known."""
-    device: Any = getattr(model, "device", None)  # an exported model has none
+    device: Any = getattr(model, "device", None)  # an ONNX graph has none
     cost: dict[str, Any] = {"device": "cpu"}
-    if device is not None:
+    if isinstance(model, OnnxModel):
+        cost = {
+            **_parameters(model.count_parameters()),
+            "device": _cpu(model.threads),
+            "precision": model.config.precision,
+        }
+    elif device is not None:
         from lamella.models.model import ReaderModel
 
         cost = {"device": device_name(device)}
@@ -127,8 +132,22 @@ def device_name(device: Any) -> str:
 
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"cpu, {threads} thread{'s' if threads > 1 else ''}" if device.type == "cpu" else str(device.type)
+    return _cpu(torch.get_num_threads()) if device.type == "cpu" else str(device.type)
+
+
+def _cpu(threads: int) -> str:
+    return f"cpu, {counted(threads, 'thread')}"
+
+
+def _parameters(counts: ParameterCounts | None) -> dict[str, Any]:
+    if counts is None:
+        return {}
+    return {
+        "trainable_parameters": counts.trained,
+        "total_parameters": counts.total,
+        "encoder_parameters": counts.encoder,
+        "trainable_percent_of_encoder": 100 * counts.trained / counts.encoder,
+    }
 
 
 def sample_window(model: ReaderModel, features: Features, layers: Sequence[int] | None = None) -> SampleWindow:
