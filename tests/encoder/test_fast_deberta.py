@@ -139,7 +139,10 @@ def test_weights_that_tokens_and_positions_share_are_rounded_once(tmp_path: Path
     base = save_tiny_encoder(tmp_path / "base", "deberta-v2", initializer_range=0.1, **sizes)
     ReaderModel(load_encoder(str(base)), tiny_run_config()).save(tmp_path / "model")
     export_onnx(tmp_path / "model", tmp_path / "int8", int8=True)
-    model, rounded = load_model(tmp_path / "model", device="cpu", precision="fp32"), load_model(tmp_path / "int8")
+    model, rounded = (
+        load_model(tmp_path / "model", backend="torch", device="cpu", precision="fp32"),
+        load_model(tmp_path / "int8"),
+    )
     padded = pad(features := featurise(examples_about(corpus()[:3]), model.tokenizer, model.windows), np.arange(3))
     assert len(features) >= 3
     expected, actual = (each.logits(padded)[:, padded.mask] for each in (model, rounded))

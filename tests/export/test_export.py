@@ -262,7 +262,7 @@ def test_transformers_loads_it_with_equal_logits(
     own = torch.from_numpy(model.logits(padded))
     torch.testing.assert_close(stock[:, batch.mask], own[:, batch.mask], atol=exact, rtol=1e-6)
 
-    back = load_model(tmp_path / "stock", device="cpu", precision="fp32")
+    back = load_model(tmp_path / "stock", device="cpu", precision="fp32", backend="torch")
     assert isinstance(back, StockModel)
     again = torch.from_numpy(back.logits(padded))
     torch.testing.assert_close(again[:, batch.mask], stock[:, batch.mask], atol=2e-6, rtol=1e-6)  # attention is own
@@ -286,7 +286,7 @@ def test_a_chain_and_an_encoder_with_its_own_labels(tmp_path: Path) -> None:
     save_tiny_encoder(tmp_path / "base", num_labels=5)
     last = chain_of(["lora", "full", "frozen"], tmp_path / "base", tmp_path / "chain")
     save_as_transformers(last, tmp_path / "stock")
-    found = load_model(tmp_path / "stock", device="cpu", precision="fp32").logits(windows("bert"))
+    found = load_model(tmp_path / "stock", device="cpu", precision="fp32", backend="torch").logits(windows("bert"))
     np.testing.assert_allclose(found, ReaderModel.load(last).logits(windows("bert")), atol=1e-5)
 
 
