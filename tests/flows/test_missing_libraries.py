@@ -30,14 +30,15 @@ INSTALL_TORCH = "needs torch, which is not installed; install with: pip install 
 INSTALL_TRAIN = (
     "needs torch, transformers and accelerate, which are not installed; install with: pip install 'lamella[train]'"
 )
-RUN_ONNX = "; a model exported with `lamella export --onnx` runs without it"
+NO_GRAPH = "no ONNX graph can be made from this model: encoders of type deberta-v2 have no graph builder"
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("missing")
-    encoder = load_encoder(str(save_tiny_encoder(folder / "tiny", num_hidden_layers=1)))
-    ReaderModel(encoder, tiny_run_config()).eval().save(folder / "model")
+    for name, family in (("model", "bert"), ("deberta", "deberta-v2")):
+        encoder = load_encoder(str(save_tiny_encoder(folder / f"tiny-{family}", family, num_hidden_layers=1)))
+        ReaderModel(encoder, tiny_run_config()).eval().save(folder / name)
     export_onnx(folder / "model", folder / "onnx")
     return folder / "onnx"
 
@@ -51,23 +52,36 @@ def run_without(missing: str, *arguments: str | Path) -> subprocess.CompletedPro
 @pytest.mark.parametrize(
     ("missing", "command", "message"),
     [
-        ("torch", "ask Who? --text Bob", f"this model {INSTALL_TORCH}{RUN_ONNX}"),
-        ("torch", "predict demo:dev --model default --out OUT", f"this model {INSTALL_TORCH}{RUN_ONNX}"),
-        ("torch", "evaluate demo:dev --model default --out OUT", f"this model {INSTALL_TORCH}{RUN_ONNX}"),
+        ("torch", "ask Who? --text Bob --model DEBERTA", f"DEBERTA: {NO_GRAPH}; it {INSTALL_TORCH}"),
+        (
+            "torch",
+            "predict demo:dev --model default --precision bf16 --out OUT",
+            f"default: backend 'torch' {INSTALL_TORCH}; on a CPU in fp32 this model needs none",
+        ),
+        ("torch", "evaluate demo:dev --model DEBERTA --out OUT", f"DEBERTA: {NO_GRAPH}; it {INSTALL_TORCH}"),
         ("torch", "train RUN_FILE --out OUT", f"`lamella train` {INSTALL_TORCH}"),
         ("torch,transformers,accelerate", "train RUN_FILE --out OUT", f"`lamella train` {INSTALL_TRAIN}"),
         ("torch", "sweep RUN_FILE --out OUT", f"`lamella sweep` {INSTALL_TORCH}"),
         ("torch", "export default --half OUT", f"`lamella export` {INSTALL_TORCH}"),
-        ("torch", "export default --onnx OUT", f"`lamella export` {INSTALL_TORCH}"),
+        (
+            "torch",
+            "export DEBERTA --onnx OUT",
+            f"export --onnx of this model (encoders of type deberta-v2 have no graph builder) {INSTALL_TORCH}",
+        ),
+        (
+            "onnx",
+            "export MODEL --onnx OUT --int8",
+            "export --onnx --int8 needs onnx, which is not installed; install with: pip install 'lamella[onnx]'",
+        ),
         (
             "onnx,onnxscript",
-            "export MODEL --onnx OUT",
-            "export --onnx needs onnx and onnxscript, which are not installed; install with: "
+            "export DEBERTA --onnx OUT",
+            "export --onnx of this model needs onnx and onnxscript, which are not installed; install with: "
             "pip install 'lamella[onnx]'",
         ),
         (
             "onnx_ir",  # needed by onnxscript
-            "export MODEL --onnx OUT",
+            "export DEBERTA --onnx OUT",
             "export --onnx needs onnx_ir, which is not installed; install with: pip install onnx_ir",
         ),
         (
@@ -98,22 +112,39 @@ def test_a_missing_library_is_named_in_one_line(
         "RUN_FILE": tmp_path / "run.toml",
         "EXPORTED": exported,
         "MODEL": exported.parent / "model",
+        "DEBERTA": exported.parent / "deberta",
     }
     ended = run_without(missing, *(names.get(word, word) for word in command.split()))
+    message = message.replace("DEBERTA", str(names["DEBERTA"]))
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"lamella: {message}\n")
     assert not (tmp_path / "out").exists()
 
 
-def test_an_exported_model_predicts_and_evaluates_without_torch(exported: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["onnx", "model"])
+def test_a_model_predicts_and_evaluates_without_torch(kind: str, exported: Path, tmp_path: Path) -> None:
     for command in ("predict", "evaluate"):
         ended = run_without(
             "torch,transformers,accelerate,onnx,onnxscript",
-            *(command, "demo:dev", "--model", exported, "--out", tmp_path / command),
+            *(command, "demo:dev", "--model", exported.parent / kind, "--out", tmp_path / command),
         )
         assert ended.returncode == 0
         warnings = ended.stderr.splitlines()  # the tiny tokenizer makes many tokens of a question
         assert len(warnings) == (command == "predict")
         assert all(line.startswith("warning: 122 questions cut to 24 tokens each") for line in warnings)
+
+
+def test_a_model_is_exported_without_torch(exported: Path, tmp_path: Path) -> None:
+    ended = run_without(
+        "torch,transformers,accelerate,onnx,onnxscript",
+        "export",
+        exported.parent / "model",
+        "--onnx",
+        tmp_path / "onnx",
+    )
+    line = "the logits were not compared with torch's: torch is not installed"
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines() == [f"{tmp_path / 'onnx'}: written, fp32", line]
+    assert (tmp_path / "onnx" / "model.onnx").read_bytes() == (exported / "model.onnx").read_bytes()
 
 
 def test_debug_shows_where_the_library_is_imported() -> None:

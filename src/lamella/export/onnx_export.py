@@ -151,9 +151,9 @@ def _compare(model: ReaderModel | StockModel, exported: OnnxModel) -> float:
 
 def _check_call(name: str, folder: Path, int8: bool, data: str | None) -> Source:
     """Check the arguments before any slow work; return the model to export."""
-    libraries = ("onnxruntime", *(["onnx"] if int8 else []))
-    if missing := [library for library in libraries if importlib.util.find_spec(library) is None]:
-        raise MissingLibraryError("export --onnx", missing)
+    for library, use in {"onnxruntime": "export --onnx", **({"onnx": "export --onnx --int8"} if int8 else {})}.items():
+        if importlib.util.find_spec(library) is None:
+            raise MissingLibraryError(use, [library])
     if data and not int8:
         raise UsageError("export: expected --int8 with --data, which measures its loss.")
     check_output_folder(folder)

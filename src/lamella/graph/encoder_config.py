@@ -76,13 +76,13 @@ def read_encoder_config(config: Mapping[str, Any]) -> EncoderConfig:
     """Return the configuration of an encoder; raise NoGraphError if its kind, or an option of it, has no graph."""
     model_type = config.get("model_type")
     if model_type not in PREFIXES:
-        raise NoGraphError(f"encoders of type {model_type} have none")
+        raise NoGraphError(f"encoders of type {model_type} have no graph builder")
     values = {**DEFAULTS, **OWN_DEFAULTS.get(str(model_type), {})}
     values |= {key: value for key, value in config.items() if value is not None}
     if model_type == "distilbert":  # its LayerNorms ignore the configuration
         values |= {name: config[own] for name, own in DISTILBERT.items() if own in config} | {"layer_norm_eps": 1e-12}
     if values["is_decoder"] or values["position_embedding_type"] != "absolute":
-        raise NoGraphError(f"this {model_type} encoder computes a variant that has none")
+        raise NoGraphError(f"this {model_type} encoder computes a variant that has no graph builder")
     try:
         return EncoderConfig(
             model_type=str(model_type),

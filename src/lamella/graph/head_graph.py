@@ -65,11 +65,11 @@ def plan_head(spec: Mapping[str, Any], depth: int) -> HeadPlan:
     """Return the plan of a head from the options of a saved model; raise NoGraphError if a part has no graph."""
     task = spec["task"]["name"]
     if task not in TASKS:
-        raise NoGraphError(f"the task {task} has none")
+        raise NoGraphError(f"the task {task} has no graph builder")
     stages, beside = list(spec["mixer"]), list(spec.get("beside", []))
     for stage in (*stages, *beside):
         if stage["name"] not in MIXERS:
-            raise NoGraphError(f"the mixer {stage['name']} has none")
+            raise NoGraphError(f"the mixer {stage['name']} has no graph builder")
     try:
         chosen = choose_layers(spec.get("layers", "encoder"), depth)
     except ConfigError as error:
@@ -135,7 +135,7 @@ class _HeadBuilder:
         for number, options in enumerate(stages):
             mixer = MIXERS[options["name"]]
             if mixer is None:
-                raise NoGraphError(f"the mixer {options['name']} has none beside other stages")
+                raise NoGraphError(f"the mixer {options['name']} has no graph builder beside other stages")
             x = mixer(self._inputs(place, number, options), x)
         return graph.reshape(graph.transpose(x.value, 0, 2, 3, 1, 4), [0, 0, 0, x.channels * x.width]), x.streams
 

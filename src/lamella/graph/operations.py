@@ -31,7 +31,7 @@ def activate(graph: Graph, name: str, x: str) -> str:
         return graph.op("Relu", x)
     if name in ("silu", "swish"):
         return graph.op("Mul", x, graph.op("Sigmoid", x))
-    raise NoGraphError(f"the activation {name} has none")
+    raise NoGraphError(f"the activation {name} has no graph builder")
 
 
 def _constant(graph: Graph, tensors: Tensors, name: str) -> str:

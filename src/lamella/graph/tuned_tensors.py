@@ -66,7 +66,7 @@ def apply_delta(
     """
     for tuning in tunings:
         if tuning["name"] not in TUNINGS:
-            raise NoGraphError(f"the tuning {tuning['name']} has none")
+            raise NoGraphError(f"the tuning {tuning['name']} has no graph builder")
     tuned = Tensors(tensors)
     changes: dict[str, Tensors] = {}
     for name, value in delta.items():

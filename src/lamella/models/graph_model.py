@@ -121,7 +121,7 @@ def read_recipe(source: Source) -> Recipe:
     """Read and check everything about a model except its tensors, which are only hashed."""
     folder = source.folder
     if is_peft(folder):
-        raise NoGraphError("a LoRA folder of peft has none")
+        raise NoGraphError("LoRA folders of peft have no graph builder")
     saved = is_saved_model(folder)
     if not saved:
         check_architecture(folder)
@@ -159,7 +159,7 @@ def _read_chain(folder: Path) -> tuple[list[tuple[Path, SavedModel]], Source]:
         if sha256 != saved.base_sha256:
             raise NoGraphError(f"its base encoder {saved.base_name} is not the file that it was trained on")
         if is_peft(base.folder) or base.folder.resolve() in [below.resolve() for below, _ in chain]:
-            raise NoGraphError("its base model has none")
+            raise NoGraphError("its base model has no graph")
         if not is_saved_model(base.folder):
             return chain, base
         folder = base.folder

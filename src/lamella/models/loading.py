@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from lamella.encoder.sources import Source, is_model, named_folder
-from lamella.errors import MissingLibraryError, UnknownNameError, UsageError, one_line, warn
+from lamella.errors import LamellaError, MissingLibraryError, UnknownNameError, UsageError, one_line, warn
 from lamella.graph.builder import NoGraphError
-from lamella.models.graph_model import load_as_graph
+from lamella.models.graph_model import load_as_graph, read_recipe
 from lamella.models.names import find_model
 from lamella.models.onnx_model import OnnxModel, is_exported
 from lamella.runs import MODEL, run_state
@@ -118,11 +118,20 @@ def _has_gpu() -> bool:
     return choose_device().type != "cpu"
 
 
+def _has_graph(source: Source) -> bool:
+    try:
+        read_recipe(source)
+    except (NoGraphError, LamellaError):
+        return False
+    return True
+
+
 def _load_torch(
     source: Source, device: Any, precision: Precision, threads: int | None, inference_only: bool
 ) -> ReaderModel | StockModel:
     if importlib.util.find_spec("torch") is None:
-        raise MissingLibraryError("this model, loaded like this,", ["torch"], advice="; backend 'onnx' needs no torch")
+        advice = "; on a CPU in fp32 this model needs none" if _has_graph(source) else ""
+        raise MissingLibraryError(f"{source.name}: backend 'torch'", ["torch"], advice=advice)
 
     import torch
 
