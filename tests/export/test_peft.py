@@ -305,6 +305,7 @@ EDITS: list[tuple[dict[str, Any], str]] = [
     ({"base_model_name_or_path": None}, "with base_model_name_or_path"),
     ({"revision": "v2"}, "got revision"),
     ({"lora_alpha": "x"}, "lora_alpha: expected a number, got 'x'"),
+    ({"lora_alpha": 0}, "lora_alpha: expected a number greater than 0, got 0"),
     ({"lora_dropout": "x"}, "lora_dropout: expected a number, got 'x'"),
     ({"alpha_pattern": [1]}, r"alpha_pattern: expected a table, got \[1\]"),
     ({"alpha_pattern": {"query": None}}, "alpha_pattern.query: expected a number, got None"),

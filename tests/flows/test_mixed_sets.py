@@ -96,6 +96,7 @@ def test_check_shows_the_mixture_of_a_run_file(lamella: Any) -> None:
     _, out, _ = lamella("check", "run.toml", "--json")
     shares = json.loads(out)["mixture"]
     assert [(share["file"], share["taken"]) for share in shares] == [("demo:dev", 135), ("demo:train", 810)]
+    assert {share["run_file"] for share in shares} == {"run.toml"}
 
 
 @needs_torch

@@ -177,6 +177,8 @@ class TestAsk:
         for options, message in (
             ({"threshold": "high"}, "threshold: expected a number, got 'high'"),
             ({"threshold": math.nan}, "threshold: expected a number, got nan"),
+            ({"threshold": True}, "threshold: expected a number, got True"),
+            ({"passages": True}, "passages: expected a whole number of at least 1, got True"),
             ({"max_answer_length": 0}, "max_answer_length: expected a whole number of at least 1, got 0"),
         ):
             with pytest.raises(UsageError, match=message):

@@ -61,7 +61,8 @@ def check(
 
     if fix:  # it used to take the next word as its output, which could be a data file
         raise UsageError("check --fix: expected --fix-to OUT, the file to write the fixed copy to.")
-    configs = [config for name in files if name.endswith(".toml") for config in _configs(name)]
+    plans = [(name, config) for name in files if name.endswith(".toml") for config in _configs(name)]
+    configs = [config for _, config in plans]
     named = [name for config in configs for split in ("train", "dev", "threshold") for name in config.data.files(split)]
     files = list(dict.fromkeys([*(name for name in files if not name.endswith(".toml")), *named]))
     if not files:
@@ -74,7 +75,12 @@ def check(
         except UnreadableError as error:
             unreadable.append(str(error))
     report = check_files(read_files, tokenizer=_counting_tokenizer(encoder))
-    mixtures = [] if unreadable else [share for config in configs for share in _mixture(config, read_files)]
+    mixtures = [
+        {"run_file": name, **share}
+        for name, config in plans
+        if not unreadable
+        for share in _mixture(config, read_files)
+    ]
     if as_json:
         table = {**report.to_json(), "unreadable": unreadable, "mixture": mixtures}
         typer.echo(json.dumps(table, ensure_ascii=False, indent=2))

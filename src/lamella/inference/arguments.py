@@ -25,7 +25,7 @@ def check_text(name: str, value: Any) -> str:
 
 def check_positive(name: str, value: Any) -> int:
     """Check that a value is a whole number of at least 1."""
-    if not isinstance(value, Integral) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise UsageError(f"{name}: expected a whole number of at least 1, got {shorten(value)}.")
     return int(value)
 

@@ -286,7 +286,7 @@ def _change_decoding(
         decoding = at_prior(decoding, answerable)
     changes: dict[str, Any] = {}
     if threshold is not None:
-        if not isinstance(threshold, Real) or math.isnan(threshold):
+        if isinstance(threshold, bool) or not isinstance(threshold, Real) or math.isnan(threshold):
             raise UsageError(f"threshold: expected a number, got {shorten(threshold)}.")
         changes["null_score_diff_threshold"] = float(threshold)
     if max_answer_length is not None:

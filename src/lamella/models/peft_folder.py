@@ -123,6 +123,8 @@ def _check_numbers(config: Mapping[str, Any], path: Path) -> None:
     for key, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ModelError(f"{path}: {key}: expected a number, got {shorten(value)}.")
+        if value <= 0 and key != "lora_dropout":
+            raise ModelError(f"{path}: {key}: expected a number greater than 0, got {value}.")
 
 
 def _read_shapes(path: Path) -> dict[str, list[int]]:
