@@ -30,6 +30,7 @@ for line in sys.stdin:
     sys.stdin, sys.stdout, sys.stderr = (open(number, "w" if number else "r", closefd=False) for number in range(3))
     os.environ.clear()
     os.environ.update(request["environment"])
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
     os.chdir(request["folder"])
     sys.argv = ["lamella", *request["arguments"]]
     main()

@@ -234,7 +234,7 @@ def test_a_model_for_inference_is_merged_and_one_for_training_is_not(tuning: dic
 @pytest.mark.parametrize("target", ["query", "key", "value", "ffn_output"])
 @each_tuning
 def test_training_in_half_precision(tuning: dict[str, Any], target: str) -> None:
-    model = tiny_model(encoder={"tuning": {**tuning, "targets": [target]}}).train()
+    model = tiny_model(layers=1, encoder={"tuning": {**tuning, "targets": [target]}}).train()
     model.precision = "bf16"
     model(tiny_batch()).sum().backward()
     changes = [change_of(layer) for layer in changed_layers(model.encoder.model).values()]

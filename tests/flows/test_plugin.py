@@ -8,24 +8,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from doubles import save_tiny_encoder
+from forks import ForkServer
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "examples" / "plugin"
-ASK_AND_ANALYSE = """
-import json, sys
-from lamella import Reader
-from lamella.__main__ import main
-_, run, out = sys.argv
-reader = Reader.load(run)
-(answer,) = reader.ask("What is it?", "It is a bee.")
-print(json.dumps({"mixer": type(reader.model.head.stages[0]).__module__, "answer": answer["answer"]}))
-sys.argv = ["lamella", "analyse", run, "--out", out]
-main()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +31,28 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def run(site: Path | None, *command: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run Python with the plugin installed, or without it."""
-    paths = [*([str(site)] if site else []), str(ROOT / "src")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+def python_path(*folders: Path) -> str:
+    return os.pathsep.join(map(str, (*folders, ROOT / "src")))
+
+
+def run(site: Path, *command: object) -> subprocess.CompletedProcess[str]:
+    """Run Python with the plugin installed."""
+    environment = {**os.environ, "PYTHONPATH": python_path(site), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, *map(str, command)]
-    return subprocess.run(words, capture_output=True, text=True, check=False, env=environment, cwd=cwd)
+    return subprocess.run(words, capture_output=True, text=True, check=False, env=environment, cwd=site)
+
+
+def run_lamella(forks: ForkServer, site: Path, *arguments: object) -> str:
+    """Run a command with the plugin installed, and return its output."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", python_path(site))
+        code, out, err = forks.run(*arguments)
+    assert (code, err) == (0, "")
+    return out
 
 
 @pytest.fixture(scope="module")
-def trained(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(site: Path, forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the plugin's own run file, a step long and on a tiny encoder."""
     folder = tmp_path_factory.mktemp("run")
     encoder = save_tiny_encoder(folder / "encoder")
@@ -62,16 +65,14 @@ def trained(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "windows.doc_stride=16",
     ]
     settings = [word for change in changes for word in ("--set", change)]
-    ended = run(site, "-m", "lamella", "train", PLUGIN / "run.toml", "--out", folder / "gated", *settings)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    run_lamella(forks, site, "train", PLUGIN / "run.toml", "--out", folder / "gated", *settings)
     return folder / "gated"
 
 
-def test_its_mixer_is_listed_like_ours_and_help_does_not_load_it(site: Path) -> None:
-    ended = run(site, "-m", "lamella", "parts", "mixer")
-    assert ended.returncode == 0, ended.stderr
-    assert "gated                  A learned gate over the layers of each token" in ended.stdout
-    assert "temperature: float (> 0) = 1.0" in ended.stdout
+def test_its_mixer_is_listed_like_ours_and_help_does_not_load_it(site: Path, forks: ForkServer) -> None:
+    listing = run_lamella(forks, site, "parts", "mixer")
+    assert "gated                  A learned gate over the layers of each token" in listing
+    assert "temperature: float (> 0) = 1.0" in listing
     ended = run(site, "-X", "importtime", "-m", "lamella", "--help")
     loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in ended.stderr.splitlines() if "|" in line}
     assert "typer" in loaded
@@ -79,28 +80,25 @@ def test_its_mixer_is_listed_like_ours_and_help_does_not_load_it(site: Path) -> 
 
 
 def test_a_run_is_trained_with_it_and_its_reader_is_asked_and_analysed(
-    site: Path, trained: Path, tmp_path: Path
+    site: Path, trained: Path, forks: ForkServer, tmp_path: Path
 ) -> None:
     assert json.loads((trained / "config.json").read_text())["learner"]["mixer"] == [
         {"name": "gated", "temperature": 2.0}
     ]
     assert json.loads((trained / "model" / "config.json").read_text())["plugins"] == ["lamella_gated.mixers"]
-    ended = run(site, "-c", ASK_AND_ANALYSE, trained, tmp_path / "analysis")
-    assert ended.returncode == 0, ended.stderr
-    loaded = json.loads(ended.stdout.splitlines()[0])
-    assert loaded["mixer"] == "lamella_gated.mixers"
-    assert isinstance(loaded["answer"], str)
+    asked = run_lamella(forks, site, "ask", "What is it?", "--text", "It is a bee.", "--model", trained, "--json")
+    assert json.loads(asked)["answers"]
+    run_lamella(forks, site, "analyse", trained, "--out", tmp_path / "analysis")
     (analysed,) = json.loads((tmp_path / "analysis" / "analysis.json").read_text())["runs"]
     assert analysed["layer_attention"]["mixer"] == "gated"
     for weights in analysed["layer_attention"]["weights"]["start"].values():
         assert sum(weights) == pytest.approx(1, abs=1e-3)
 
 
-def test_without_the_plugin_its_reader_names_what_is_missing(trained: Path, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("It is a bee.")
-    ended = run(None, "-m", "lamella", "ask", "What?", "--context", tmp_path / "text.txt", "--model", trained)
-    assert ended.returncode == 1
-    assert ended.stderr == (
+def test_without_the_plugin_its_reader_names_what_is_missing(trained: Path, lamella: Any) -> None:
+    code, _, err = lamella("ask", "What?", "--text", "It is a bee.", "--model", trained)
+    assert code == 1
+    assert err == (
         f"lamella: {trained / 'model' / 'config.json'}: needs the mixer 'gated', which is not installed here; install "
         "the package that holds lamella_gated.mixers.\n"
     )
@@ -108,6 +106,6 @@ def test_without_the_plugin_its_reader_names_what_is_missing(trained: Path, tmp_
 
 def test_its_own_test_passes(site: Path) -> None:
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, PLUGIN / "tests"]
-    ended = run(site, *command, cwd=site)
+    ended = run(site, *command)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "1 passed" in ended.stdout

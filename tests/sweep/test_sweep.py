@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from doubles import record_weights, save_tiny_encoder
 from lamella import runs
 from lamella.data.demo import data_path
+from lamella.data.file_formats.formats import read
+from lamella.data.file_formats.writers import write as write_examples
 from lamella.errors import ConfigError, LamellaError, RunError, UsageError
 from lamella.files import read_json, write_json
 from lamella.plan import load_plan
@@ -39,7 +41,7 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_encoder(tmp_path_factory.mktemp("sweep") / "tiny")
+    return save_tiny_encoder(tmp_path_factory.mktemp("sweep") / "tiny", num_hidden_layers=1)
 
 
 def write(path: Path, encoder: Path | None, more: str = "", **encoder_options: str) -> Path:
@@ -311,15 +313,15 @@ def test_a_run_made_from_different_files_is_not_skipped(tmp_path: Path) -> None:
 def test_a_run_whose_teacher_was_replaced_is_not_skipped(
     tmp_path: Path, lamella: Callable[..., tuple[int, str, str]], teacher: str, distil: str
 ) -> None:
-    encoder, out = save_tiny_encoder(tmp_path / "tiny"), tmp_path / "out"
+    encoder, out = save_tiny_encoder(tmp_path / "tiny", num_hidden_layers=1), tmp_path / "out"
     first = write(tmp_path / "first.toml", encoder)
+    write_examples(read("demo:train").examples[:8], tmp_path / "taught.json")  # those that the run files train on
     run_sweep(read_sweep([first], tmp_path / "before"), tmp_path / "before", log=quiet)
     model, logits = tmp_path / "before" / "first", tmp_path / "logits"
 
     def predict() -> None:
-        assert (
-            lamella("predict", "demo:train", "--model", model, "--keep-logits", "--out", logits, "--overwrite")[0] == 0
-        )
+        call = ("predict", tmp_path / "taught.json", "--model", model, "--keep-logits", "--out", logits, "--overwrite")
+        assert lamella(*call)[0] == 0
 
     def sweep_again() -> list[RunOutcome]:
         return run_sweep(read_sweep([second], out), out, log=quiet)

@@ -26,11 +26,13 @@ TOLERANCE = 1e-5  # of logits in fp32
 def check_mixer(name: str, /, **options: Any) -> None:
     """Check that a mixer keeps the contract of mixers, with every task on every tiny encoder.
 
-    `MIXER_CHECKS` lists the checks; each function there states what it expects.
+    `MIXER_CHECKS` lists the checks; each function there states what it expects. A reader saves its head alike on all
+    encoders, so that is checked on one.
     """
     for case in mixer_cases(name, options):
         for check in MIXER_CHECKS.values():
-            check(case)
+            if check is not check_survives_saving or case.family == "bert":
+                check(case)
 
 
 @dataclass(frozen=True)
