@@ -17,9 +17,10 @@ demo: $(INSTALLED)
 	$(BIN)/lamella compare runs/study --baseline last
 	$(BIN)/lamella report runs/study --out runs/study.html --overwrite
 
-# Two workers with one thread each: most tensors in the tests are too small to benefit from threads.
+# Two workers with one thread each: most tensors in the tests are too small to benefit from threads. Bytecode is kept
+# even where the environment turns it off: without it, each process compiles all tests and the package again.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
 
 # The tests that need no torch, in an environment without it.
 test-light: $(LIGHT)

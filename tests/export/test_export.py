@@ -41,7 +41,7 @@ from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
 from lamella.models.transformers_model import StockModel
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "read_once")
 
 FULL_LORA = {"name": "lora", "rank": 2, "targets": ["query", "attention_output", "ffn_output"]}
 RELATIVE = {"name": "lora", "rank": 2, "dora": True, "init": "pissa", "rslora": True}

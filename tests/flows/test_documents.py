@@ -79,8 +79,9 @@ def test_every_run_file_that_ships_trains_a_step(path: Path, lamella: Any, tmp_p
     changes = [
         *tiny,
         "training.max_steps=1",
-        "data.max_train_samples=8",
-        "data.max_eval_samples=4",
+        "training.batch_size=2",
+        "data.max_train_samples=2",
+        "data.max_eval_samples=2",
         "windows.max_seq_length=128",
         "windows.doc_stride=16",
     ]

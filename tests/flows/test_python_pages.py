@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = ("README.md", "docs/reference/python.md", "docs/tutorials/first-reader.md")
 SMALL: dict[str, Any] = {
-    "training": {"max_steps": 1, "batch_size": 4},
-    "data": {"max_train_samples": 8, "max_eval_samples": 6},
+    "training": {"max_steps": 1, "batch_size": 2},
+    "data": {"max_train_samples": 3, "max_eval_samples": 2},
     "windows": {"max_seq_length": 128, "doc_stride": 16},
 }
 

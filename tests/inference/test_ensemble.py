@@ -43,7 +43,7 @@ from lamella.scoring.calibrate import fingerprint
 from lamella.scoring.ensemble_gain import write_ensemble
 from lamella.scoring.metrics import score
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "read_once")
 HOWS = ("max", "mean", "product")
 
 

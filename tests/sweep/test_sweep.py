@@ -30,7 +30,7 @@ from lamella.training.run import train_plan
 from outcomes import outcome
 from run_files import write_run_file
 
-pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
+pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu", "read_once")
 PAPERS = Path(__file__).resolve().parents[2] / "configs" / "papers"
 Lamella = Callable[..., tuple[int, str, str]]
 

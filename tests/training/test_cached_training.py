@@ -16,7 +16,7 @@ from lamella.plan import make_plan
 from lamella.training.extract import extract
 from lamella.training.run import train_plan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "read_once")
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from lamella.plan import make_plan
 from lamella.training.fitting.steps import Position, Steps, question_ranks
 from lamella.training.run import train_plan
 
-pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
+pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu", "read_once")
 SILENT: Any = lambda line: None  # noqa: E731
 
 

@@ -26,7 +26,7 @@ from lamella.training.fitting import bookkeeping
 from lamella.training.run import train_pass, train_plan
 from outcomes import outcome
 
-pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
+pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu", "read_once")
 
 
 class Killed(BaseException):

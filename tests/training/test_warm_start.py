@@ -20,7 +20,7 @@ from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
 from lamella.training.run import train_plan
 
-pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
+pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu", "read_once")
 ALL = ["query", "key", "value", "attention_output", "ffn_input", "ffn_output"]
 
 
