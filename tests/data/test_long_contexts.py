@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from doubles import example
 from lamella.data.dataset import load_examples
 from lamella.data.long_contexts import lengthen_contexts
 from lamella.errors import UsageError
+from samples import example
 
 
 def test_answers_move_with_their_context() -> None:
