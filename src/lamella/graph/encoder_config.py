@@ -71,6 +71,20 @@ class EncoderConfig:
         """The number of layers above the embeddings."""
         return self.num_hidden_layers * self.inner_group_num
 
+    @property
+    def layer_paths(self) -> list[str]:
+        """The paths of the distinct layers from the bottom up: as many as the depth, or fewer if weights are shared."""
+        return list(dict.fromkeys(map(self.layer_path, range(1, self.depth + 1))))
+
+    def layer_path(self, number: int) -> str:
+        """Return the path of the layer whose output has this number; ALBERT repeats groups of layers."""
+        path = self.family.layers
+        if not self.family.shared_layers:
+            return f"{path}.{number - 1}"
+        round, inner = divmod(number - 1, self.inner_group_num)
+        group = int(round / (self.num_hidden_layers / self.num_hidden_groups))
+        return f"{path}.{group}.albert_layers.{inner}"
+
 
 def read_encoder_config(config: Mapping[str, Any]) -> EncoderConfig:
     """Return the configuration of an encoder; raise NoGraphError if its kind, or an option of it, has no graph."""

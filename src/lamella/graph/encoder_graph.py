@@ -51,20 +51,10 @@ def add_encoder(
     values = {0: x}
     highest = config.depth if pooled else max(requested, default=0)
     for number in range(1, highest + 1):
-        values[number] = x = _add_layer(graph, config, tensors, _layer_path(config, number), x, mask, bias)
+        values[number] = x = _add_layer(graph, config, tensors, config.layer_path(number), x, mask, bias)
     output = _add_pooler(graph, config, tensors, x) if pooled else None
     products = [node.name for node in graph.nodes[first:] if node.kind == "MatMul"]
     return EncoderGraph({number: values[number] for number in requested}, output, products)
-
-
-def _layer_path(config: EncoderConfig, number: int) -> str:
-    """Return the path of the layer whose output has this number; ALBERT repeats groups of layers."""
-    path = config.family.layers
-    if not config.family.shared_layers:
-        return f"{path}.{number - 1}"
-    round, inner = divmod(number - 1, config.inner_group_num)
-    group = int(round / (config.num_hidden_layers / config.num_hidden_groups))
-    return f"{path}.{group}.albert_layers.{inner}"
 
 
 def _add_layer(

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lamella.encoder.families import Family
 from lamella.graph.builder import NoGraphError
 from lamella.graph.encoder_config import PREFIXES, EncoderConfig
 from lamella.graph.tensor_files import Tensors
+from lamella.graph.trained_names import missing_tensor
 
 TUNINGS = ("adapter", "bitfit", "frozen", "full", "ia3", "layer_norm", "lora", "top_k")  # those with a graph
 CHANGE = re.compile(r"(.+)\.(lora|ia3)\.(A|B|A0|B0|m|factor)")
@@ -78,21 +78,29 @@ def apply_delta(
             tuned[name] = value
         else:
             raise NoGraphError(f"the encoder has no tensor {name}")
+    parameters = [name for name in tensors if name.startswith(MODULES) and tensors[name].dtype == np.float32]
+    if lost := missing_tensor(delta, parameters, tunings, config):
+        raise NoGraphError(f"the trained tensors lack {lost}")
+    scaled_inputs = {f"{layer}.{config.family.projections['ffn_output']}" for layer in config.layer_paths}
     for path, parts in changes.items():
-        _merge(tuned, path, parts, tunings[-1], config.family)
+        if "factor" in parts:
+            _scale(tuned, path, parts["factor"], inputs=path in scaled_inputs)
+        else:
+            _merge(tuned, path, parts, tunings[-1])
     return tuned
 
 
-def _merge(tensors: Tensors, path: str, change: Tensors, tuning: Mapping[str, Any], family: Family) -> None:
+def _scale(tensors: Tensors, path: str, factor: NDArray[Any], *, inputs: bool) -> None:
+    """Merge IA³: a factor of each output of a linear layer, or of each input."""
     weight = tensors[f"{path}.weight"]  # [O, I]
-    if "factor" in change:
-        factor = change["factor"]
-        if path.endswith(f".{family.projections['ffn_output']}"):  # a factor of each input
-            tensors[f"{path}.weight"] = weight * factor
-        else:
-            tensors[f"{path}.weight"] = weight * factor[:, None]
-            tensors[f"{path}.bias"] = tensors[f"{path}.bias"] * factor
-        return
+    tensors[f"{path}.weight"] = weight * (factor if inputs else factor[:, None])
+    if not inputs:
+        tensors[f"{path}.bias"] = tensors[f"{path}.bias"] * factor
+
+
+def _merge(tensors: Tensors, path: str, change: Tensors, tuning: Mapping[str, Any]) -> None:
+    """Merge LoRA and its relatives."""
+    weight = tensors[f"{path}.weight"]  # [O, I]
     rank = tuning["rank"]
     scale = np.float32(tuning["alpha"] / (math.sqrt(rank) if tuning.get("rslora") else rank))
     a, b = change["A"], change["B"]  # [R, I], [O, R]
