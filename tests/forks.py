@@ -12,7 +12,7 @@ from pathlib import Path
 
 # One process imports the libraries and forks a process for every line it reads: a command starts in milliseconds.
 SERVER = """
-import importlib.util, json, os, sys
+import importlib.util, json, os, signal, sys
 if importlib.util.find_spec("torch"):  # otherwise every child imports them
     import accelerate, torch._dynamo, transformers.models.bert.modeling_bert
     import lamella.training.run
@@ -32,6 +32,7 @@ for line in sys.stdin:
     os.environ.update(request["environment"])
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
     os.chdir(request["folder"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run in the background
     sys.argv = ["lamella", *request["arguments"]]
     main()
     break
