@@ -25,6 +25,7 @@ from lamella.data.windows.padding import pad
 from lamella.encoder.sources import DEFAULT_READER
 from lamella.errors import LamellaWarning, ModelError, UsageError
 from lamella.graph.encoder_config import DEFAULTS, DISTILBERT, OWN_DEFAULTS, PREFIXES, read_encoder_config
+from lamella.graph.reader_graph import ReaderGraph
 from lamella.inference.questions import read_questions
 from lamella.models import graph_cache, loading
 from lamella.models.base_encoder import load_encoder
@@ -253,13 +254,13 @@ def test_a_damaged_delta_and_another_base(saved: Path, bert: Path, tmp_path: Pat
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Count the graphs that are built."""
     built: list[str] = []
-    build = graph_cache.open_cached.__globals__["ReaderGraph"].encode
+    build = ReaderGraph.encode
 
     def encode(self: Any, **options: Any) -> bytes:
         built.append("in the cache" if options else "in memory")
         return build(self, **options)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(graph_cache.ReaderGraph, "encode", encode)
+    monkeypatch.setattr(ReaderGraph, "encode", encode)
     return built
 
 

@@ -29,8 +29,8 @@ from lamella.export.onnx_int8 import (
     quantise,
 )
 from lamella.files import check_output_folder, new_folder, write_bytes, write_json, write_text
-from lamella.graph.builder import NoGraphError
-from lamella.graph.reader_graph import LARGEST_FILE, ReaderGraph
+from lamella.graph.reader_graph import ReaderGraph
+from lamella.graph.support import LARGEST_FILE, NoGraphError
 from lamella.inference.questions import read_questions
 from lamella.models.graph_cache import DATA
 from lamella.models.graph_model import Recipe, read_recipe

@@ -19,7 +19,7 @@ from lamella.encoder.tuning import merge
 from lamella.errors import MissingLibraryError, ModelError, one_line
 from lamella.export.onnx_attention import FUSED, register_onnx_attention
 from lamella.export.silence import silence
-from lamella.graph.reader_graph import LARGEST_FILE
+from lamella.graph.support import LARGEST_FILE
 from lamella.models.model import ReaderModel
 from lamella.models.onnx_model import INPUTS
 from lamella.models.transformers_model import StockModel

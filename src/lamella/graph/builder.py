@@ -18,10 +18,6 @@ BATCH, TOKENS = "batch", "tokens"  # the sizes that vary
 Size = int | str  # a fixed size, or the name of a value that holds one
 
 
-class NoGraphError(Exception):
-    """This reader has no graph; the message is the reason, a phrase without a full stop."""
-
-
 class Graph:
     """A graph in the making. Values are known by their names; every method that adds nodes returns one."""
 

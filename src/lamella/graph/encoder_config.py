@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lamella.encoder.families import FAMILIES, Family
-from lamella.graph.builder import NoGraphError
+from lamella.graph.support import NoGraphError
 
 # The kinds of encoder with a graph, and the word that their question answering models put before the encoder's names.
 PREFIXES = {

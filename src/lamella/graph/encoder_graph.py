@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lamella.graph.builder import MICROSOFT, Graph, NoGraphError
+from lamella.graph.builder import MICROSOFT, Graph
 from lamella.graph.embeddings import embed, position_bias
 from lamella.graph.encoder_config import EncoderConfig
 from lamella.graph.operations import TANH_GELUS, activate, linear, normalise
+from lamella.graph.support import NoGraphError
 from lamella.graph.tensor_files import Tensors
 
 # Names within a layer: the LayerNorm after the attention, and the one after the feed-forward part.

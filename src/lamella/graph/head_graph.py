@@ -11,12 +11,13 @@ import numpy as np
 from lamella.config import POOLED
 from lamella.encoder.layer_choice import choose_layers
 from lamella.errors import ConfigError
-from lamella.graph.builder import TOKENS, Graph, NoGraphError, Size
+from lamella.graph.builder import TOKENS, Graph, Size
 from lamella.graph.context_mixer import context_cnn
 from lamella.graph.conv_mixers import conv_grid, inception, xception
 from lamella.graph.encoder_graph import EncoderGraph
 from lamella.graph.mixers import compress, encoder_block, weigh, weigh_logits
 from lamella.graph.streams import Mixer, StageInputs, Streams
+from lamella.graph.support import TASKS, NoGraphError
 from lamella.graph.tensor_files import Tensors
 
 # The parts with a graph, by the names that they are registered under. A plugin's part has none.
@@ -35,7 +36,6 @@ MIXERS: dict[str, Mixer | None] = {
     "scalar_mix": weigh,
     "xception": xception,
 }
-TASKS = {"span": False, "answerability": True}  # whether the task reads [CLS] alone
 LAST_ONLY = ("last", "context_cnn")  # mixers that read the last of the selected layers
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lamella.graph.builder import MICROSOFT, Graph, NoGraphError
+from lamella.graph.builder import MICROSOFT, Graph
+from lamella.graph.support import NoGraphError
 from lamella.graph.tensor_files import Tensors
 
 EXACT_GELUS = ("gelu", "gelu_python")

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lamella.graph.builder import BATCH, TOKENS, Graph, NoGraphError
+from lamella.graph.builder import BATCH, TOKENS, Graph
 from lamella.graph.encoder_config import EncoderConfig
 from lamella.graph.encoder_graph import add_encoder
 from lamella.graph.head_graph import add_head, plan_head
+from lamella.graph.support import NoGraphError
 from lamella.graph.tensor_files import Tensors
-
-VERSION = 1  # to be raised with every change of what is computed, or how: graphs in caches are then made again
-LARGEST_FILE = 2**31 - 2**20  # bytes that one file can hold; the tensors of a larger graph need a file of their own
 
 
 @dataclass(frozen=True)

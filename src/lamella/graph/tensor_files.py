@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize, safe_open
 
 from lamella.errors import ModelError, one_line
-from lamella.graph.builder import NoGraphError
+from lamella.graph.support import NoGraphError
 
 FLOATS = ("F16", "BF16", "F32", "F64")
 TYPES = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "I64": "<i8", "I32": "<i4", "BOOL": "?"}

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lamella.graph.builder import NoGraphError
 from lamella.graph.encoder_config import PREFIXES, EncoderConfig
+from lamella.graph.support import NoGraphError
 from lamella.graph.tensor_files import Tensors
 from lamella.graph.trained_names import missing_tensor
 

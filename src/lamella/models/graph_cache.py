@@ -9,14 +9,16 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lamella.errors import LamellaError, ModelError, UnreadableError
 from lamella.files import TEMPORARY, read_json, write_bytes, write_json
-from lamella.graph.builder import NoGraphError
-from lamella.graph.reader_graph import LARGEST_FILE, ReaderGraph
+from lamella.graph.support import LARGEST_FILE, NoGraphError
 from lamella.models.onnx_model import ONNX_GRAPH
 from lamella.user_cache import cache_folder
+
+if TYPE_CHECKING:
+    from lamella.graph.reader_graph import ReaderGraph
 
 DATA = f"{ONNX_GRAPH}.data"
 STATE = "state.json"

@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lamella.config import HEAD_OPTIONS, DecodingOptions, WindowOptions
 from lamella.encoder.families import positions_of
@@ -31,18 +31,18 @@ from lamella.encoder.sources import (
 )
 from lamella.errors import EncoderError, ModelError
 from lamella.files import read_json
-from lamella.graph.builder import NoGraphError
 from lamella.graph.encoder_config import EncoderConfig, read_encoder_config
-from lamella.graph.head_graph import TASKS, plan_head
-from lamella.graph.reader_graph import VERSION, ReaderGraph, build_reader
-from lamella.graph.tensor_files import Tensors, read_sizes, read_tensor_files
-from lamella.graph.tuned_tensors import ParameterCounts, apply_delta, count_parameters, pretrained_tensors
+from lamella.graph.support import TASKS, VERSION, NoGraphError
 from lamella.models.graph_cache import open_cached
 from lamella.models.onnx_model import ExportConfig, Identity, OnnxModel
 from lamella.models.saved import SavedModel, check_weights, read_saved
 from lamella.models.stock_checkpoint import check_architecture, window_options
 from lamella.models.tokenizer_file import TOKENIZER, TokenizerFile, open_tokenizer, read_options
 from lamella.user_cache import remembered_sha256
+
+if TYPE_CHECKING:
+    from lamella.graph.reader_graph import ReaderGraph
+    from lamella.graph.tuned_tensors import ParameterCounts
 
 STOCK_HEAD = {"task": {"name": "span"}, "mixer": [{"name": "last"}]}  # of a checkpoint of transformers
 STOCK_TENSORS = {"qa_outputs.weight": "task.q", "qa_outputs.bias": "task.b"}
@@ -70,22 +70,28 @@ class Recipe:
 
     def build(self) -> ReaderGraph:
         """Read all tensors and build the graph."""
+        from lamella.graph.reader_graph import build_reader  # not needed for a graph in the cache
+        from lamella.graph.tensor_files import Tensors, read_tensor_files
+        from lamella.graph.tuned_tensors import apply_delta, pretrained_tensors
+
         file = read_tensor_files(self.base.weights)
         encoder = pretrained_tensors(file, self.config)
-        head = self._stock_head(file) if not self.chain else Tensors()
+        head = Tensors({ours: file[name] for name, ours in STOCK_TENSORS.items() if name in file})
+        if not self.chain and len(head) < len(STOCK_TENSORS):
+            missing = [name for name in STOCK_TENSORS if name not in file]
+            raise ModelError(f"{self.base.folder}: the weights lack {', '.join(missing)}.")
         for folder, saved in reversed(self.chain):
             delta = read_tensor_files([folder / MODEL_WEIGHTS])
             encoder = apply_delta(encoder, delta.under("encoder.model."), saved.tunings, self.config)
             head = delta.under("head.")
         return build_reader(self.config, encoder, self.head, head, self.windows.max_seq_length)
 
-    def _stock_head(self, file: Tensors) -> Tensors:
-        if missing := [name for name in STOCK_TENSORS if name not in file]:
-            raise ModelError(f"{self.base.folder}: the weights lack {', '.join(missing)}.")
-        return Tensors({ours: file[name] for name, ours in STOCK_TENSORS.items()})
-
     def count_parameters(self) -> ParameterCounts | None:
         """Count the parameters of a saved model; the checkpoints of transformers are not counted."""
+        from lamella.graph.head_graph import plan_head
+        from lamella.graph.tensor_files import read_sizes
+        from lamella.graph.tuned_tensors import count_parameters
+
         deltas = [read_sizes([folder / MODEL_WEIGHTS]) for folder, _ in reversed(self.chain)]
         pooler = plan_head(self.head, self.config.depth).pooled
         return count_parameters(read_sizes(self.base.weights), deltas, self.config, pooler=pooler) if deltas else None
@@ -134,7 +140,8 @@ def read_recipe(source: Source) -> Recipe:
     else:
         windows, decoding = window_options(read_options(folder).get("model_max_length")), DecodingOptions()
         head = STOCK_HEAD
-    plan_head(head, config.depth)  # has every part a graph?
+    if head["task"]["name"] not in TASKS:
+        raise NoGraphError(f"the task {head['task']['name']} has no graph builder")
     if saved and windows.max_seq_length > (positions_of(config) or 0):
         raise NoGraphError("its windows are longer than the positions of its encoder")
     tokenizer = open_tokenizer(folder, config.model_type) if (folder / TOKENIZER).is_file() else None

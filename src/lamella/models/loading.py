@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from lamella.encoder.sources import Source, is_model, named_folder
 from lamella.errors import LamellaError, MissingLibraryError, UnknownNameError, UsageError, one_line, warn
-from lamella.graph.builder import NoGraphError
-from lamella.models.graph_model import load_as_graph, read_recipe
+from lamella.graph.support import NoGraphError
 from lamella.models.names import find_model
 from lamella.models.onnx_model import OnnxModel, is_exported
 from lamella.runs import MODEL, run_state
@@ -63,6 +62,8 @@ def load_model(
     if backend == "onnx":
         _check_onnx_options(os.fspath(name), device, precision)
     if backend == "onnx" or (backend == "auto" and _suits_onnx(device, precision)):
+        from lamella.models.graph_model import load_as_graph
+
         try:
             return load_as_graph(source, threads=threads)
         except NoGraphError as reason:
@@ -119,6 +120,8 @@ def _has_gpu() -> bool:
 
 
 def _has_graph(source: Source) -> bool:
+    from lamella.models.graph_model import read_recipe
+
     try:
         read_recipe(source)
     except (NoGraphError, LamellaError):

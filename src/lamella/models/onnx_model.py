@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,11 @@ from lamella.data.windows.padding import Padded, check_window_length
 from lamella.encoder.sources import MODEL_CONFIG
 from lamella.errors import MissingLibraryError, ModelError, one_line
 from lamella.files import read_json
-from lamella.graph.tuned_tensors import ParameterCounts
 from lamella.models.tokenizer_file import TOKENIZER, TokenizerFile, read_tokenizer
 from lamella.section import Section
+
+if TYPE_CHECKING:
+    from lamella.graph.tuned_tensors import ParameterCounts
 
 ONNX_FORMAT = "lamella_onnx"  # the key of config.json that marks an exported folder
 ONNX_VERSION = 1
