@@ -248,6 +248,19 @@ def test_a_damaged_delta_and_another_base(saved: Path, bert: Path, tmp_path: Pat
         load_model(folder, **ON_CPU)
 
 
+@pytest.mark.parametrize("family", sorted(PREFIXES))
+def test_the_same_encoder_in_another_file(family: str, tmp_path: Path) -> None:
+    """As part of a checkpoint with a head, and with a pooler."""
+    base = save_tiny_encoder(tmp_path / "base", family)
+    folder = save_reader(tmp_path / "reader", base)
+    expected = load_graph(folder)
+    tensors = load_file(base / "model.safetensors")
+    more = {PREFIXES[family] + name: value for name, value in tensors.items()}
+    extra = {f"{PREFIXES[family]}pooler.dense.weight": torch.ones(2), "qa_outputs.bias": torch.ones(2)}
+    save_file({**more, **extra}, base / "model.safetensors", {"format": "pt"})
+    assert_equal(expected, load_graph(folder), within=0)
+
+
 # --- the cache
 
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from lamella.graph.tuned_tensors import ParameterCounts
 
 STOCK_HEAD = {"task": {"name": "span"}, "mixer": [{"name": "last"}]}  # of a checkpoint of transformers
+POOLED = ("pooled", "pooled+all")  # choices of layers that may read the pooled output
 STOCK_TENSORS = {"qa_outputs.weight": "task.q", "qa_outputs.bias": "task.b"}
 
 
@@ -163,10 +164,21 @@ def _read_chain(folder: Path) -> tuple[list[tuple[Path, SavedModel]], Source]:
             sha256 = verified_hash(base, hash_file=remembered_sha256)
         except EncoderError as error:
             raise ModelError(f"{folder}: the base encoder cannot be loaded: {error}") from None
-        if sha256 != saved.base_sha256:
+        if sha256 != saved.base_sha256 and not _has_tensors(base, saved):
             raise NoGraphError(f"its base encoder {saved.base_name} is not the file that it was trained on")
         if is_peft(base.folder) or base.folder.resolve() in [below.resolve() for below, _ in chain]:
             raise NoGraphError("its base model has no graph")
         if not is_saved_model(base.folder):
             return chain, base
         folder = base.folder
+
+
+def _has_tensors(base: Source, saved: SavedModel) -> bool:
+    """Return whether an encoder in another file has the tensors that a model was trained on; the pooler has no hash."""
+    if saved.base_tensors_sha256 is None or is_saved_model(base.folder) or str(saved.config.learner.layers) in POOLED:
+        return False
+    from lamella.graph.tensor_files import read_tensor_files
+    from lamella.graph.tuned_tensors import hash_encoder
+
+    config = read_encoder_config(read_json(base.folder / MODEL_CONFIG))
+    return hash_encoder(read_tensor_files(base.weights), config) == saved.base_tensors_sha256
