@@ -195,7 +195,9 @@ class Peer:
 
 def load_readers(folders: dict[str, Path], batch: int) -> dict[str, Reader]:
     variants: dict[str, Reader] = {}
-    variants["torch fp32"] = Reader.load(folders["torch"], device="cpu", precision="fp32", batch_size=batch)
+    variants["torch fp32"] = Reader.load(
+        folders["torch"], device="cpu", precision="fp32", backend="torch", batch_size=batch
+    )
     if choose_precision("auto", torch.device("cpu")) == "bf16":
         variants["torch bf16"] = Reader.load(folders["torch"], device="cpu", precision="bf16", batch_size=batch)
     threads = torch.get_num_threads()
