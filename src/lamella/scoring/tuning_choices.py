@@ -21,15 +21,19 @@ Report = dict[str, Any]
 
 
 def choose_window_penalty(sample: Sample, method: Method, force: bool) -> tuple[float, Report]:
-    """Choose the fitted penalty for long texts, or 0, by the F1 of thresholds tuned with each."""
+    """Choose the fitted penalty for long texts, or 0, by the F1 of thresholds tuned with each on other articles.
+
+    Not on other files: if one of two files has the long texts, the other cannot show what length does.
+    """
     penalty = sample.window_penalty()
     if not penalty:
         return 0.0, {}
     reason = sample.doubt
     report: Report = {"window_penalty_tuned": penalty}
-    if sample.folds is not None:
+    by_article = sample.by_article()
+    if by_article.folds is not None:
         plain, penalised = (
-            sample.percent("{}", sample.cross_fit(method, penalise=penalise).withheld)["f1"]
+            sample.percent("{}", by_article.cross_fit(method, penalise=penalise).withheld)["f1"]
             for penalise in (False, True)
         )
         report |= {"window_penalty_f1_without": plain, "window_penalty_f1_with": penalised}

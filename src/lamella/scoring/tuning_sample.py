@@ -54,7 +54,8 @@ class Sample:
     null_odds: Floats
     table: Floats  # features [N, F]
     files: NDArray[np.int64]  # the number of the file of each question
-    folds: NDArray[np.int64] | None  # None if the questions cannot be split
+    folds: NDArray[np.int64] | None  # the files, or articles of a single file; None if there is nothing to split
+    articles: NDArray[np.int64] | None  # folds of articles
     tuned_on: TunedOn
     gives_text: bool
 
@@ -73,10 +74,11 @@ class Sample:
         numbers = np.zeros(len(examples), np.int64) if files is None else np.array(files, np.int64)
         scores = score_best_answers(examples, predictions, gives_text=gives_text, language=language)
         table = feature_table([predictions[example.id] for example in examples])
-        folds = numbers if numbers.any() else assign_folds(examples)
+        articles = assign_folds(examples)
+        folds = numbers if numbers.any() else articles
         # From the scores: the null odds of a model that is calibrated by features are its log-odds.
         odds = table[:, list(FEATURES).index("null_odds")] if gives_text else null_odds_of(examples, predictions)
-        return cls(scores, odds, table, numbers, folds, tuned_on, gives_text)
+        return cls(scores, odds, table, numbers, folds, articles, tuned_on, gives_text)
 
     @property
     def unanswerable(self) -> Bools:
@@ -116,6 +118,7 @@ class Sample:
             table=self.table[where],
             files=self.files[where],
             folds=None,
+            articles=None,
         )
 
     def odds(self, calibration: Calibration | None, window_penalty: float = 0.0) -> Floats:
@@ -124,6 +127,10 @@ class Sample:
             return self.null_odds + window_penalty * self._doublings
         columns = [tuple(FEATURES).index(feature.name) for feature in calibration.features]
         return log_odds(self.table[:, columns], calibration)
+
+    def by_article(self) -> Sample:
+        """Return the questions with articles as folds, so that every fold has texts of each file and length."""
+        return replace(self, folds=self.articles)
 
     def penalised(self, window_penalty: float) -> Sample:
         """Return the questions with the penalty for long texts added to their null odds."""
