@@ -55,6 +55,16 @@ def real_data() -> Path:
     return REAL_DATA
 
 
+@pytest.fixture(scope="session", autouse=True)
+def same_backend() -> Iterator[None]:
+    """Load models in fp32 on onnxruntime on every processor: with AMX, `auto` would choose bf16 on torch."""
+    from lamella.models import loading
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "CPU_FLAGS", Path(_cache.name) / "no-cpuinfo")
+        yield
+
+
 @pytest.fixture(autouse=True)
 def same_kernels() -> Iterator[None]:
     """Restore oneDNN: after a bf16 product on a processor without bf16, PyTorch stops using it and sums change."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,30 @@ def test_auto_takes_torch_if_it_would_use_a_gpu(type: str, saved: Path, monkeypa
     monkeypatch.setattr("lamella.encoder.device.choose_device", lambda: torch.device(type))
     assert loading._suits_onnx(None, "auto") == (type == "cpu")
     assert loading._suits_onnx("cpu", "auto")
+
+
+@pytest.mark.parametrize("flags", ["amx_bf16 amx_tile avx512_bf16", "avx512_bf16 avx512_vnni"])
+def test_auto_takes_torch_on_a_processor_with_amx(
+    flags: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu vme {flags}\n", encoding="utf-8")
+    monkeypatch.setattr(loading, "CPU_FLAGS", tmp_path / "cpuinfo")
+    faster = flags.startswith("amx_bf16")
+    assert isinstance(load_model(saved, device="cpu"), ReaderModel if faster else OnnxModel)
+    assert isinstance(load_model(saved, device="cpu", precision="fp32"), OnnxModel)
+    assert isinstance(load_model(saved, backend="onnx"), OnnxModel)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
+    assert isinstance(load_model(saved, device="cpu"), OnnxModel)
+
+
+def test_asking_does_not_wait_for_torch(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lamella: Callable[..., tuple[int, str, str]]
+) -> None:
+    (tmp_path / "cpuinfo").write_text("flags\t\t: amx_bf16\n", encoding="utf-8")
+    monkeypatch.setattr(loading, "CPU_FLAGS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(loading, "_load_torch", lambda *arguments: pytest.fail("torch was used"))
+    assert lamella("ask", "Who?", "--text", "Huygens found Titan.", "--model", saved)[0] == 0
 
 
 def test_a_model_without_a_graph_runs_on_torch_with_a_line(tmp_path: Path) -> None:

@@ -94,10 +94,13 @@ def ask(
         raise UsageError(f"ask: expected a text to read, found only white space in {sources}.")
     listed = None if questions is None else _read_questions(questions, encoding)
 
+    from lamella.encoder.sources import DEFAULT_READER, READERS
     from lamella.inference.reader import Reader
+    from lamella.models.loading import load_model
 
     names = [*files, *(f"text {number}" for number in range(1, len(given) + 1))]
-    session = _Session(Reader.load(model), texts, names, options, as_json)
+    loaded = load_model(READERS / DEFAULT_READER if model is None else model, inference_only=True, few_questions=True)
+    session = _Session(Reader(loaded), texts, names, options, as_json)
     if question is not None:
         session.ask([question], name_questions=False)
     elif listed is not None:

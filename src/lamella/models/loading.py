@@ -25,6 +25,7 @@ Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
 # The files that Linux has for the GPUs of NVIDIA and AMD, and under Windows' Linux.
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+CPU_FLAGS = Path("/proc/cpuinfo")  # where Linux lists the features of the processor
 
 
 def load_model(
@@ -35,6 +36,7 @@ def load_model(
     backend: Backend = "auto",
     threads: int | None = None,
     inference_only: bool = False,
+    few_questions: bool = False,
 ) -> ReaderModel | StockModel | OnnxModel:
     """Load a model folder, a run folder, an exported folder or a question answering checkpoint of transformers.
 
@@ -44,7 +46,9 @@ def load_model(
 
     On a CPU in fp32, `backend="auto"` runs the model on onnxruntime, without torch, as a graph that is made from the
     folder and kept in the user's cache. It uses torch for other devices and precisions, if this machine has a GPU, and,
-    with a warning, for a model that has no graph. Pass `backend="torch"` to get a ReaderModel or a StockModel always.
+    with a warning, for a model that has no graph. With `precision="auto"`, it also uses torch, if installed, on a CPU
+    with AMX, where bf16 is twice as fast, but not for `few_questions`: importing torch takes longer than it saves. Pass
+    `backend="torch"` to get a ReaderModel or a StockModel always.
 
     `threads` applies to the session of onnxruntime; for torch, which has one setting per process, it applies to the
     whole process. A model of an unfinished run is loaded with a warning.
@@ -61,7 +65,7 @@ def load_model(
     _warn_of_unfinished_run(source.folder)
     if backend == "onnx":
         _check_onnx_options(os.fspath(name), device, precision)
-    if backend == "onnx" or (backend == "auto" and _suits_onnx(device, precision)):
+    if backend == "onnx" or (backend == "auto" and _suits_onnx(device, precision, few_questions)):
         from lamella.models.graph_model import load_as_graph
 
         try:
@@ -103,11 +107,28 @@ def _check_onnx_options(name: str, device: Any, precision: str) -> None:
         raise UsageError(f"{name}: backend 'onnx' computes in fp32, got precision {precision!r}.")
 
 
-def _suits_onnx(device: Any, precision: str) -> bool:
+def _suits_onnx(device: Any, precision: str, few_questions: bool = False) -> bool:
     """Return whether a model that may run anywhere should run on onnxruntime."""
     if precision not in ("auto", "fp32") or importlib.util.find_spec("onnxruntime") is None:
         return False
-    return str(device) == "cpu" if device is not None else not _has_gpu()
+    if device is not None and str(device) != "cpu":
+        return False
+    if precision == "auto" and not few_questions and _torch_is_faster():
+        return False
+    return device is not None or not _has_gpu()
+
+
+def _torch_is_faster() -> bool:
+    """Return whether torch answers many questions faster than onnxruntime on this machine's CPU.
+
+    Only bf16 on AMX does. Questions per second on two cores: torch bf16 with AMX 95 to 123, onnxruntime fp32 42 to 43,
+    torch fp32 38, torch bf16 with AVX512 27 (docs/decisions/0034). The kernel is asked, so torch is not imported.
+    """
+    try:
+        has_amx = "amx_bf16" in CPU_FLAGS.read_text(encoding="utf-8", errors="replace").split()
+    except OSError:  # not Linux
+        return False
+    return has_amx and importlib.util.find_spec("torch") is not None
 
 
 def _has_gpu() -> bool:
