@@ -15,7 +15,7 @@ from samples import example
 def test_answers_move_with_their_context() -> None:
     examples = load_examples("demo:dev").examples
     longer = lengthen_contexts(examples, 4000)
-    assert [question.id for question in longer] == [question.id for question in examples]
+    assert [question.id for question in longer] == [f"{question.id}-long" for question in examples]
     for before, after in zip(examples, longer, strict=True):
         assert before.context.text in after.context.text
         assert [answer.text for answer in after.answers] == [answer.text for answer in before.answers]
@@ -44,7 +44,7 @@ def test_the_same_article_comes_first() -> None:
     question = next(one for one in examples if not one.answerable)
     own = {one.context.text for one in examples if one.context.title == question.context.title}
     size = sum(map(len, own)) // 2
-    (longer,) = [one for one in lengthen_contexts(examples, size) if one.id == question.id]
+    (longer,) = [one for one in lengthen_contexts(examples, size) if one.id == f"{question.id}-long"]
     assert set(longer.context.text.split("\n\n")) <= own
 
 

@@ -169,7 +169,7 @@ def convert(
     """Convert a data file to another format.
 
     With --negatives, every question has one context, and the ids of the changed questions end in "-negative". With
-    --lengthen, answers keep their texts and move with their contexts; every question needs a single context, which
+    --lengthen, ids end in "-long", and answers move with their contexts; every question needs a single context, which
     --negatives gives it. With --hold-out, no article is in both files.
     """
     from lamella.data.dataset import load_examples

@@ -16,13 +16,15 @@ from lamella.data.negatives import fold_text
 from lamella.errors import UsageError
 
 BETWEEN = "\n\n"  # contexts that were joined
+LONG = "-long"  # ends the id of a question whose context was lengthened, so that it can be used beside the original
 
 
 def lengthen_contexts(examples: Sequence[Example], characters: int, *, seed: int = 0) -> list[Example]:
     """Return the examples with contexts of about this many characters, each made of its own and of others.
 
     Contexts of the same article come first, then random ones; none of them contains an answer of the question. The
-    question's own context has a random place among them. Data with too little text gives shorter contexts.
+    question's own context has a random place among them. Data with too little text gives shorter contexts. Ids end in
+    "-long".
 
     >>> from lamella import load_examples
     >>> rows = [
@@ -68,6 +70,10 @@ def _place(example: Example, others: Sequence[str], place: int) -> Example:
     def moved(answers: Sequence[Answer]) -> tuple[Answer, ...]:
         return tuple(replace(answer, begin_char=answer.begin_char + len(before)) for answer in answers)
 
-    return replace(
-        example, context=context, answers=moved(example.answers), plausible_answers=moved(example.plausible_answers)
+    return Example(
+        f"{example.id}{LONG}",
+        example.question,
+        context,
+        moved(example.answers),
+        moved(example.plausible_answers),
     )
