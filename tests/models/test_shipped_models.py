@@ -16,12 +16,16 @@ from lamella.models.saved import CARD, read_saved
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
-HELD_OUT = [f"{name}-held.json.gz" for name in ("squad2-train-backtranslated", "squad-train-human", "tydi-en-train")]
+HELD_OUT = ", ".join(
+    f"{name}-{kind}.json.gz"
+    for kind in ("held", "long")
+    for name in ("squad2-train-backtranslated", "squad-train-human", "tydi-en-train")
+)
 # The folder of a reader, the run that trained it, and the data that its threshold was tuned on.
 SHIPPED = {
-    READERS / "default": ("minilm-mixed-thin", ", ".join(HELD_OUT)),
-    ROOT / "models" / "e5-small": ("e5-small-thin", "cs224n-dev.json.gz"),
-    ROOT / "models" / "mpnet": ("mpnet-mixed-thin", ", ".join(HELD_OUT)),
+    READERS / "default": ("minilm-mixed-retaught", HELD_OUT),
+    ROOT / "models" / "e5-small": ("e5-small-mixed-retaught", HELD_OUT),
+    ROOT / "models" / "mpnet": ("mpnet-mixed-thin", HELD_OUT),
 }
 
 

@@ -17,7 +17,11 @@ from lamella.study.result_files import is_result, json_files, read_result
 Lamella = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(__file__).with_name("kept")
-REPORTS = {"example": (KEPT, KEPT / "page.md"), "results": (ROOT / "results", ROOT / "docs" / "results" / "readers.md")}
+REPORTS = {
+    "example": (KEPT, KEPT / "page.md"),
+    "results": (ROOT / "results", ROOT / "docs" / "results" / "readers.md"),
+    "tunings": (ROOT / "results" / "tunings", ROOT / "docs" / "results" / "tunings.md"),
+}
 
 
 @pytest.fixture
