@@ -15,13 +15,13 @@ def main() -> None:
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
 
-    from lamella.cli import app
+    from lamella.cli import with_one_command
     from lamella.errors import LamellaError, MissingLibraryError
     from lamella.progress import progress_lines
 
     try:
         with _warnings_in_one_line(), progress_lines():
-            app(args=arguments, prog_name="lamella")
+            with_one_command(arguments[0] if arguments else "")(args=arguments, prog_name="lamella")
     except LamellaError as error:
         if debug:
             raise

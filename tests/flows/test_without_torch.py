@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from lamella.cli import app, with_one_command
 from lamella.cli.app import COMMANDS
 from lamella.data.dataset import load_examples
 from made_runs import make_run
@@ -58,6 +59,15 @@ from lamella import LamellaError, Reader, RunConfig, load_examples
 print(len(load_examples("demo:dev").examples), RunConfig().training.epochs)
 """
     assert run_light(script=script) == "135 2.0\n"
+
+
+def test_only_the_command_that_is_called_is_built() -> None:
+    for name in COMMANDS:
+        assert [info.callback.__name__ for info in with_one_command(name).registered_commands if info.callback] == [
+            name
+        ]
+    assert with_one_command("aks") is with_one_command("") is app
+    assert len(app.registered_commands) == len(COMMANDS)
 
 
 def test_every_help_page() -> None:

@@ -19,11 +19,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from doubles import corpus, examples_about, save_tiny_encoder, tiny_config, tiny_run_config, tiny_tokenizer
 from lamella import Reader
 from lamella.data.windows.features import featurise
 from lamella.data.windows.padding import pad
+from lamella.data.windows.tokens import without_truncation
 from lamella.encoder.sources import DEFAULT_READER
 from lamella.errors import LamellaWarning, ModelError, UsageError
 from lamella.graph.encoder_config import DEFAULTS, DISTILBERT, OWN_DEFAULTS, PREFIXES, read_encoder_config
@@ -34,6 +36,7 @@ from lamella.models.base_encoder import load_encoder
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
 from lamella.models.onnx_model import OnnxModel
+from lamella.models.tokenizer_file import TOKENIZER, open_tokenizer
 from lamella.models.transformers_model import StockModel
 from lamella.user_cache import remembered_sha256
 
@@ -130,6 +133,19 @@ def test_asking_does_not_wait_for_torch(
     monkeypatch.setattr(loading, "CPU_FLAGS", tmp_path / "cpuinfo")
     monkeypatch.setattr(loading, "_load_torch", lambda *arguments: pytest.fail("torch was used"))
     assert lamella("ask", "Who?", "--text", "Huygens found Titan.", "--model", saved)[0] == 0
+
+
+def test_the_tokenizer_of_a_graph_is_not_copied_and_reads_long_texts(saved: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(saved / TOKENIZER))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=4)
+    tokenizer.save(str(tmp_path / TOKENIZER))
+    opened = open_tokenizer(tmp_path, "bert")
+    assert opened is not None
+    plain = without_truncation(opened)
+    assert plain is opened.backend_tokenizer
+    assert len(plain.encode("", add_special_tokens=False)) == 0
+    assert len(plain.encode(corpus()[0])) > 4
 
 
 def test_a_model_without_a_graph_runs_on_torch_with_a_line(tmp_path: Path) -> None:

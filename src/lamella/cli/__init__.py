@@ -1,7 +1,7 @@
 """The command line: one thin function per command. Heavy imports stay inside them, so that `--help` is instant."""
 
 from lamella.cli import answer_commands, ask_command, data_commands, model_commands, study_commands, training_commands
-from lamella.cli.app import app
+from lamella.cli.app import app, with_one_command
 
 __all__ = [
     "answer_commands",
@@ -11,4 +11,5 @@ __all__ = [
     "model_commands",
     "study_commands",
     "training_commands",
+    "with_one_command",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -138,3 +139,13 @@ def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Extractive question answering: train, score and use small readers on a pretrained encoder."""
+
+
+def with_one_command(name: str) -> typer.Typer:
+    """Return the application with this command alone, which is built faster; with all if it has no such command."""
+    named = [info for info in app.registered_commands if (info.name or getattr(info.callback, "__name__", "")) == name]
+    if not named:
+        return app
+    small = copy.copy(app)
+    small.registered_commands = named
+    return small

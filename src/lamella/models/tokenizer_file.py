@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from lamella.data.windows.tokens import switch_truncation_off
 from lamella.errors import ModelError, one_line
 from lamella.files import read_json
 
@@ -24,11 +25,12 @@ BERT_FIRST_AND_PADDING = ("[CLS]", "[PAD]")
 
 
 class TokenizerFile:
-    """A tokenizer as Lamella uses it: the backend, and the numbers of two special tokens."""
+    """A tokenizer as Lamella uses it: the backend without truncation, and the numbers of two special tokens."""
 
     def __init__(self, backend: Tokenizer, path: Path, *, cls_token_id: int, pad_token_id: int) -> None:
         self.backend_tokenizer = backend
         self.cls_token_id, self.pad_token_id, self.name_or_path = cls_token_id, pad_token_id, str(path)
+        switch_truncation_off(self)  # a copy without it would take as long as half a question
 
 
 def open_tokenizer(folder: Path, model_type: str) -> TokenizerFile | None:

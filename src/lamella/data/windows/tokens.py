@@ -59,6 +59,18 @@ def without_truncation(tokenizer: Tokenizing) -> Tokenizer:
     return plain
 
 
+def switch_truncation_off(tokenizer: Tokenizing) -> None:
+    """Switch truncation and padding off for good, so that `without_truncation` needs no copy.
+
+    Only for a tokenizer that nothing else uses: transformers switches them on for the length of a call.
+    """
+    original = tokenizer.backend_tokenizer
+    original.no_truncation()
+    original.no_padding()
+    if not isinstance(original.model, models.Unigram):  # which still needs the rule for white space
+        _PLAIN[tokenizer] = original
+
+
 _PLAIN: WeakKeyDictionary[Tokenizing, Tokenizer] = WeakKeyDictionary()
 
 
