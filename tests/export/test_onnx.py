@@ -340,7 +340,7 @@ def test_int8_rounds_the_word_embeddings(external: bool, tmp_path: Path, monkeyp
         for tensor in onnx.load(tmp_path / "int8" / "model.onnx").graph.initializer
     }
     (table,) = (name for name, tensor in tensors.items() if tensor.shape == embeddings.shape)
-    scales = tensors[table.replace("_quantized", "_scale")]
+    scales = tensors[table.replace(".levels", ".scales")]
     assert (tensors[table].dtype, scales.shape) == (np.int8, (30_000, 1))
     assert (np.abs(tensors[table] * scales - embeddings) <= 0.51 * scales).all()  # a row of zeros stays zero
     assert not embeddings[tokenizer.pad_token_id].any()
@@ -349,7 +349,7 @@ def test_int8_rounds_the_word_embeddings(external: bool, tmp_path: Path, monkeyp
 
 
 def test_no_answer_depends_on_its_neighbours(made: dict[str, Path]) -> None:
-    """In int8 a run has one scale for everything it computes, so a window must not share its run."""
+    """Traced graphs have one scale in int8 for everything that a run computes, so a window must not share its run."""
     model = load_model(made["int8"])
     together, rows = model.logits(windows_of(model)), windows_of(model).mask
     for row, real in enumerate(rows):
@@ -361,7 +361,7 @@ def test_int8_does_not_round_the_head(tmp_path: Path) -> None:
     head = {"mixer": [{"name": "compress", "size": 8}, {"name": "inception"}], "skip": True}
     export_onnx(trained("model", tmp_path, learner=head), tmp_path / "int8", int8=True)
     kinds = [node.op_type for node in onnx.load(tmp_path / "int8" / "model.onnx").graph.node]
-    assert kinds.count("MatMulInteger") == 6  # the encoder's one layer: query, key, value, output, and two of the FFN
+    assert kinds.count("MatMulNBits") == 6  # the encoder's one layer: query, key, value, output, and two of the FFN
     assert "MatMul" in kinds
 
 
@@ -390,7 +390,7 @@ def test_a_checkpoint_of_transformers_can_be_exported(tmp_path: Path) -> None:
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "model_max_length": 128}))
     export_onnx(tmp_path / "stock", tmp_path / "onnx", int8=True)
     kinds = [node.op_type for node in onnx.load(tmp_path / "onnx" / "model.onnx").graph.node]
-    assert (kinds.count("MatMulInteger"), kinds.count("MultiHeadAttention")) == (6, 1)
+    assert (kinds.count("MatMulNBits"), kinds.count("MultiHeadAttention")) == (6, 1)
     stock = load_model(tmp_path / "stock", device="cpu", precision="fp32", backend="torch")
     assert isinstance(stock, StockModel)
     assert_same_logits(stock, load_model(tmp_path / "onnx"), within=0.05)
@@ -493,13 +493,19 @@ def test_a_graph_with_an_unknown_input(exported: Path) -> None:
 def test_a_backend_that_does_not_fit_the_folder(made: dict[str, Path]) -> None:
     for options, problem in (
         ({"device": "cuda"}, "an ONNX graph runs on the CPU only, got device 'cuda'."),
-        ({"precision": "bf16"}, "backend 'onnx' computes in fp32, got precision 'bf16'."),
+        ({"precision": "bf16"}, "backend 'onnx' computes in fp32 or int8, got precision 'bf16'."),
     ):
         message = refusal(UsageError, lambda options=options: Reader.load(made["model"], backend="onnx", **options))
         assert message == f"{made['model']}: {problem}"
     assert "cannot run on backend 'torch'" in refusal(UsageError, lambda: Reader.load(made["onnx"], backend="torch"))
     assert "CPU only, got device 'cuda'" in refusal(UsageError, lambda: load_model(made["onnx"], device="cuda"))
-    assert "has the precision of its file" in refusal(UsageError, lambda: load_model(made["onnx"], precision="bf16"))
+    for kind, precision in (("onnx", "int8"), ("onnx", "bf16"), ("int8", "fp32")):
+        message = refusal(
+            UsageError, lambda kind=kind, precision=precision: load_model(made[kind], precision=precision)
+        )
+        own = {"onnx": "fp32"}.get(kind, kind)
+        assert message == f"{made[kind]}: this ONNX export is in {own}, got precision {precision!r}."
+    assert isinstance(load_model(made["int8"], precision="int8"), OnnxModel)
     assert isinstance(load_model(made["onnx"], device="cpu", precision="fp32"), OnnxModel)
 
 

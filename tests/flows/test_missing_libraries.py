@@ -69,11 +69,6 @@ def run_without(missing: str, *arguments: str | Path) -> subprocess.CompletedPro
             f"export --onnx of this model (encoders of type deberta-v2 have no graph builder) {INSTALL_TORCH}",
         ),
         (
-            "onnx",
-            "export MODEL --onnx OUT --int8",
-            "export --onnx --int8 needs onnx, which is not installed; install with: pip install 'lamella[onnx]'",
-        ),
-        (
             "onnx,onnxscript",
             "export DEBERTA --onnx OUT",
             "export --onnx of this model needs onnx and onnxscript, which are not installed; install with: "
@@ -111,7 +106,6 @@ def test_a_missing_library_is_named_in_one_line(
         "OUT": tmp_path / "out",
         "RUN_FILE": tmp_path / "run.toml",
         "EXPORTED": exported,
-        "MODEL": exported.parent / "model",
         "DEBERTA": exported.parent / "deberta",
     }
     ended = run_without(missing, *(names.get(word, word) for word in command.split()))

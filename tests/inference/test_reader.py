@@ -394,7 +394,7 @@ class TestLoad:
         [
             ({"backend": "onnxx"}, "backend 'onnxx' does not exist. Did you mean 'onnx'?"),
             ({"precision": "int4"}, "precision 'int4' does not exist"),
-            ({"torch_dtype": torch.int8}, "precision 'int8' does not exist"),
+            ({"torch_dtype": torch.int16}, "precision 'int16' does not exist"),
             ({"dtype": "float64"}, "precision 'float64' does not exist"),
             ({"dtype": "float16", "precision": "bf16"}, "dtype: expected the same as precision, or only one of them"),
             (

@@ -114,6 +114,10 @@ Address = Annotated[
     typer.Option("--address", help="Ray cluster, host:port or auto; default: start one on this machine."),
 ]
 Precision = Annotated[
+    Literal["auto", "fp32", "bf16", "fp16", "int8"],
+    typer.Option("--precision", help="Number format of the encoder; int8 is for CPUs and needs no torch."),
+]
+TorchPrecision = Annotated[
     Literal["auto", "fp32", "bf16", "fp16"], typer.Option("--precision", help="Number format of the encoder.")
 ]
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lamella.cli.app import AsJson, BatchSize, ModelName, Precision, app
+from lamella.cli.app import AsJson, BatchSize, ModelName, TorchPrecision, app
 
 
 @app.command()
@@ -42,7 +42,7 @@ def calibrate(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be stored, and store nothing.")] = False,
     batch_size: BatchSize = 32,
-    precision: Precision = "auto",
+    precision: TorchPrecision = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Tune a model's no-answer threshold and probability.

@@ -69,7 +69,11 @@ def export_onnx(
             config = config.model_copy(update={"parity": _compare(in_torch, exported)})
             lines = [f"logits differ from torch's by at most {config.parity:.1e}"]
         if int8:
-            quantise(fresh, products)
+            if recipe is not None and graph is not None:
+                (fresh / DATA).unlink(missing_ok=True)  # not overwritten: the fp32 graph has it in its memory
+                _write_built(recipe, graph.in_int8(), fresh)
+            else:
+                quantise(fresh, products)
             rounded = OnnxModel.open(fresh, config)
             parity = measure_parity(in_torch or exported, rounded, _sample())
             measured = measure(exported, rounded, data, examples) if data else None
@@ -151,9 +155,8 @@ def _compare(model: ReaderModel | StockModel, exported: OnnxModel) -> float:
 
 def _check_call(name: str, folder: Path, int8: bool, data: str | None) -> Source:
     """Check the arguments before any slow work; return the model to export."""
-    for library, use in {"onnxruntime": "export --onnx", **({"onnx": "export --onnx --int8"} if int8 else {})}.items():
-        if importlib.util.find_spec(library) is None:
-            raise MissingLibraryError(use, [library])
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise MissingLibraryError("export --onnx", ["onnxruntime"])
     if data and not int8:
         raise UsageError("export: expected --int8 with --data, which measures its loss.")
     check_output_folder(folder)

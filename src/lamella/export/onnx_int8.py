@@ -1,4 +1,4 @@
-"""Round the weights of an exported ONNX graph to int8, and measure what that costs."""
+"""Round the weights of a traced ONNX graph to int8, and measure what int8 costs; see `graph.int8` for built graphs."""
 
 from __future__ import annotations
 

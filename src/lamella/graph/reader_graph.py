@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from lamella.graph.builder import BATCH, TOKENS, Graph
 from lamella.graph.encoder_config import EncoderConfig
 from lamella.graph.encoder_graph import add_encoder
 from lamella.graph.head_graph import add_head, plan_head
+from lamella.graph.int8 import round_to_int8
 from lamella.graph.support import NoGraphError
 from lamella.graph.tensor_files import Tensors
 
@@ -28,6 +29,10 @@ class ReaderGraph:
     def size(self) -> int:
         """The bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.graph.tensors.values())
+
+    def in_int8(self) -> ReaderGraph:
+        """Return the graph with the encoder's matrix products and word embeddings rounded to int8."""
+        return replace(self, graph=round_to_int8(self.graph, frozenset(self.products)))
 
     def encode(self, *, data_file: Path | None = None) -> bytes:
         """Return the bytes of an ONNX file; with `data_file`, large tensors are written there."""

@@ -76,9 +76,10 @@ class Reader:
         `device` is `"cpu"`, `"cuda:0"` or, as in transformers, the number of a GPU and -1 for the CPU.
         `backend="auto"` runs the model on onnxruntime, without torch, if it is to run on a CPU in fp32 and a graph can
         be made from it, and on torch otherwise; `"onnx"` and `"torch"` choose. `precision="auto"` is bf16 on torch
-        where the hardware supports it, as GPUs do and, if torch is installed, CPUs with AMX; else it is fp32. `dtype`
-        and `torch_dtype` set it in transformers' words: `torch.bfloat16` or `"bfloat16"`. `threads` defaults to all
-        cores.
+        where the hardware supports it, as GPUs do and, if torch is installed, CPUs with AMX; else it is fp32.
+        `precision="int8"` runs on onnxruntime: faster than fp32 and a quarter of its size, but a few answers change.
+        `dtype` and `torch_dtype` set the precision in transformers' words: `torch.bfloat16` or `"bfloat16"`. `threads`
+        defaults to all cores.
         """
         if isinstance(device, int):  # as in transformers: -1 is the CPU
             device = "cpu" if device < 0 else f"cuda:{device}"

@@ -14,9 +14,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lamella.config import HEAD_OPTIONS, DecodingOptions, WindowOptions
 from lamella.encoder.families import positions_of
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from lamella.graph.reader_graph import ReaderGraph
     from lamella.graph.tuned_tensors import ParameterCounts
 
+GraphPrecision = Literal["fp32", "int8"]
 STOCK_HEAD = {"task": {"name": "span"}, "mixer": [{"name": "last"}]}  # of a checkpoint of transformers
 POOLED = ("pooled", "pooled+all")  # choices of layers that may read the pooled output
 STOCK_TENSORS = {"qa_outputs.weight": "task.q", "qa_outputs.bias": "task.b"}
@@ -62,11 +63,12 @@ class Recipe:
     windows: WindowOptions
     decoding: DecodingOptions
     tokenizer: TokenizerFile
+    precision: GraphPrecision = "fp32"
 
     @property
     def key(self) -> str:
         """The name of the graph in the cache."""
-        parts = [VERSION, self.sha256, asdict(self.config), self.head, self.windows.max_seq_length]
+        parts = [VERSION, self.precision, self.sha256, asdict(self.config), self.head, self.windows.max_seq_length]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def build(self) -> ReaderGraph:
@@ -85,7 +87,8 @@ class Recipe:
             delta = read_tensor_files([folder / MODEL_WEIGHTS])
             encoder = apply_delta(encoder, delta.under("encoder.model."), saved.tunings, self.config)
             head = delta.under("head.")
-        return build_reader(self.config, encoder, self.head, head, self.windows.max_seq_length)
+        graph = build_reader(self.config, encoder, self.head, head, self.windows.max_seq_length)
+        return graph.in_int8() if self.precision == "int8" else graph
 
     def count_parameters(self) -> ParameterCounts | None:
         """Count the parameters of a saved model; the checkpoints of transformers are not counted."""
@@ -107,12 +110,13 @@ class Recipe:
             cls_token_id=self.tokenizer.cls_token_id,
             pad_token_id=self.tokenizer.pad_token_id,
             positions=positions_of(self.config),
+            precision=self.precision,
         )
 
 
-def load_as_graph(source: Source, *, threads: int | None = None) -> OnnxModel:
+def load_as_graph(source: Source, *, precision: GraphPrecision = "fp32", threads: int | None = None) -> OnnxModel:
     """Load a saved model or a checkpoint of transformers as a graph; raise NoGraphError if it has none."""
-    recipe = read_recipe(source)
+    recipe = replace(read_recipe(source), precision=precision)
     folders = list(dict.fromkeys([*(folder for folder, _ in recipe.chain), recipe.base.folder]))
     config = recipe.describe()
     model = open_cached(

@@ -11,7 +11,7 @@ from lamella.encoder.sources import Source, is_model, named_folder
 from lamella.errors import LamellaError, MissingLibraryError, UnknownNameError, UsageError, one_line, warn
 from lamella.graph.support import NoGraphError
 from lamella.models.names import find_model
-from lamella.models.onnx_model import OnnxModel, is_exported
+from lamella.models.onnx_model import OnnxModel, is_exported, read_export
 from lamella.runs import MODEL, run_state
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lamella.models.transformers_model import StockModel
 
 Backend = Literal["auto", "torch", "onnx"]
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
 # The files that Linux has for the GPUs of NVIDIA and AMD, and under Windows' Linux.
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -45,10 +45,11 @@ def load_model(
     to rounding, and the model cannot be saved.
 
     On a CPU in fp32, `backend="auto"` runs the model on onnxruntime, without torch, as a graph that is made from the
-    folder and kept in the user's cache. It uses torch for other devices and precisions, if this machine has a GPU, and,
-    with a warning, for a model that has no graph. With `precision="auto"`, it also uses torch, if installed, on a CPU
-    with AMX, where bf16 is twice as fast, but not for `few_questions`: importing torch takes longer than it saves. Pass
-    `backend="torch"` to get a ReaderModel or a StockModel always.
+    folder and kept in the user's cache. It uses torch for other devices and half precision, if this machine has a GPU,
+    and, with a warning, for a model that has no graph. With `precision="auto"`, it also uses torch, if installed, on a
+    CPU with AMX, where bf16 is twice as fast, but not for `few_questions`: importing torch takes longer than it saves.
+    `precision="int8"` is for onnxruntime alone: a model without a graph is refused. Pass `backend="torch"` to get a
+    ReaderModel or a StockModel always.
 
     `threads` applies to the session of onnxruntime; for torch, which has one setting per process, it applies to the
     whole process. A model of an unfinished run is loaded with a warning.
@@ -63,15 +64,20 @@ def load_model(
         return _load_exported(folder, device, precision, backend, threads)
     source = find_model(os.fspath(name))
     _warn_of_unfinished_run(source.folder)
-    if backend == "onnx":
+    if backend == "torch" and precision == "int8":
+        raise UsageError(f"{os.fspath(name)}: precision 'int8' needs backend 'onnx' or 'auto', got 'torch'.")
+    only_onnx = backend == "onnx" or precision == "int8"
+    if only_onnx:
         _check_onnx_options(os.fspath(name), device, precision)
-    if backend == "onnx" or (backend == "auto" and _suits_onnx(device, precision, few_questions)):
+    if only_onnx or (backend == "auto" and _suits_onnx(device, precision, few_questions)):
         from lamella.models.graph_model import load_as_graph
 
         try:
-            return load_as_graph(source, threads=threads)
+            return load_as_graph(source, precision="int8" if precision == "int8" else "fp32", threads=threads)
         except NoGraphError as reason:
             problem = f"{os.fspath(name)}: no ONNX graph can be made from this model: {reason}"
+        if precision == "int8":
+            raise UsageError(f"{problem}; export it with --onnx and --int8, or choose another precision.")
         if backend == "onnx":
             raise UsageError(f"{problem}; load it with backend 'torch'.")
         if importlib.util.find_spec("torch") is None:
@@ -94,17 +100,18 @@ def _load_exported(folder: Path, device: Any, precision: str, backend: str, thre
         raise UsageError(
             f"{folder}: an ONNX export cannot run on backend 'torch'; load the model it was exported from."
         )
-    if precision not in ("auto", "fp32"):
-        raise UsageError(f"{folder}: an ONNX export has the precision of its file, got precision {precision!r}.")
+    config = read_export(folder)
+    if precision not in ("auto", config.precision):
+        raise UsageError(f"{folder}: this ONNX export is in {config.precision}, got precision {precision!r}.")
     _check_onnx_options(str(folder), device, precision)
-    return OnnxModel.load(folder, threads=threads)
+    return OnnxModel.open(folder, config, threads=threads)
 
 
 def _check_onnx_options(name: str, device: Any, precision: str) -> None:
     if device is not None and str(device) != "cpu":
         raise UsageError(f"{name}: an ONNX graph runs on the CPU only, got device {str(device)!r}.")
-    if precision not in ("auto", "fp32"):
-        raise UsageError(f"{name}: backend 'onnx' computes in fp32, got precision {precision!r}.")
+    if precision not in ("auto", "fp32", "int8"):
+        raise UsageError(f"{name}: backend 'onnx' computes in fp32 or int8, got precision {precision!r}.")
 
 
 def _suits_onnx(device: Any, precision: str, few_questions: bool = False) -> bool:

@@ -1,0 +1,146 @@
+"""Graphs in int8: close to fp32, the same in every batch, in the cache under their own key."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from doubles import corpus, examples_about, save_tiny_encoder, tiny_run_config
+from lamella import Reader
+from lamella.data.windows.features import featurise
+from lamella.data.windows.padding import Padded, pad
+from lamella.errors import UsageError
+from lamella.graph.builder import Graph
+from lamella.graph.encoder_config import PREFIXES
+from lamella.graph.int8 import BLOCK, SMALLEST_BLOCK, _round_weights, round_to_int8
+from lamella.models.base_encoder import load_encoder
+from lamella.models.loading import load_model
+from lamella.models.model import ReaderModel
+from lamella.models.onnx_model import OnnxModel
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def save_reader(folder: Path, family: str = "bert", **sections: Any) -> Path:
+    """A reader whose trained weights are large enough to matter."""
+    base = save_tiny_encoder(folder / "base", family)
+    torch.manual_seed(0)
+    model = ReaderModel(load_encoder(str(base)), tiny_run_config(**sections))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save(folder / "reader")
+    return folder / "reader"
+
+
+def load(folder: Path, precision: Any) -> OnnxModel:
+    model = load_model(folder, precision=precision, device="cpu")
+    assert isinstance(model, OnnxModel)
+    assert model.config.precision == precision
+    return model
+
+
+def windows_of(model: Any, chosen: slice = slice(None)) -> Padded:
+    texts = [context[: 30 + 150 * number] for number, context in enumerate(corpus()[:4])]
+    features = featurise(examples_about(texts), model.tokenizer, model.windows)
+    return pad(features, np.arange(len(features))[chosen])
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_reader(tmp_path_factory.mktemp("int8"), encoder={"tuning": "lora"})
+
+
+@pytest.mark.parametrize("family", sorted(PREFIXES))
+def test_the_logits_are_close_to_fp32(family: str, tmp_path: Path) -> None:
+    folder = save_reader(tmp_path, family, encoder={"tuning": "adapter"})
+    exact, rounded = load(folder, "fp32"), load(folder, "int8")
+    padded = windows_of(exact)
+    expected = exact.logits(padded)
+    spread = float(expected[:, padded.mask].std())
+    for found in (rounded.logits(padded), rounded.logits_in_one_run(padded)):
+        difference = np.abs(found - expected)[:, padded.mask]
+        assert 0 < difference.mean() < 0.02 * spread
+        assert difference.max() < 0.1 * spread
+
+
+def test_a_window_does_not_depend_on_its_batch(saved: Path) -> None:
+    model = load(saved, "int8")
+    padded = windows_of(model)
+    together = model.logits(padded)
+    np.testing.assert_array_equal(model.logits(padded), together)
+    in_one_run = model.logits_in_one_run(padded)
+    for row, real in enumerate(padded.mask):
+        alone = model.logits(windows_of(model, slice(row, row + 1)))[:, 0, : real.sum()]
+        np.testing.assert_array_equal(alone, together[:, row, real])
+        np.testing.assert_allclose(alone, in_one_run[:, row, real], atol=1e-3)  # attention over padding rounds too
+
+
+def test_each_precision_has_its_own_graph_in_the_cache(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAMELLA_CACHE", str(tmp_path))
+    graphs, sizes = tmp_path / "graphs", []
+    for precision in ("fp32", "int8", "int8", "fp32"):
+        load(saved, precision)
+        sizes.append({sum(file.stat().st_size for file in graph.iterdir()) for graph in graphs.iterdir()})
+    assert list(map(len, sizes)) == [1, 2, 2, 2]
+    assert min(sizes[1]) < max(sizes[0])
+
+
+@pytest.mark.parametrize("size", [3, 16, 20, 128, 300])
+def test_weights_are_rounded_to_the_nearest_level_of_their_block(size: int) -> None:
+    matrix = np.random.default_rng(0).standard_normal((size, 5)).astype(np.float32)
+    matrix[:, 0] = 0  # a column without a scale
+    levels, scales = _round_weights(matrix)
+    assert (levels.dtype, scales.dtype) == (np.uint8, np.float32)
+    assert SMALLEST_BLOCK <= levels.shape[2] <= BLOCK
+    restored = ((levels.astype(np.float32) - 128) * scales[..., None]).reshape(5, -1).T
+    step = np.repeat(scales, levels.shape[2], axis=1).T[:size]
+    assert (np.abs(restored[:size] - matrix) <= 0.501 * step).all()
+    assert not restored[size:].any()
+
+
+def test_only_the_named_products_are_rounded_and_shared_weights_once() -> None:
+    graph = Graph()
+    matrix = np.ones((32, 32), np.float32)
+    x = graph.op("Cast", graph.input("input_ids"), to=1)
+    shared = graph.product(graph.product(x, matrix, "shared"), matrix, "shared")
+    last = graph.product(shared, matrix, "head")
+    rounded = round_to_int8(graph, {node.name for node in graph.nodes if node.name not in (x, last)})
+    assert [node.kind for node in rounded.nodes] == ["Cast", "MatMulNBits", "MatMulNBits", "MatMul"]
+    assert set(rounded.tensors) == {"shared.levels", "shared.scales", "head"}
+    assert [node.kind for node in graph.nodes] == ["Cast", "MatMul", "MatMul", "MatMul"]
+
+
+def test_a_graph_in_int8_is_made_without_torch_and_onnx(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAMELLA_CACHE", str(tmp_path))
+    script = (
+        "import sys; from lamella import Reader; "
+        f"Reader.load({str(saved)!r}, precision='int8').ask('Who?', 'Bob was here.'); "
+        "print({'torch', 'transformers', 'onnx', 'google.protobuf'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
+
+
+def test_what_int8_cannot_do_is_refused(saved: Path, tmp_path: Path) -> None:
+    for options, problem in (
+        ({"backend": "torch"}, "precision 'int8' needs backend 'onnx' or 'auto', got 'torch'."),
+        ({"device": "cuda"}, "an ONNX graph runs on the CPU only, got device 'cuda'."),
+    ):
+        with pytest.raises(UsageError) as caught:
+            Reader.load(saved, precision="int8", **options)  # type: ignore[arg-type]
+        assert str(caught.value) == f"{saved}: {problem}"
+    without = save_reader(tmp_path, "deberta-v2")
+    with pytest.raises(UsageError, match=r"have no graph builder; export it with --onnx and --int8, or choose another"):
+        Reader.load(without, precision="int8")
