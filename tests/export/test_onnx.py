@@ -520,8 +520,8 @@ def test_without_onnxruntime_the_error_names_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     message = refusal(MissingLibraryError, lambda: load_model(made["onnx"]))
-    assert message.endswith("needs onnxruntime, which is not installed; install with: pip install 'onnxruntime>=1.30'")
-    assert "pip install 'onnxruntime>=1.30'" in refusal(
+    assert message.endswith("needs onnxruntime, which is not installed; install with: pip install onnxruntime")
+    assert "pip install onnxruntime" in refusal(
         MissingLibraryError, lambda: export_onnx(made["model"], tmp_path / "onnx")
     )
 

@@ -417,5 +417,5 @@ def test_without_ray_the_extra_is_named_and_nothing_is_written(
     file = write(tmp_path / "one.toml", encoder)
     code, _, err = lamella("sweep", file, "--out", tmp_path / "out", "--engine", "ray")
     assert code == 2
-    assert err == "lamella: --engine ray needs ray, which is not installed; install with: pip install 'ray>=2.50'\n"
+    assert err == "lamella: --engine ray needs ray, which is not installed; install with: pip install 'lamella[ray]'\n"
     assert not (tmp_path / "out").exists()

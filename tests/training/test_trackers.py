@@ -62,6 +62,8 @@ def test_wandb_gets_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_tracker_that_is_not_installed_is_reported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingLibraryError, match=r"the tracker 'wandb' needs wandb, .*: pip install 'wandb>="):
+    with pytest.raises(
+        MissingLibraryError, match=r"the tracker 'wandb' needs wandb, .*: pip install 'lamella\[trackers\]'"
+    ):
         train(tmp_path, ["wandb"])
     assert not (tmp_path / "run").exists()
