@@ -1,10 +1,12 @@
 """Score readers on other kinds of texts than their training data, and make the page of these scores.
 
     python docs/wild.py --reader default --reader models/mpnet data/tydi-en-dev-mixed.json.gz …
+    python docs/wild.py --reader default --int8 data/cs224n-dev.json.gz
     python docs/wild.py --page
 
 The first form adds the scores to results/wild/scores.json, and with `--card` to the readers' own cards. The second
-writes docs/results/wild.md from that file, and `--check` reports whether it is current. Make the mixed sets with
+adds the effect of int8 to the card. The third writes docs/results/wild.md from that file, and `--check` reports whether
+it is current. Make the mixed sets with
 `lamella convert FILE OUT --negatives 0.5`.
 """
 
@@ -31,11 +33,15 @@ def main() -> None:
     parser.add_argument("data", nargs="*", type=Path, help="data files")
     parser.add_argument("--reader", action="append", default=[], help="a reader; repeatable")
     parser.add_argument("--card", action="store_true", help="add the scores to the card of each reader, a model folder")
+    parser.add_argument("--int8", action="store_true", help="add the effect of int8 on one file to each reader's card")
     parser.add_argument("--page", action="store_true", help="write the page")
     parser.add_argument("--check", action="store_true", help="report whether the page is current")
     parser.add_argument("--batch-size", type=int, default=32)
     arguments = parser.parse_args()
     for name in arguments.reader:
+        if arguments.int8:
+            add_int8(name, *arguments.data, batch_size=arguments.batch_size)
+            continue
         add(name, arguments.data, batch_size=arguments.batch_size, card=arguments.card)
     text = page(json.loads(RESULTS.read_text(encoding="utf-8")))
     if arguments.page:
@@ -69,6 +75,28 @@ def add(name: str, files: Sequence[Path], *, batch_size: int, card: bool) -> Non
     write_json(RESULTS, results)
     if card:
         model.save_domains(model.folders[0], [DomainScores.model_validate(row) for row in entry["domains"]])
+
+
+def add_int8(name: str, file: Path, *, batch_size: int) -> None:
+    """Add the effect of int8 on the answers to a data file to the card of a reader, a model folder."""
+    from lamella import ReaderModel, load_examples
+    from lamella.inference.predict import predict
+    from lamella.models.facts import Int8Facts
+    from lamella.models.loading import load_model
+    from lamella.scoring.evaluate import score_predictions
+
+    examples = load_examples(file, labelled=True).examples
+    answers, f1 = [], []
+    for precision in ("fp32", "int8"):
+        graph = load_model(name, device="cpu", precision=precision, backend="onnx")
+        predictions = predict(graph, examples, batch_size=batch_size)
+        threshold = graph.decoding.null_score_diff_threshold
+        answers.append([predictions[example.id].text(threshold) for example in examples])
+        f1.append(score_predictions(graph, examples, predictions)["f1"])
+    equal = 100 * sum(map(str.__eq__, *answers)) / len(examples)
+    model = ReaderModel.from_pretrained(name)
+    measured = Int8Facts(data=file.name, questions=len(examples), f1=f1[0], int8_f1=f1[1], equal=equal)
+    model.save_int8(model.folders[0], measured)
 
 
 def page(results: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from lamella.errors import ModelError
 from lamella.export.flatten import flatten
 from lamella.export.half import halve
 from lamella.models.base_encoder import load_encoder
-from lamella.models.facts import Facts, data_facts
+from lamella.models.facts import Facts, Int8Facts, data_facts
 from lamella.models.model import ReaderModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -83,6 +83,17 @@ def test_training_on_a_fraction_of_the_questions_is_shown(base: Path, tmp_path: 
         model.save(tmp_path / "model")
         assert ("Trained on 25 % of the train questions." in card(tmp_path / "model")[1]) is shown
         assert ReaderModel.load(tmp_path / "model").facts.fraction == fraction
+
+
+def test_a_card_shows_the_effect_of_int8(base: Path, tmp_path: Path) -> None:
+    ReaderModel(load_encoder(str(base)), tiny_run_config()).eval().save(tmp_path / "model")
+    assert "int8" not in card(tmp_path / "model")[1]
+    measured = Int8Facts(data="dev.json", questions=1234, f1=71.24, int8_f1=71.019, equal=98.76)
+    model = ReaderModel.from_pretrained(tmp_path / "model")
+    model.save_int8(tmp_path / "model", measured)
+    line = "F1 on the 1,234 questions of `dev.json` is 71.02 instead of 71.24, and 98.8 % of the answers are the same."
+    assert line in card(tmp_path / "model")[1]
+    assert ReaderModel.from_pretrained(tmp_path / "model").facts.int8 == measured
 
 
 def test_a_card_shows_how_to_load_the_reader(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

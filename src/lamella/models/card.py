@@ -49,7 +49,7 @@ def model_card(saved: SavedModel, contents: Contents) -> str:
         "Results": _results(saved),
         "Threshold": _threshold(saved),
         "Other texts": _domains(saved.facts.domains),
-        "Cost": _cost(contents),
+        "Cost": _cost(contents, saved.facts),
         "Layer weights": _layer_weights(contents.layer_weights),
         "Limits": _limits(saved, contents.gives_text),
     }
@@ -247,12 +247,19 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
-def _cost(contents: Contents) -> str:
+def _cost(contents: Contents, facts: Facts) -> str:
     trained, encoder = contents.trained_parameters, contents.encoder_parameters
     number_format = "fp16, rounded once from fp32" if contents.half else "fp32"
-    return (
+    text = (
         f"{trained:,} trained parameters, {100 * trained / encoder:.4g} % of the encoder's {encoder:,}. "
         f"The delta takes {contents.bytes / 1e6:,.3f} MB, stored in {number_format}."
+    )
+    int8 = facts.int8
+    if int8 is None:
+        return text
+    return (
+        f'{text}\n\nIn int8 (`precision="int8"`), F1 on the {int8.questions:,} questions of `{int8.data}` is '
+        f"{int8.int8_f1:.2f} instead of {int8.f1:.2f}, and {int8.equal:.1f} % of the answers are the same."
     )
 
 

@@ -59,6 +59,16 @@ class DomainScores(Section):
     calibration_error: float | None  # of the probability of no answer; None if all questions are of one kind
 
 
+class Int8Facts(Section):
+    """What rounding a reader to int8 changes on a data set; F1 at the reader's threshold, in percent."""
+
+    data: str  # name of the file, without folder
+    questions: int
+    f1: float  # in fp32
+    int8_f1: float
+    equal: float  # share of the questions with the same answer
+
+
 class TeacherFacts(Section):
     """A teacher: a model, or a run with stored logits and, if known, the model that computed them."""
 
@@ -84,6 +94,7 @@ class Facts(Section):
     start: StartFacts | None = None
     teachers: list[TeacherFacts] = Field(default=[])
     domains: list[DomainScores] = Field(default=[])  # on other kinds of texts
+    int8: Int8Facts | None = None  # None: not measured
     results: dict[str, Any] = Field(default={})  # of the best evaluation on the dev data
     calibrated: dict[str, Any] = Field(default={})  # the report of `lamella calibrate` on the stored threshold
 

@@ -30,7 +30,7 @@ from lamella.files import is_empty
 from lamella.heads.head import Head, Stage
 from lamella.models.base_encoder import load_base, reported_as_damage
 from lamella.models.card import Contents, LayerWeightTable, model_card
-from lamella.models.facts import DomainScores, Facts
+from lamella.models.facts import DomainScores, Facts, Int8Facts
 from lamella.models.names import find_model
 from lamella.models.peft_tensors import read_model_tensors
 from lamella.models.saved import SavedModel, check_weights, complete_head, read_saved, write_decoding, write_saved
@@ -161,6 +161,12 @@ class ReaderModel(nn.Module):
         """Store scores on other kinds of texts in the folder that this model was loaded from, and on its card."""
         self._check_savable()
         self.facts = self.facts.model_copy(update={"domains": list(domains)})
+        self._save_facts(folder, None)
+
+    def save_int8(self, folder: Path, measured: Int8Facts) -> None:
+        """Store the effect of int8 in the folder that this model was loaded from, and on its card."""
+        self._check_savable()
+        self.facts = self.facts.model_copy(update={"int8": measured})
         self._save_facts(folder, None)
 
     def _save_facts(self, folder: Path, name: str | None) -> None:
