@@ -74,7 +74,7 @@ def add(name: str, files: Sequence[Path], *, batch_size: int, card: bool) -> Non
     entry["domains"] = [*old, *fresh.values()]
     write_json(RESULTS, results)
     if card:
-        model.save_domains(model.folders[0], [DomainScores.model_validate(row) for row in entry["domains"]])
+        model.save_facts(model.folders[0], domains=[DomainScores.model_validate(row) for row in entry["domains"]])
 
 
 def add_int8(name: str, file: Path, *, batch_size: int) -> None:
@@ -96,7 +96,7 @@ def add_int8(name: str, file: Path, *, batch_size: int) -> None:
     equal = 100 * sum(map(str.__eq__, *answers)) / len(examples)
     model = ReaderModel.from_pretrained(name)
     measured = Int8Facts(data=file.name, questions=len(examples), f1=f1[0], int8_f1=f1[1], equal=equal)
-    model.save_int8(model.folders[0], measured)
+    model.save_facts(model.folders[0], int8=measured)
 
 
 def page(results: dict[str, Any]) -> str:

@@ -6,12 +6,15 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
+import time
 from pathlib import Path
 
 from lamella.errors import LamellaError
-from lamella.files import file_sha256, write_json
+from lamella.files import TEMPORARY, file_sha256, write_json
 
 VARIABLE = "LAMELLA_CACHE"
+ABANDONED_AFTER = 24 * 3600  # seconds after which something partially written is considered abandoned
 
 
 def cache_folder(content: str) -> Path | None:
@@ -28,6 +31,38 @@ def cache_folder(content: str) -> Path | None:
     if not os.path.isabs(root):  # the XDG specification requires to ignore relative paths
         root = os.path.expanduser("~/.cache")
     return Path(root) / "lamella" / content if os.path.isabs(root) else None  # the user may have no home folder
+
+
+def limit_size(folder: Path, most: int, *, ending: str = "", keep: Path | None = None) -> None:
+    """Remove the least recently used entries beyond `most` bytes, except `keep`, and abandoned partial ones.
+
+    Entries are files, or folders of files, whose names have the ending and do not begin with a dot. Another process may
+    do the same at the same time: what cannot be read or removed is ignored.
+    """
+    entries = []
+    with contextlib.suppress(OSError):
+        for path in list(folder.iterdir()):
+            with contextlib.suppress(OSError):
+                used = path.stat().st_mtime_ns
+                if path.name.endswith(TEMPORARY):
+                    if used < (time.time() - ABANDONED_AFTER) * 1e9:
+                        _remove(path)
+                elif path.name.endswith(ending) and not path.name.startswith("."):
+                    files = path.iterdir() if path.is_dir() else [path]
+                    entries.append((path == keep, used, sum(file.stat().st_size for file in files), path))
+    total = 0
+    for kept, _, size, path in sorted(entries, reverse=True):
+        total += size
+        if total > most and not kept:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def remembered_sha256(path: Path) -> str:

@@ -27,7 +27,7 @@ from lamella.data.windows.feature_arrays import to_arrays
 from lamella.data.windows.feature_cache import CONTENT, cached_features
 from lamella.data.windows.features import Features, featurise
 from lamella.data.windows.feed import Feed, Recipe
-from lamella.user_cache import cache_folder
+from lamella.user_cache import ABANDONED_AFTER, cache_folder
 
 DEMO = read("demo:train").examples
 LONG = WindowOptions(max_seq_length=64, doc_stride=24, max_query_length=12)  # several windows per context
@@ -350,7 +350,7 @@ class TestBounds:
         for path in (young, old, foreign):
             path.touch()
         for path in (old, foreign):
-            os.utime(path, (time.time() - 2 * feature_cache.ABANDONED_AFTER,) * 2)
+            os.utime(path, (time.time() - 2 * ABANDONED_AFTER,) * 2)
         cached_features(SOME, tiny_tokenizer("bert"), LONG)
         assert {young, foreign} < set(files(folder))
         assert old not in files(folder)

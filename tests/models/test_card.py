@@ -90,7 +90,7 @@ def test_a_card_shows_the_effect_of_int8(base: Path, tmp_path: Path) -> None:
     assert "int8" not in card(tmp_path / "model")[1]
     measured = Int8Facts(data="dev.json", questions=1234, f1=71.24, int8_f1=71.019, equal=98.76)
     model = ReaderModel.from_pretrained(tmp_path / "model")
-    model.save_int8(tmp_path / "model", measured)
+    model.save_facts(tmp_path / "model", int8=measured)
     line = "F1 on the 1,234 questions of `dev.json` is 71.02 instead of 71.24, and 98.8 % of the answers are the same."
     assert line in card(tmp_path / "model")[1]
     assert ReaderModel.from_pretrained(tmp_path / "model").facts.int8 == measured

@@ -454,7 +454,7 @@ def test_scores_on_other_texts_are_stored_and_shown_on_the_card(saved: Path) -> 
     loaded, threshold = ReaderModel.load(saved), ReaderModel.load(saved).decoding.null_score_diff_threshold
     examples = load_examples("demo:dev").examples[:6]
     scores = domain_scores("letters.json", examples, predict(loaded, examples), loaded.decoding)
-    loaded.save_domains(saved, [scores])
+    loaded.save_facts(saved, domains=[scores])
     assert ReaderModel.load(saved).facts.domains == [scores]
     assert ReaderModel.load(saved).decoding.null_score_diff_threshold == threshold
     assert read_saved(saved).weights_sha256 == file_sha256(saved / "model.safetensors")

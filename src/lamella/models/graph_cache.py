@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from lamella.errors import LamellaError, ModelError, UnreadableError
 from lamella.files import TEMPORARY, read_json, write_bytes, write_json
 from lamella.graph.support import LARGEST_FILE, NoGraphError
 from lamella.models.onnx_model import ONNX_GRAPH
-from lamella.user_cache import cache_folder
+from lamella.user_cache import cache_folder, limit_size
 
 if TYPE_CHECKING:
     from lamella.graph.reader_graph import ReaderGraph
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 DATA = f"{ONNX_GRAPH}.data"
 STATE = "state.json"
 MAX_BYTES = 8 * 2**30  # of all graphs together
-ABANDONED_AFTER = 24 * 3600  # seconds after which a partially written graph is considered abandoned
 
 T = TypeVar("T")
 
@@ -74,26 +72,5 @@ def _write(folder: Path, graph: ReaderGraph) -> bool:
         return _is_intact(folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    _remove_old(folder.parent, keep=folder.name)
+    limit_size(folder.parent, MAX_BYTES, keep=folder)
     return True
-
-
-def _remove_old(root: Path, *, keep: str) -> None:
-    """Remove the least recently used graphs beyond `MAX_BYTES`, and abandoned partial ones.
-
-    Another process may do the same at the same time: what cannot be read or removed is ignored.
-    """
-    graphs = []
-    for folder in root.iterdir():
-        with contextlib.suppress(OSError):
-            changed = folder.stat().st_mtime
-            if folder.name.endswith(TEMPORARY) and changed < time.time() - ABANDONED_AFTER:
-                shutil.rmtree(folder, ignore_errors=True)
-            elif not folder.name.startswith("."):
-                size = sum(file.stat().st_size for file in folder.iterdir())
-                graphs.append((folder.name == keep, changed, size, folder))
-    total = 0
-    for _, _, size, folder in sorted(graphs, reverse=True):
-        total += size
-        if total > MAX_BYTES and folder.name != keep:
-            shutil.rmtree(folder, ignore_errors=True)

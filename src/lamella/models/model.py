@@ -30,7 +30,7 @@ from lamella.files import is_empty
 from lamella.heads.head import Head, Stage
 from lamella.models.base_encoder import load_base, reported_as_damage
 from lamella.models.card import Contents, LayerWeightTable, model_card
-from lamella.models.facts import DomainScores, Facts, Int8Facts
+from lamella.models.facts import Facts
 from lamella.models.names import find_model
 from lamella.models.peft_tensors import read_model_tensors
 from lamella.models.saved import SavedModel, check_weights, complete_head, read_saved, write_decoding, write_saved
@@ -157,16 +157,10 @@ class ReaderModel(nn.Module):
         self.facts = self.facts.model_copy(update={"calibrated": dict(report)})
         self._save_facts(folder, name)
 
-    def save_domains(self, folder: Path, domains: Sequence[DomainScores]) -> None:
-        """Store scores on other kinds of texts in the folder that this model was loaded from, and on its card."""
+    def save_facts(self, folder: Path, **facts: Any) -> None:
+        """Store facts measured after training, such as `int8`, in the folder it was loaded from and on its card."""
         self._check_savable()
-        self.facts = self.facts.model_copy(update={"domains": list(domains)})
-        self._save_facts(folder, None)
-
-    def save_int8(self, folder: Path, measured: Int8Facts) -> None:
-        """Store the effect of int8 in the folder that this model was loaded from, and on its card."""
-        self._check_savable()
-        self.facts = self.facts.model_copy(update={"int8": measured})
+        self.facts = self.facts.model_copy(update=facts)
         self._save_facts(folder, None)
 
     def _save_facts(self, folder: Path, name: str | None) -> None:

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import time
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,15 +30,14 @@ from lamella.data.windows.feature_arrays import NAMES, context_indices, from_arr
 from lamella.data.windows.features import Features, featurise, pair_template
 from lamella.data.windows.tokens import Tokenizing, without_truncation
 from lamella.errors import RunError, counted
-from lamella.files import TEMPORARY, write_bytes
+from lamella.files import write_bytes
 from lamella.progress import Log, progress
-from lamella.user_cache import cache_folder
+from lamella.user_cache import cache_folder, limit_size
 
 FORMAT = 1  # version of the file format
 CONTENT = "features"  # the folder in the user's cache
 MIN_QUESTIONS = 5_000  # the windows of fewer questions are cut fast enough
 MAX_BYTES = 4 * 2**30  # of all files together
-ABANDONED_AFTER = 24 * 3600  # seconds after which a partially written file is considered abandoned
 LOST = "lost_answers"
 ENDING = ".safetensors"
 
@@ -131,7 +129,7 @@ def _write(path: Path, key: str, arrays: Mapping[str, NDArray[Any]]) -> bool:
         write_bytes(path, save(dict(arrays), metadata={"sha256": _digest(key, arrays)}))
     except RunError:  # no space or no permission
         return False
-    _remove_old_files(path.parent)
+    limit_size(path.parent, MAX_BYTES, ending=ENDING)
     return True
 
 
@@ -141,32 +139,3 @@ def _digest(key: str, arrays: Mapping[str, NDArray[Any]]) -> str:
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
         digest.update(array.data)
     return digest.hexdigest()
-
-
-def _remove_old_files(folder: Path) -> None:
-    """Remove the least recently used files beyond `MAX_BYTES`, and abandoned partial files.
-
-    Another process may do the same at the same time: files that cannot be read or removed are ignored.
-    """
-    files = []
-    for name in _names_in(folder):
-        path = folder / name
-        with contextlib.suppress(OSError):
-            status = path.stat()
-            if name.endswith(ENDING):
-                files.append((status.st_mtime_ns, status.st_size, path))
-            elif name.endswith(TEMPORARY) and status.st_mtime < time.time() - ABANDONED_AFTER:
-                path.unlink()
-    total = 0
-    for _, size, path in sorted(files, reverse=True):
-        total += size
-        if total > MAX_BYTES:
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
