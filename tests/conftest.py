@@ -58,10 +58,10 @@ def real_data() -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def same_backend() -> Iterator[None]:
     """Load models in fp32 on onnxruntime on every processor: with AMX, `auto` would choose bf16 on torch."""
-    from lamella.models import loading
+    from lamella import environment
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "CPU_FLAGS", Path(_cache.name) / "no-cpuinfo")
+        patch.setattr(environment, "CPU_INFO", Path(_cache.name) / "no-cpuinfo")
         yield
 
 

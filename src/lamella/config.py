@@ -193,7 +193,7 @@ class TrainingOptions(Section):
     accumulate: int = Field(default=1, ge=1, description="gradient accumulation steps")
     order_seed: int = Field(default=0, ge=0, description="random seed of the data order")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        default="auto", description="number format; `auto`: bf16 where the hardware supports it, else fp32"
+        default="auto", description="number format; `auto`: bf16 on GPUs that compute it and CPUs with AMX, else fp32"
     )
     evaluate_every: Interval = Field(
         default=1.0, description='epochs between evaluations on the dev files, or steps: "300 steps"'

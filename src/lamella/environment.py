@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import sys
+from pathlib import Path
 from typing import Any
 
 from lamella.version import __version__
@@ -20,6 +21,7 @@ LIBRARIES = (
     "pydantic",
     "onnxruntime",
 )
+CPU_INFO = Path("/proc/cpuinfo")  # where Linux describes the processor and lists its features
 
 
 def environment() -> dict[str, Any]:
@@ -46,9 +48,23 @@ def library_versions() -> dict[str, str]:
     return versions
 
 
+def has_amx() -> bool:
+    """Return whether the CPU multiplies bf16 matrices with AMX; False on systems other than Linux.
+
+    bf16 is slower than fp32 without it, even where the CPU has AVX512_BF16. Questions per second of torch on two cores:
+    fp32 38, bf16 with AMX 95 to 123, bf16 with AVX512_BF16 27 (docs/decisions/0034-graphs.md).
+    """
+    return "amx_bf16" in _cpu_info().split()
+
+
 def _processor() -> str:
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    for line in _cpu_info().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.processor()
+
+
+def _cpu_info() -> str:
+    with contextlib.suppress(OSError):
+        return CPU_INFO.read_text(encoding="utf-8", errors="replace")
+    return ""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
+from lamella import environment
 from lamella.encoder import device
 from lamella.encoder.device import choose_precision
 
@@ -25,7 +27,12 @@ def test_bf16_on_a_processor_without_it_gives_a_warning_of_one_line(monkeypatch:
         assert choose_precision("bf16", CPU) == "bf16"
 
 
-@pytest.mark.parametrize(("has_it", "chosen"), [(True, "bf16"), (False, "fp32")])
-def test_auto_chooses_bf16_if_the_processor_has_it(monkeypatch: pytest.MonkeyPatch, has_it: bool, chosen: str) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_it)
+@pytest.mark.parametrize(("flags", "chosen"), [("avx512_bf16 amx_bf16", "bf16"), ("avx512_bf16 amx_int8", "fp32")])
+def test_auto_chooses_bf16_on_a_cpu_with_amx_only(
+    flags: str, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"model name\t: CPU\nflags\t\t: fpu {flags}\n", encoding="utf-8")
+    monkeypatch.setattr(environment, "CPU_INFO", tmp_path / "cpuinfo")
     assert choose_precision("auto", CPU) == chosen
+    assert choose_precision("auto", torch.device("mps")) == "fp32"
+    assert environment.environment()["processor"] == "CPU"

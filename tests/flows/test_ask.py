@@ -65,6 +65,21 @@ def test_options_of_a_call(lamella: Any) -> None:
     assert " " not in answer
 
 
+def test_the_number_format_is_chosen(lamella: Any) -> None:
+    call = ("ask", QUESTIONS[0], "-c", "titan.txt", "--json")
+    plain, fp32, int8 = (
+        json.loads(lamella(*call, *precision)[1])
+        for precision in ((), ("--precision", "fp32"), ("--precision", "int8"))
+    )
+    assert plain == fp32
+    assert int8["answers"][0]["answer"] == ANSWERS[0]
+    assert int8["null_score"] == pytest.approx(fp32["null_score"], abs=1)
+    assert int8["null_score"] != fp32["null_score"]
+    code, out, err = lamella(*call, "--precision", "int4")
+    assert (code, out) == (2, "")
+    assert "'int4' is not one of 'auto', 'fp32', 'bf16', 'fp16', 'int8'" in err
+
+
 def test_a_withheld_answer_is_printed_as_the_best_guess(lamella: Any) -> None:
     call = ("ask", QUESTIONS[0], "-c", "titan.txt", "--threshold", -1000)
     first, second, third = lamella(*call)[1].splitlines()

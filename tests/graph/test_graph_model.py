@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from doubles import corpus, examples_about, save_tiny_encoder, tiny_config, tiny_run_config, tiny_tokenizer
-from lamella import Reader
+from lamella import Reader, environment
 from lamella.data.windows.features import featurise
 from lamella.data.windows.padding import pad
 from lamella.data.windows.tokens import without_truncation
@@ -116,7 +116,7 @@ def test_auto_takes_torch_on_a_processor_with_amx(
     flags: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu vme {flags}\n", encoding="utf-8")
-    monkeypatch.setattr(loading, "CPU_FLAGS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(environment, "CPU_INFO", tmp_path / "cpuinfo")
     faster = flags.startswith("amx_bf16")
     assert isinstance(load_model(saved, device="cpu"), ReaderModel if faster else OnnxModel)
     assert isinstance(load_model(saved, device="cpu", precision="fp32"), OnnxModel)
@@ -130,7 +130,7 @@ def test_asking_does_not_wait_for_torch(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lamella: Callable[..., tuple[int, str, str]]
 ) -> None:
     (tmp_path / "cpuinfo").write_text("flags\t\t: amx_bf16\n", encoding="utf-8")
-    monkeypatch.setattr(loading, "CPU_FLAGS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(environment, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(loading, "_load_torch", lambda *arguments: pytest.fail("torch was used"))
     assert lamella("ask", "Who?", "--text", "Huygens found Titan.", "--model", saved)[0] == 0
 

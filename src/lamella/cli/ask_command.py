@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lamella.cli.app import AsJson, Encoding, HowEager, app
+from lamella.cli.app import AsJson, Encoding, HowEager, Precision, app
 
 if TYPE_CHECKING:
     from lamella.inference.answer_list import Answer, Answers
@@ -61,6 +61,7 @@ def ask(
             "--passages", metavar="N", help="Read the N best passages; auto: 50 of long texts; all: read everything."
         ),
     ] = "auto",
+    precision: Precision = "auto",
     encoding: Encoding = None,
     as_json: AsJson = False,
 ) -> None:
@@ -99,7 +100,12 @@ def ask(
     from lamella.models.loading import load_model
 
     names = [*files, *(f"text {number}" for number in range(1, len(given) + 1))]
-    loaded = load_model(READERS / DEFAULT_READER if model is None else model, inference_only=True, few_questions=True)
+    loaded = load_model(
+        READERS / DEFAULT_READER if model is None else model,
+        precision=precision,
+        inference_only=True,
+        few_questions=True,
+    )
     session = _Session(Reader(loaded), texts, names, options, as_json)
     if question is not None:
         session.ask([question], name_questions=False)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from lamella.environment import has_amx
+
 HALF_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -18,7 +20,7 @@ def choose_device() -> torch.device:
 
 
 def choose_precision(precision: str, device: torch.device) -> str:
-    """Resolve `auto`: bf16 if the hardware computes it (emulated, it is slower than fp32), else fp32."""
+    """Resolve `auto`: bf16 where it is faster, on a GPU that computes it and on a CPU with AMX, else fp32."""
     if precision == "bf16" and device.type == "cpu" and not has_bf16_products():
         warnings.filterwarnings("ignore", "mkldnn_matmul failed")  # PyTorch's own message, with a C++ stack trace
         message = "precision 'bf16': this processor only emulates it, up to hundreds of times slower than 'fp32'"
@@ -27,8 +29,7 @@ def choose_precision(precision: str, device: torch.device) -> str:
         return precision
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    has_bf16 = device.type == "cpu" and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
-    return "bf16" if has_bf16 else "fp32"
+    return "bf16" if device.type == "cpu" and has_amx() else "fp32"
 
 
 def has_bf16_products() -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from lamella.encoder.sources import Source, is_model, named_folder
+from lamella.environment import has_amx
 from lamella.errors import LamellaError, MissingLibraryError, UnknownNameError, UsageError, one_line, warn
 from lamella.graph.support import NoGraphError
 from lamella.models.names import find_model
@@ -25,7 +26,6 @@ Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
 # The files that Linux has for the GPUs of NVIDIA and AMD, and under Windows' Linux.
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-CPU_FLAGS = Path("/proc/cpuinfo")  # where Linux lists the features of the processor
 
 
 def load_model(
@@ -126,16 +126,8 @@ def _suits_onnx(device: Any, precision: str, few_questions: bool = False) -> boo
 
 
 def _torch_is_faster() -> bool:
-    """Return whether torch answers many questions faster than onnxruntime on this machine's CPU.
-
-    Only bf16 on AMX does. Questions per second on two cores: torch bf16 with AMX 95 to 123, onnxruntime fp32 42 to 43,
-    torch fp32 38, torch bf16 with AVX512 27 (docs/decisions/0034). The kernel is asked, so torch is not imported.
-    """
-    try:
-        has_amx = "amx_bf16" in CPU_FLAGS.read_text(encoding="utf-8", errors="replace").split()
-    except OSError:  # not Linux
-        return False
-    return has_amx and importlib.util.find_spec("torch") is not None
+    """Return whether torch answers many questions faster than onnxruntime on this machine's CPU: in bf16 with AMX."""
+    return has_amx() and importlib.util.find_spec("torch") is not None
 
 
 def _has_gpu() -> bool:
