@@ -15,6 +15,7 @@ class TunedOn(Section):
     data: str = Field(description="file names, without folders")
     questions: int = Field(ge=1)
     sha256: str = Field(description="hash of the sorted question ids")
+    precision: Literal["bf16", "fp16", "int8"] | None = None  # of the answers; None: fp32, or not recorded
 
 
 class FeatureWeight(Section):

@@ -17,11 +17,11 @@ from lamella.validation import check_config
 EXTENDS = "extends"  # the key that names the base of a run file
 
 
-def load_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(path: Path | None, overrides: Sequence[str] = (), *, check_parts: bool = True) -> RunConfig:
     """Read and check a file that describes a single run; `overrides` are `section.key=value` texts."""
     table = {} if path is None else read_table(path)
     problems = apply_overrides(table, overrides)
-    return check_config(table, where=str(path or "configuration"), problems=problems)
+    return check_config(table, where=str(path or "configuration"), problems=problems, check_parts=check_parts)
 
 
 def read_table(path: Path) -> dict[str, Any]:

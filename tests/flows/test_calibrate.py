@@ -365,6 +365,26 @@ def test_the_command_prints_a_summary_and_a_dry_run_stores_nothing(
     assert decoding_of(run) != before
 
 
+def test_a_threshold_is_tuned_for_int8(run: Path, files: dict[str, Path], lamella: Any, tmp_path: Path) -> None:
+    call = ("calibrate", files["tuning"], "-m", run, "--precision")
+    plain, rounded = (json.loads(lamella(*call, name, "--dry-run", "--json")[1]) for name in ("fp32", "int8"))
+    assert "precision" not in plain
+    assert (plain["tuned_on"]["precision"], rounded["tuned_on"]["precision"]) == (None, "int8")
+    assert rounded["threshold_tuned"] == pytest.approx(plain["threshold_tuned"], abs=0.5)
+    assert rounded["threshold_tuned"] != plain["threshold_tuned"]
+    code, out, err = lamella(*call, "int8")
+    assert (code, err) == (0, "")
+    questions = len(read(str(files["tuning"])).examples)
+    assert out.startswith(f"threshold {rounded['threshold']:.4f}, tuned on {questions} questions answered in int8\n")
+    assert decoding_of(run)["tuned_on"] == rounded["tuned_on"]
+    card = (run / "model" / "README.md").read_text(encoding="utf-8")
+    assert f"tuned on {questions} questions of `tuning.json`, answered in int8.\n" in card
+    # The scores that it reports are those of int8 answers.
+    code, out, _ = lamella("evaluate", files["tuning"], "-m", run, "-o", tmp_path / "i", "--json", *call[-1:], "int8")
+    assert code == 0
+    assert json.loads(out)["f1"] == rounded["f1_in_sample"]
+
+
 def test_a_model_based_on_another_ignores_its_threshold(
     run: Path, files: dict[str, Path], lamella: Any, tmp_path: Path
 ) -> None:

@@ -31,7 +31,9 @@ from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
 from lamella.models.names import short_model_name
 from lamella.models.saved import read_saved
+from lamella.scoring.calibrate import Tuned
 from lamella.scoring.domain_scores import domain_scores
+from lamella.scoring.tuned_folder import store_tuned
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -444,8 +446,8 @@ def test_a_folder_without_the_hash_of_its_weights_is_read(saved: Path) -> None:
 
 
 def test_a_new_threshold_keeps_the_hash_of_the_weights(saved: Path) -> None:
-    loaded = ReaderModel.load(saved)
-    loaded.save_decoding(saved, loaded.decoding.model_copy(update={"null_score_diff_threshold": 1.5}), {})
+    decoding = ReaderModel.load(saved).decoding.model_copy(update={"null_score_diff_threshold": 1.5})
+    store_tuned(saved, Tuned(decoding, {}), saved)
     assert read_saved(saved).weights_sha256 == file_sha256(saved / "model.safetensors")
     assert ReaderModel.load(saved).decoding.null_score_diff_threshold == 1.5
 

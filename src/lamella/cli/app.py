@@ -117,9 +117,6 @@ Precision = Annotated[
     Literal["auto", "fp32", "bf16", "fp16", "int8"],
     typer.Option("--precision", help="Number format of the encoder; int8 is for CPUs and needs no torch."),
 ]
-TorchPrecision = Annotated[
-    Literal["auto", "fp32", "bf16", "fp16"], typer.Option("--precision", help="Number format of the encoder.")
-]
 
 
 def _print_version(requested: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lamella.cli.app import AsJson, BatchSize, ModelName, TorchPrecision, app
+from lamella.cli.app import AsJson, BatchSize, ModelName, Precision, app
 
 
 @app.command()
@@ -42,18 +42,18 @@ def calibrate(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be stored, and store nothing.")] = False,
     batch_size: BatchSize = 32,
-    precision: TorchPrecision = "auto",
+    precision: Precision = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Tune a model's no-answer threshold and probability.
 
-    Each is stored with the model if it is better than before on articles that it was not tuned on, else kept.
+    Each is stored with the model if it is better than before on articles that it was not tuned on, else kept. A model
+    has one threshold: tune it in the --precision that will answer.
     """
     from lamella.errors import UsageError
     from lamella.files import same_file
     from lamella.inference.questions import read_questions
     from lamella.models.loading import load_model, torch_if_installed
-    from lamella.models.model import ReaderModel
     from lamella.scoring.calibrate import calibrate_model
     from lamella.scoring.tuned_folder import folder_to_tune, store_tuned
 
@@ -65,13 +65,14 @@ def calibrate(
     if any(same_file(*pair) for pair in itertools.combinations(data, 2)):
         raise UsageError(f"calibrate: expected different data files, got one of them twice: {', '.join(data)}.")
     examples = {file: read_questions(file, labelled=True) for file in data}
-    reader = load_model(model, precision=precision, backend=torch_if_installed(model))
+    reader = load_model(model, precision=precision, backend=torch_if_installed(model, precision))
     before = reader.decoding
-    tuned = calibrate_model(reader, examples, method=method, force=force, batch_size=batch_size)
+    tuned = calibrate_model(
+        reader, examples, method=method, force=force, batch_size=batch_size, precision=reader.precision
+    )
     store = folder is not None and (out is not None or tuned.decoding != before)
     if folder is not None and store:
-        assert isinstance(reader, ReaderModel)  # or there would be no folder to tune
-        store_tuned(reader, tuned, folder)
+        store_tuned(reader.folders[0], tuned, folder)
     if as_json:
         decoding = tuned.decoding.model_dump(include={"calibration", "tuned_on"})
         typer.echo(json.dumps({**tuned.report, **decoding, "stored": store}, indent=2))

@@ -18,7 +18,7 @@ from lamella.inference.model_record import model_record
 from lamella.inference.prediction_files import AnswerSet, read_answers
 from lamella.inference.protocols import QAModel
 from lamella.inference.stored_logits import StoredLogits, has_logits
-from lamella.models.loading import Backend, Precision, load_model, torch_if_installed
+from lamella.models.loading import Precision, load_model, torch_if_installed
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _open(name: str, short: str, run: bool, precision: Precision) -> Member:
         raise UsageError(_without_texts(name))
     if not run:
         raise UsageError(f"{name}: expected a run with predictions; to run this model, pass the questions with --data.")
-    backend: Backend = "auto" if precision == "int8" else torch_if_installed(name)  # in torch, members share an encoder
+    backend = torch_if_installed(name, precision)  # in torch, members share an encoder
     model = load_model(name, precision=precision, backend=backend)
     if not model.gives_text:
         raise UsageError(_without_texts(name))

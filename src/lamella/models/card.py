@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,23 @@ def model_card(saved: SavedModel, contents: Contents) -> str:
     return f"{_header(saved)}\n# A reader on {base}\n\n{purpose}, trained as a thin delta on `{base}`.\n\n{text}\n"
 
 
+def with_threshold(card: str, saved: SavedModel, name: str) -> str:
+    """Return a card that describes another threshold and is loaded by another name; the rest stays as it is.
+
+    `model_card` would need the tensors and the options of all parts, and so torch.
+    """
+    head, *parts = re.split(r"^## (.*)\n\n", f"{card.rstrip()}\n\n", flags=re.MULTILINE)
+    sections = dict(zip(parts[::2], (text.rstrip() for text in parts[1::2]), strict=True))
+    if fenced := re.match(r"```(python|sh)\n.*?\n```", sections.get("Use", ""), re.DOTALL):
+        sections["Use"] = _code(fenced[1] == "python", _loaded_by(name)) + sections["Use"][fenced.end() :]
+    sections["Results"] = _results(saved)
+    others = list(sections)
+    sections["Threshold"] = _threshold(saved)
+    order = dict.fromkeys([*others[: others.index("Results") + 1], "Threshold", *others])
+    text = "\n\n".join(f"## {title}\n\n{sections[title]}" for title in order if sections[title])
+    return f"{head.rstrip()}\n\n{text}\n"
+
+
 def _base(saved: SavedModel) -> str:
     return short_model_name(saved.base_name) if os.path.isabs(saved.base_name) else saved.base_name
 
@@ -84,11 +102,15 @@ def _header(saved: SavedModel) -> str:
     return "\n".join(["---", *(f"{key}: {json.dumps(value)}" for key, value in table.items()), "---"])
 
 
-def _use(saved: SavedModel, gives_text: bool, name: str) -> str:
+def _code(gives_text: bool, name: str) -> str:
     load = f"reader = Reader.load({json.dumps(name, ensure_ascii=False)})"
     lines = ["from lamella import Reader", "", load, "reader.ask(question, context)"]
     if not gives_text:
         lines = [f"lamella predict DATA --model {shlex.quote(name)} --out RUN"]
+    return "\n".join([f"```{'python' if gives_text else 'sh'}", *lines, "```"])
+
+
+def _use(saved: SavedModel, gives_text: bool, name: str) -> str:
     head, start, teachers = saved.head, saved.facts.start, saved.facts.teachers
     table = [
         ("base encoder", f"`{_base(saved)}`"),
@@ -103,9 +125,14 @@ def _use(saved: SavedModel, gives_text: bool, name: str) -> str:
         ("warm start", _model(start.model, start.sha256) if start else ""),
         ("teachers", ", ".join(dict.fromkeys(_model(fact.model or f"{fact.run}", fact.sha256) for fact in teachers))),
     ]
-    code = "\n".join([f"```{'python' if gives_text else 'sh'}", *lines, "```"])
     return "\n".join(
-        [code, "", "| part | |", "|---|---|", *(f"| {label} | {value} |" for label, value in table if value)]
+        [
+            _code(gives_text, name),
+            "",
+            "| part | |",
+            "|---|---|",
+            *(f"| {label} | {value} |" for label, value in table if value),
+        ]
     )
 
 
@@ -191,7 +218,8 @@ def _threshold(saved: SavedModel) -> str:
         text += f" For each doubling of the windows of a text, {decoding.window_penalty:.2f} is added to them."
     if decoding.tuned_on is not None:
         tuned_on = f"{counted(decoding.tuned_on.questions, 'question')} of `{decoding.tuned_on.data}`"
-        text += f" This threshold was tuned on {tuned_on}."
+        precision = f", answered in {decoding.tuned_on.precision}" if decoding.tuned_on.precision else ""
+        text += f" This threshold was tuned on {tuned_on}{precision}."
     if not report:
         return text
     if report.get("threshold_choice", "tuned") != "tuned":

@@ -88,11 +88,11 @@ def load_model(
     return _load_torch(source, device, precision, threads, inference_only)
 
 
-def torch_if_installed(name: str | os.PathLike[str]) -> Backend:
+def torch_if_installed(name: str | os.PathLike[str], precision: Precision) -> Backend:
     """Return the backend for callers that prefer torch: to share an encoder, or to repeat a result exactly."""
     folder = named_folder(os.fspath(name))
-    exported = os.path.isdir(folder) and is_exported(folder)
-    return "auto" if exported or importlib.util.find_spec("torch") is None else "torch"
+    only_onnx = precision == "int8" or (os.path.isdir(folder) and is_exported(folder))
+    return "auto" if only_onnx or importlib.util.find_spec("torch") is None else "torch"
 
 
 def _load_exported(folder: Path, device: Any, precision: str, backend: str, threads: int | None) -> OnnxModel:

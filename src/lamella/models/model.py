@@ -33,7 +33,7 @@ from lamella.models.card import Contents, LayerWeightTable, model_card
 from lamella.models.facts import Facts
 from lamella.models.names import find_model
 from lamella.models.peft_tensors import read_model_tensors
-from lamella.models.saved import SavedModel, check_weights, complete_head, read_saved, write_decoding, write_saved
+from lamella.models.saved import SavedModel, check_weights, complete_head, read_saved, write_measured, write_saved
 from lamella.runs import MODEL, describe_run_without_model
 
 if TYPE_CHECKING:
@@ -144,31 +144,15 @@ class ReaderModel(nn.Module):
         card = model_card(saved, self._card_contents(name or os.path.abspath(folder), len(weights), half=half))
         write_saved(folder, saved, weights, self.tokenizer, card=card)
 
-    def save_decoding(
-        self, folder: Path, decoding: DecodingOptions, report: Mapping[str, Any], *, name: str | None = None
-    ) -> None:
-        """Store a tuned threshold and its report in the folder that this model was loaded from, and on its card.
-
-        The weights, by which other models identify this one, and all other entries stay as they are. `name` is what
-        the model will be loaded by, if that is not the folder.
-        """
-        self._check_savable()
-        self.decoding = decoding
-        self.facts = self.facts.model_copy(update={"calibrated": dict(report)})
-        self._save_facts(folder, name)
-
     def save_facts(self, folder: Path, **facts: Any) -> None:
         """Store facts measured after training, such as `int8`, in the folder it was loaded from and on its card."""
         self._check_savable()
         self.facts = self.facts.model_copy(update=facts)
-        self._save_facts(folder, None)
-
-    def _save_facts(self, folder: Path, name: str | None) -> None:
         weights = folder / MODEL_WEIGHTS
         half = all(value.dtype == torch.float16 for value in read_tensors(weights).values())
         saved = self._saved(self.facts)
-        contents = self._card_contents(name or os.path.abspath(folder), weights.stat().st_size, half=half)
-        write_decoding(folder, saved, card=model_card(saved, contents))
+        contents = self._card_contents(os.path.abspath(folder), weights.stat().st_size, half=half)
+        write_measured(folder, saved, card=model_card(saved, contents))
 
     def push_to_hub(
         self, repo_id: str, *, private: bool | None = None, commit_message: str = "Upload a Lamella reader"

@@ -111,7 +111,7 @@ class OnnxModel:
         """Open a graph, a file or its bytes; `folders` are those that the model was read from."""
         self.config, self.folders = config, tuple(folders)
         self.windows, self.decoding, self.gives_text = config.windows, config.decoding, config.gives_text
-        self.tokenizer = tokenizer
+        self.precision, self.tokenizer = config.precision, tokenizer
         self.count_parameters: Callable[[], ParameterCounts | None] = lambda: None  # an exported folder does not say
         self._session = _open(graph)
         self.threads = threads or _cores()

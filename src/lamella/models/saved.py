@@ -70,7 +70,6 @@ class SavedModel:
         """Return the table that config.json holds."""
         tensors = {"tensors_sha256": self.base_tensors_sha256} if self.base_tensors_sha256 else {}
         *before, tuning = (registry.complete("tuning", spec) for spec in self.tunings)
-        facts = self.facts.model_dump(mode="json", exclude_defaults=True)
         return {
             MODEL_FORMAT: FORMAT_VERSION,
             **({"plugins": self.config.plugins} if self.config.plugins else {}),
@@ -80,9 +79,13 @@ class SavedModel:
             "tuning": tuning,
             "head": self.head,
             "windows": self.config.windows.model_dump(),
-            "decoding": self.config.decoding.model_dump(),
-            **({"facts": facts} if facts else {}),
+            **self.measured_json(),
         }
+
+    def measured_json(self) -> dict[str, Any]:
+        """Return the part of that table that may change after training."""
+        facts = self.facts.model_dump(mode="json", exclude_defaults=True)
+        return {"decoding": self.config.decoding.model_dump(), **({"facts": facts} if facts else {})}
 
 
 def read_saved(folder: Path, *, check_parts: bool = True) -> SavedModel:
@@ -179,18 +182,20 @@ def write_saved(
         write_text(fresh / CARD, card)
 
 
-def write_decoding(folder: Path, saved: SavedModel, *, card: str) -> None:
-    """Update the decoding options, the facts and the card of a model folder; everything else stays as it is."""
-    updated = {key: value for key, value in saved.to_json().items() if key in ("decoding", "facts")}
-    write_json(folder / MODEL_CONFIG, {**read_json(folder / MODEL_CONFIG), **updated})
+def write_measured(folder: Path, saved: SavedModel, *, card: str) -> None:
+    """Update the decoding options, the facts and the card of a model folder; everything else stays as it is.
+
+    The weights, by which other models identify this one, are not touched.
+    """
+    write_json(folder / MODEL_CONFIG, {**read_json(folder / MODEL_CONFIG), **saved.measured_json()})
     write_text(folder / CARD, card)
 
 
-def read_chain(folder: Path) -> list[SavedModel]:
+def read_chain(folder: Path, *, check_parts: bool = True) -> list[SavedModel]:
     """Read a saved model, its base model, and so on down to the model on a pretrained encoder."""
-    chain = [read_saved(folder)]
+    chain = [read_saved(folder, check_parts=check_parts)]
     while is_model(below := find_encoder(chain[-1].base_name).folder):
-        chain.append(read_saved(below))
+        chain.append(read_saved(below, check_parts=check_parts))
     return chain
 
 

@@ -50,6 +50,8 @@ class Tuned:
     def summary(self) -> list[str]:
         """Return the threshold that is used, with the reason if it is not the tuned one, and a warning if in doubt."""
         report, questions = self.report, counted(self.report["questions"], "question")
+        if "precision" in report:
+            questions += f" answered in {report['precision']}"
         lines = [f"threshold {report['threshold']:.4f}, tuned on {questions}"]
         if report.get("features_choice", "kept") != "kept":
             lines = [f"no answer above a probability of 0.5, by features fitted on {questions}"]
@@ -138,10 +140,12 @@ def calibrate_model(
     method: Method = "temperature",
     force: bool = False,
     batch_size: int = 32,
+    precision: str = "fp32",
 ) -> Tuned:
     """Tune the threshold and calibration of a model on the examples of some files; nothing is written.
 
-    Each file counts the same, and is scored with what was fitted on the others.
+    Each file counts the same, and is scored with what was fitted on the others. `precision` is the number format that
+    the model computes in, for the record.
     """
     examples = [example for part in questions.values() for example in part]
     check_tunable(examples, list(questions), method)
@@ -160,6 +164,7 @@ def calibrate_model(
         force=force,
         gives_text=model.gives_text,
         language=language_of(examples),
+        precision=precision,
     )
 
 
@@ -174,6 +179,7 @@ def tune_decoding(
     force: bool = False,
     gives_text: bool = True,
     language: str = "en",
+    precision: str = "fp32",
 ) -> Tuned:
     """Tune the threshold for the best F1 on some examples, and fit the calibration to them.
 
@@ -183,9 +189,11 @@ def tune_decoding(
     """
     check_tunable(examples, data, method)
     names = [Path(name).name for name in data]
-    tuned_on = TunedOn(data=", ".join(names), questions=len(examples), sha256=fingerprint(examples))
+    rounded: Any = None if precision == "fp32" else precision
+    tuned_on = TunedOn(data=", ".join(names), questions=len(examples), sha256=fingerprint(examples), precision=rounded)
     sample = Sample.build(examples, predictions, tuned_on, files=files, gives_text=gives_text, language=language)
     report: dict[str, Any] = {"data": tuned_on.data, "questions": len(examples)}
+    report |= {"precision": precision} if rounded else {}
     report |= {"answerable": int(sample.scores.answerable.sum()), "unanswerable": int(sample.unanswerable.sum())}
     if method == "features":
         different = len(set(names)) == len(names)

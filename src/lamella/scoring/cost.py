@@ -81,7 +81,7 @@ def cost_of_answers(model: QAModel, examples: Sequence[Example], seconds: float,
         cost = {
             **_parameters(model.count_parameters()),
             "device": _cpu(model.threads),
-            "precision": model.config.precision,
+            "precision": model.precision,
         }
     elif device is not None:
         from lamella.models.model import ReaderModel

@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lamella.encoder.sources import READERS, find_encoder, is_saved_model, named_folder
 from lamella.errors import OutputError, UsageError
-from lamella.files import is_empty, new_folder, same_file
+from lamella.files import is_empty, new_folder, read_text, same_file
+from lamella.models.card import with_threshold
 from lamella.models.names import find_model, saved_model
 from lamella.models.onnx_model import is_exported
-from lamella.models.saved import read_chain
+from lamella.models.saved import CARD, read_chain, read_saved, write_measured
 from lamella.run_file import load_config
 from lamella.runs import CONFIG, run_state
 from lamella.scoring.calibrate import Tuned
 from lamella.validation import THRESHOLD_OVERLAP
-
-if TYPE_CHECKING:
-    from lamella.models.model import ReaderModel
 
 
 def folder_to_tune(name: str, data: Sequence[str], *, out: Path | None = None, overwrite: bool = False) -> Path:
@@ -45,17 +43,27 @@ def folder_to_tune(name: str, data: Sequence[str], *, out: Path | None = None, o
     return source
 
 
-def store_tuned(model: ReaderModel, tuned: Tuned, folder: Path) -> None:
-    """Store a threshold in the folder that the model was loaded from; any other folder becomes a copy of it."""
-    source = model.folders[0]
+def store_tuned(source: Path, tuned: Tuned, folder: Path) -> None:
+    """Store a threshold in the folder of the model, `source`, and on its card; another folder becomes a copy of it."""
     if folder.resolve() == source.resolve():
-        model.save_decoding(folder, tuned.decoding, tuned.report)
+        _write(source, tuned, os.path.abspath(folder))
         return
     with new_folder(folder) as fresh:
         for path in source.iterdir():
             if path.is_file() and not path.name.startswith("."):
                 shutil.copyfile(path, fresh / path.name)
-        model.save_decoding(fresh, tuned.decoding, tuned.report, name=os.path.abspath(folder))
+        _write(fresh, tuned, os.path.abspath(folder))
+
+
+def _write(folder: Path, tuned: Tuned, name: str) -> None:
+    saved = read_saved(folder, check_parts=False)
+    saved = replace(
+        saved,
+        config=saved.config.model_copy(update={"decoding": tuned.decoding}),
+        facts=saved.facts.model_copy(update={"calibrated": tuned.report}),
+    )
+    card = read_text(folder / CARD) if (folder / CARD).is_file() else ""
+    write_measured(folder, saved, card=with_threshold(card, saved, name))
 
 
 def _source(name: str) -> Path:
@@ -79,7 +87,7 @@ def _source(name: str) -> Path:
 def _check_not_trained_on(source: Path, data: str) -> None:
     config = source.parent / CONFIG
     if run_state(source.parent) is not None and config.is_file():
-        trained_on = load_config(config).data.files("train")
+        trained_on = load_config(config, check_parts=False).data.files("train")
         if any(same_file(data, path) for path in trained_on):
             raise UsageError(f"{data}: {source.parent} was trained on this file; {THRESHOLD_OVERLAP['train']}")
 
@@ -88,7 +96,7 @@ def _check_copy(out: Path, source: Path, overwrite: bool) -> None:
     place, taken = out.resolve(), source.resolve()
     if place == taken or place in taken.parents or taken in place.parents:
         raise OutputError(f"{out}: holds the model that is copied, or lies inside it; choose another --out.")
-    if any(place == find_encoder(link.base_name).folder.resolve() for link in read_chain(source)):
+    if any(place == find_encoder(link.base_name).folder.resolve() for link in read_chain(source, check_parts=False)):
         raise OutputError(f"{out}: holds the base of the model; choose another --out.")
     if not out.exists() or is_empty(out):
         return
