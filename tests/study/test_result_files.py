@@ -412,7 +412,10 @@ def _edit(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (_edit("dev.questions", 47), "dev.questions is 47"),
         (_edit("cost", []), "cost is not an object"),
         (_edit("encoder", None), "a value is missing or has the wrong type"),
-        (_edit("scores.at_0.f1", 99.0), "its sha256 does not match its content"),
+        (_edit("scores.at_0.f1", 99.0), "scores.at_0.f1 is 99.0, and its questions give"),
+        (_edit("per_question.at_0", []), "scores.at_0"),
+        (_edit("per_question.at_0", [[1000, 1, 5]]), "a value is missing or has the wrong type"),
+        (_edit("scores.best.f1", 99.0), "its sha256 does not match its content"),
         (_edit("cost.trainable_parameters", 1), "its sha256 does not match its content"),
         (_edit("sha256", "0" * 64), "its sha256 does not match its content"),
     ],
@@ -462,14 +465,18 @@ def test_the_lists_restore_the_scores(rows: list[tuple[bool, float, float, int]]
     answerable, exact, partial, paragraphs = (np.array(column) for column in zip(*rows, strict=True))
     f1 = np.maximum(exact, partial)
     scores = QuestionScores(ids, answerable, answerable, exact=exact, f1=f1)
+    at_0 = scores.withheld(paragraphs % 2 == 0)
     lists: Mapping[str, Any] = per_question(
-        scores, {id: str(number) for id, number in zip(ids, paragraphs, strict=True)}, "own"
+        scores, at_0, {id: str(number) for id, number in zip(ids, paragraphs, strict=True)}, "own"
     )
     back = parse_result({"per_question": json.loads(json.dumps(lists))})
     order = np.argsort(np.array(ids))
     np.testing.assert_array_equal(back.exact, exact[order])
     np.testing.assert_array_equal(back.answerable, answerable[order])
     np.testing.assert_allclose(back.f1, f1[order], atol=0.5 / F1_SCALE + 1e-12)
+    assert back.at_0 is not None
+    np.testing.assert_array_equal(back.at_0[0], at_0.exact[order])
+    np.testing.assert_allclose(back.at_0[1], at_0.f1[order], atol=0.5 / F1_SCALE + 1e-12)
     same = paragraphs[order][:, None] == paragraphs[order][None]
     np.testing.assert_array_equal(back.paragraphs[:, None] == back.paragraphs[None], same)
 
@@ -478,4 +485,4 @@ def test_a_real_dev_set_makes_a_small_file(real_data: Path, tmp_path: Path) -> N
     run = write_scored_run(tmp_path / "run", real_data / "cs224n-dev.json.gz", 0, skill=0.7)
     _, (file,) = keep_and_compare([run], tmp_path / "kept")
     assert len(read_result(file).f1) == 6078
-    assert file.stat().st_size < 60_000
+    assert file.stat().st_size < 65_000

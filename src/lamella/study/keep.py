@@ -142,8 +142,9 @@ def _make_result(run: RunRecord, data: str | None, cache: ExampleCache) -> Resul
     own = score_questions(examples, answered.texts, language=language)
     folds = assign_folds(examples) if len(set(best.answerable.tolist())) == 2 else None
     crossfit = None if folds is None else cross_fit(best, odds, folds)
+    at_0 = best.withheld(odds > 0)
     scores: dict[str, Any] = {
-        "at_0": _summary(best.withheld(odds > 0)),
+        "at_0": _summary(at_0),
         "own": {**_own_threshold(run), **_summary(own)},
         "best": {key.removeprefix("best_"): _round(value) for key, value in best_thresholds(best, null_odds).items()},
     }
@@ -174,7 +175,7 @@ def _make_result(run: RunRecord, data: str | None, cache: ExampleCache) -> Resul
         },
         "options": _options(run.config),
         "per_question": per_question(
-            own if crossfit is None else crossfit, paragraph_of, "own" if crossfit is None else "crossfit"
+            own if crossfit is None else crossfit, at_0, paragraph_of, "own" if crossfit is None else "crossfit"
         ),
     }
     return parse_result(content)
@@ -309,7 +310,7 @@ def _round(value: float) -> float:
 
 def _file_name(name: str) -> str:
     """Return a name without slashes: `mixers/dot-seed0` becomes `mixers-dot-seed0`."""
-    return re.sub(r"[^\w.+=,-]+", "-", name).strip("-") or "run"
+    return re.sub(r"[^\w.+=,@-]+", "-", name).strip("-") or "run"
 
 
 def _describe_questions(result: Result) -> str:

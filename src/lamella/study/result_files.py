@@ -16,6 +16,8 @@ compared question by question. `FORMAT` distinguishes it from any other JSON fil
         answerable   a text of 0 and 1
         exact        a text of 0 and 1
         partial_f1   F1 is 0 or 1 as in `exact`, except for these: [index, F1 in 1/10,000]
+        at_0         the questions with another score at threshold 0: [index, exact, F1 in 1/10,000]; the first files
+                     have no such list
         paragraph    the number of the paragraph; questions with the same number share a text
     sha256                              of everything else, so that a number changed by hand is detected
 """
@@ -55,6 +57,7 @@ class Result:
     answerable: NDArray[np.bool_]
     exact: NDArray[np.float64]
     f1: NDArray[np.float64]
+    at_0: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None  # exact and F1 at threshold 0
 
     @property
     def ids_sha256(self) -> str:
@@ -102,16 +105,24 @@ def content_hash(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def per_question(scores: QuestionScores, paragraph_of: Mapping[str, str], scored_at: str) -> dict[str, Any]:
-    """Return the lists of a result file; `paragraph_of` maps a question id to the text that it is about."""
+def per_question(
+    scores: QuestionScores, at_0: QuestionScores, paragraph_of: Mapping[str, str], scored_at: str
+) -> dict[str, Any]:
+    """Return the lists of a result file, from the scores at its thresholds and at threshold 0.
+
+    `paragraph_of` maps a question id to the text that it is about.
+    """
     order = sorted(range(len(scores.ids)), key=lambda index: scores.ids[index])
     numbers: dict[str, int] = {}
     exact, f1 = scores.exact[order], np.round(F1_SCALE * scores.f1[order]).astype(int)
+    exact_at_0, f1_at_0 = at_0.exact[order].astype(int), np.round(F1_SCALE * at_0.f1[order]).astype(int)
+    changed = np.flatnonzero((exact_at_0 != exact) | (f1_at_0 != f1))
     return {
         "scored_at": scored_at,
         "answerable": _bits(scores.answerable[order]),
         "exact": _bits(exact == 1),
         "partial_f1": [[int(at), int(f1[at])] for at in np.flatnonzero(f1 != F1_SCALE * exact)],
+        "at_0": [[int(at), int(exact_at_0[at]), int(f1_at_0[at])] for at in changed],
         "paragraph": [numbers.setdefault(paragraph_of[scores.ids[index]], len(numbers)) for index in order],
     }
 
@@ -161,18 +172,23 @@ def read_result(path: Path) -> Result:
 def parse_result(content: Mapping[str, Any]) -> Result:
     """Return the content of a result file with its lists as arrays."""
     lists = content["per_question"]
-    exact = _from_bits(lists["exact"])
-    f1 = F1_SCALE * exact.astype(np.int64)
+    exact = _from_bits(lists["exact"]).astype(np.float64)
+    f1 = exact.copy()
     for at, value in lists["partial_f1"]:
-        if not (0 <= at < len(f1) and 0 <= value <= F1_SCALE):
-            raise ValueError
-        f1[at] = value
+        f1[at] = _f1_of(at, value, len(f1))
+    at_0 = None
+    if "at_0" in lists:
+        exact_at_0, f1_at_0 = at_0 = exact.copy(), f1.copy()
+        for at, right, value in lists["at_0"]:
+            f1_at_0[at] = _f1_of(at, value, len(f1))
+            exact_at_0[at] = float(right)
     return Result(
         content,
         paragraphs=np.array(lists["paragraph"], np.int64),
         answerable=_from_bits(lists["answerable"]),
-        exact=exact.astype(np.float64),
-        f1=f1 / F1_SCALE,
+        exact=exact,
+        f1=f1,
+        at_0=at_0,
     )
 
 
@@ -197,14 +213,24 @@ def _find_problem(result: Result) -> str | None:
         return f"dev.questions is {content['dev']['questions']!r}, and {count} are listed"
     if result.paragraphs.min() < 0 or result.paragraphs.max() >= count:
         return "a paragraph number is out of range"
-    stated = content["scores"][result.scored_at]
-    scores = QuestionScores(("",) * count, result.answerable, result.answerable, exact=result.exact, f1=result.f1)
-    for key, value in summarise(scores).items():
-        if key in SUMMARY_SCORES and abs(stated[key] - value) > 100 / F1_SCALE:
-            return f"scores.{result.scored_at}.{key} is {stated[key]}, and its questions give {value:.4f}"
+    for name, lists in ((result.scored_at, (result.exact, result.f1)), ("at_0", result.at_0)):
+        if lists is None:
+            continue
+        scores = QuestionScores(("",) * count, result.answerable, result.answerable, exact=lists[0], f1=lists[1])
+        stated = content["scores"][name]
+        for key, value in summarise(scores).items():
+            if key in SUMMARY_SCORES and abs(stated[key] - value) > 100 / F1_SCALE:
+                return f"scores.{name}.{key} is {stated[key]}, and its questions give {value:.4f}"
     if HASH in content and content[HASH] != content_hash(content):  # the first files had none
         return f"its {HASH} does not match its content: it was changed after it was written"
     return None
+
+
+def _f1_of(index: int, value: int, count: int) -> float:
+    """Return an F1 of the file as a number from 0 to 1; check that it belongs to a question."""
+    if not (0 <= index < count and 0 <= value <= F1_SCALE):
+        raise ValueError
+    return value / F1_SCALE
 
 
 def _compact(value: Any) -> str:
