@@ -67,6 +67,12 @@ def report(
     ],
     data: RunData = None,
     title: Annotated[str | None, typer.Option("--title", help="The heading of the report.")] = None,
+    paper: Annotated[
+        str | None,
+        typer.Option(
+            "--paper", metavar="ID", help="Compare the runs with a published table (pce-table2) or paper (pce)."
+        ),
+    ] = None,
     overwrite: OverwriteFile = False,
     as_json: AsJson = False,
 ) -> None:
@@ -77,7 +83,7 @@ def report(
     from lamella.errors import counted
     from lamella.study.report.write import write_report
 
-    written = write_report(folders, out, data=data, title=title, overwrite=overwrite)
+    written = write_report(folders, out, data=data, title=title, paper=paper, overwrite=overwrite)
     if as_json:
         typer.echo(json.dumps(written, ensure_ascii=False))
         return

@@ -18,6 +18,7 @@ from lamella.study.pareto import pareto_fronts
 from lamella.study.records import RunRecord, RunSelection, read_records
 from lamella.study.report.columns import COLUMNS, MEASURED, NOTHING, Labels, readable_value
 from lamella.study.report.layout import LAYOUT_FILE, RANKING_COSTS, Layout, LayoutSection, read_layout
+from lamella.study.report.page_blocks import Table, markdown_block
 from lamella.study.report.provenance_section import provenance_section
 from lamella.study.result_files import is_result, json_files
 
@@ -55,7 +56,7 @@ def markdown_report(
             parts.append(_file_table(layout_file.parent / section.file, section, labels))
         elif section_records:
             parts += _run_parts(layout, section, section_records, labels, layout_file or Path("the runs"))
-    parts += provenance_section(selection.records, labels)
+    parts += map(markdown_block, provenance_section(selection.records, labels))
     return "\n\n".join(part for part in parts if part) + "\n", len(selection.records)
 
 
@@ -226,5 +227,5 @@ def _value_at(content: Any, key: str) -> Any:
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[bool]) -> str:
     """Return a Markdown table with words to the left and numbers to the right."""
-    lines = [titles, ["---" if is_left else "---:" for is_left in left], *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    places = frozenset(place for place, is_left in enumerate(left) if is_left)
+    return markdown_block(Table(tuple(titles), tuple(map(tuple, rows)), places))

@@ -9,44 +9,44 @@ from typing import Any
 from lamella.errors import counted
 from lamella.study.records import RunRecord
 from lamella.study.report.columns import NOTHING, Labels
+from lamella.study.report.page_blocks import Block, Bullets, Heading, Table
 
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "numpy")
 HASH_LETTERS = 16  # shown of a sha256
 
 
-def provenance_section(records: Sequence[RunRecord], labels: Labels) -> list[str]:
-    """Return the paragraphs and tables of the section."""
+def provenance_section(records: Sequence[RunRecord], labels: Labels) -> list[Block]:
+    """Return the heading, the tables and the list of the section."""
     contents = [run.result.content for run in records if run.result is not None]
-    return [
-        "## Provenance",
-        _encoders(contents, labels),
-        _files(contents, labels),
-        "\n".join(f"- {line}" for line in [*_training_hours(contents), *_versions(contents)]),
-    ]
+    tables = [table for table in (_encoders(contents, labels), _files(contents, labels)) if table.rows]
+    return [Heading("Provenance"), *tables, Bullets((*_training_hours(contents), *_versions(contents)))]
 
 
-def _encoders(contents: Sequence[Mapping[str, Any]], labels: Labels) -> str:
+def _encoders(contents: Sequence[Mapping[str, Any]], labels: Labels) -> Table:
     encoders = [content["encoder"] for content in contents if content["encoder"].get("name")]
     counts = Counter((str(encoder["name"]), str(encoder.get("sha256") or "")) for encoder in encoders)
-    lines = [
-        f"| {labels.names.get(name, name)} | {_short_hash(sha256)} | {count} |"
+    rows = [
+        (labels.names.get(name, name), _short_hash(sha256), str(count))
         for (name, sha256), count in sorted(counts.items())
     ]
-    return "\n".join(["| encoder | sha256 of its weights | runs |", "|---|---|---:|", *lines]) if lines else ""
+    return Table(("encoder", "sha256 of its weights", "runs"), tuple(rows), frozenset({0, 1}))
 
 
-def _files(contents: Sequence[Mapping[str, Any]], labels: Labels) -> str:
+def _files(contents: Sequence[Mapping[str, Any]], labels: Labels) -> Table:
     uses_of: dict[tuple[str, str], set[str]] = {}
     for content in contents:
         for use in ("train", "dev"):
             for file in content[use]["files"]:
                 uses_of.setdefault((str(file["name"]), str(file.get("sha256") or "")), set()).add(use)
-    lines = [
-        f"| {labels.names[name] + ': ' if name in labels.names else ''}`{name}` | "
-        f"{' and '.join(use for use in ('train', 'dev') if use in uses)} | {_short_hash(sha256)} |"
+    rows = [
+        (
+            f"{labels.names[name] + ': ' if name in labels.names else ''}`{name}`",
+            " and ".join(use for use in ("train", "dev") if use in uses),
+            _short_hash(sha256),
+        )
         for (name, sha256), uses in sorted(uses_of.items())
     ]
-    return "\n".join(["| data file | used as | sha256 |", "|---|---|---|", *lines]) if lines else ""
+    return Table(("data file", "used as", "sha256"), tuple(rows), frozenset({0, 1, 2}))
 
 
 def _training_hours(contents: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -1,0 +1,213 @@
+"""Decide the findings of a published table by its runs: paired tests over questions, and over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lamella.scoring.significance import Difference, bootstrap_differences
+from lamella.study.differences import MIN_UNITS
+from lamella.study.papers.matched_rows import MatchedRow, MatchedTable, question_lists
+from lamella.study.papers.published_tables import COST_METRICS, EFFICIENCY, METRICS, Finding
+from lamella.study.recommend import MIN_SAVING
+
+CLEAR, SAME, UNDECIDED, REVERSED, NOT_RUN = (
+    "same sign and clear",
+    "same sign",
+    "not distinguishable",
+    "reversed",
+    "not run",
+)
+VERDICTS = (NOT_RUN, REVERSED, UNDECIDED, SAME, CLEAR)  # a finding has the first of its comparisons' verdicts
+LEANING = 0.8  # the level at which an interval on the published side of 0 counts as the same sign
+
+
+@dataclass(frozen=True)
+class RowDifference:
+    """The difference between two rows of a table; positive where it has the published sign."""
+
+    better: str
+    worse: str
+    metric: str
+    margin: float
+    published: float | None  # for costs: how many times as much the worse row costs
+    ours: Difference | None = None  # in points; None if a row has no runs, and for costs
+    ratio: float | None = None  # of costs
+    verdict: str = NOT_RUN
+    reason: str = ""  # why there is no verdict
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the difference as plain values."""
+        return {
+            "better": self.better,
+            "worse": self.worse,
+            "metric": self.metric,
+            "margin": self.margin,
+            "published": self.published,
+            "ours": self.ratio if self.ours is None else self.ours.value,
+            "interval": None if self.ours is None else [self.ours.low, self.ours.high],
+            "verdict": self.verdict,
+        }
+
+
+@dataclass(frozen=True)
+class JudgedFinding:
+    """A finding with its comparisons, and the verdict on all of them."""
+
+    finding: Finding
+    differences: tuple[RowDifference, ...]
+
+    @property
+    def verdict(self) -> str:
+        """The least favourable verdict of its comparisons; `not run` if a row is missing."""
+        return min((difference.verdict for difference in self.differences), key=VERDICTS.index)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the finding as plain values."""
+        comparisons = [difference.to_dict() for difference in self.differences]
+        return {"finding": self.finding.text, "verdict": self.verdict, "comparisons": comparisons}
+
+
+def judge(matched: MatchedTable) -> list[JudgedFinding]:
+    """Return the findings of a table with their verdicts."""
+    planned = [
+        _planned(matched, finding, better, worse)
+        for finding in matched.table.finding
+        for better, worse in finding.pairs
+    ]
+    tested = iter(_tested(matched, planned))
+    return [JudgedFinding(finding, tuple(next(tested) for _ in finding.pairs)) for finding in matched.table.finding]
+
+
+def _planned(matched: MatchedTable, finding: Finding, better: str, worse: str) -> RowDifference:
+    """Return a comparison with its published value; a comparison of costs with its verdict."""
+    first, second = matched.row(better), matched.row(worse)
+    is_cost = finding.metric in COST_METRICS
+    values = first.row.value(finding.metric), second.row.value(finding.metric)
+    published = None
+    if values[0] is not None and values[1] is not None:
+        published = values[1] / values[0] if is_cost else values[0] - values[1]
+    planned = RowDifference(better, worse, finding.metric, finding.margin, published)
+    missing = [row.row.run for row in (first, second) if row.reader is None]
+    if missing:
+        return replace(planned, reason=f"no run of {' and '.join(missing)}")
+    return _compare_costs(planned, first, second) if is_cost else planned
+
+
+def _compare_costs(planned: RowDifference, first: MatchedRow, second: MatchedRow) -> RowDifference:
+    assert first.reader is not None
+    assert second.reader is not None
+    title = METRICS[planned.metric]
+    is_time = planned.metric != "trainable_parameters"
+    costs = first.reader.mean_cost(planned.metric), second.reader.mean_cost(planned.metric)
+    if not costs[0] or not costs[1]:
+        return replace(planned, reason=f"{title} not recorded")
+    if is_time and first.reader.device != second.reader.device:
+        return replace(planned, reason="timed on different devices")
+    ratio = costs[1] / costs[0]
+    if ratio == 1 or (is_time and abs(ratio - 1) < MIN_SAVING):
+        return replace(planned, ratio=ratio, verdict=UNDECIDED)
+    return replace(planned, ratio=ratio, verdict=SAME if ratio > 1 else REVERSED)
+
+
+@dataclass(frozen=True, eq=False)
+class _Test:
+    """A difference to test: its value for every question, and the variance of its mean between seeds."""
+
+    place: int  # among the comparisons
+    values: NDArray[np.float64]
+    variance: float | None  # None without several seeds
+    paragraphs: NDArray[np.int64] | None  # None: questions are resampled
+
+
+def _tested(matched: MatchedTable, planned: Sequence[RowDifference]) -> list[RowDifference]:
+    """Return the comparisons with their intervals and verdicts; tests of the same questions share their resamples."""
+    tested = list(planned)
+    groups: dict[tuple[str, bool], list[_Test]] = {}
+    for place, difference in enumerate(planned):
+        if not difference.reason and difference.metric not in COST_METRICS:
+            test = _test(matched, place, difference)
+            if test is None:
+                tested[place] = replace(difference, reason="parameters not recorded")
+            else:
+                subset = difference.metric.rpartition("_")[0]  # `HasAns`, `NoAns`, or all questions
+                groups.setdefault((subset, test.paragraphs is not None), []).append(test)
+    for tests in groups.values():
+        for test, interval in zip(tests, _intervals(tests), strict=True):
+            tested[test.place] = replace(planned[test.place], ours=interval)
+        undecided = []
+        for test in tests:
+            verdict = _verdict(tested[test.place], test)
+            tested[test.place] = replace(tested[test.place], verdict=verdict)
+            if verdict == UNDECIDED and _units(test) >= MIN_UNITS:
+                undecided.append(test)
+        for test, interval in zip(undecided, _intervals(undecided, LEANING), strict=True):
+            if interval.low + planned[test.place].margin > 0:
+                tested[test.place] = replace(tested[test.place], verdict=SAME)
+    return tested
+
+
+def _test(matched: MatchedTable, place: int, difference: RowDifference) -> _Test | None:
+    values, variances, seeds = [], [], []
+    for name in (difference.better, difference.worse):
+        of_runs = _values(matched.row(name), difference.metric, matched.at_0)
+        if of_runs is None:
+            return None
+        values.append(of_runs.mean(axis=0))
+        seeds.append(len(of_runs))
+        variances.append(float(of_runs.mean(axis=1).var(ddof=1)) / len(of_runs) if len(of_runs) > 1 else 0.0)
+    several = max(seeds) > 1
+    result = matched.row(difference.better).results[0]
+    chosen = _chosen(difference.metric, result.answerable)
+    numbers = np.unique(result.paragraphs[chosen], return_inverse=True)[1]
+    return _Test(place, values[0] - values[1], sum(variances) if several else None, numbers if several else None)
+
+
+def _values(row: MatchedRow, metric: str, at_0: bool) -> NDArray[np.float64] | None:
+    """Return a metric for every run and question, in points; None if its parameters are not recorded."""
+    rows = []
+    for result in row.results:
+        exact, f1 = question_lists(result, at_0)
+        if metric == EFFICIENCY:
+            parameters = result.content["cost"].get("trainable_parameters")
+            if not parameters or parameters < 10:
+                return None
+            rows.append((100 * f1 - 50) / math.log10(parameters))
+        else:
+            rows.append(100 * (f1 if metric == "f1" else exact)[_chosen(metric, result.answerable)])
+    return np.stack(rows)
+
+
+def _chosen(metric: str, answerable: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    if metric.startswith("HasAns_"):
+        return answerable
+    return ~answerable if metric.startswith("NoAns_") else np.ones_like(answerable)
+
+
+def _units(test: _Test) -> int:
+    return len(test.values) if test.paragraphs is None else len(np.unique(test.paragraphs))
+
+
+def _intervals(tests: Iterable[_Test], level: float = 0.95) -> list[Difference]:
+    tests = list(tests)
+    if not tests:
+        return []
+    columns = np.stack([test.values for test in tests], axis=1)
+    return bootstrap_differences(columns, tests[0].paragraphs, level=level)
+
+
+def _verdict(difference: RowDifference, test: _Test) -> str:
+    """Return the verdict of the 95 % interval and, with several seeds, of two standard errors between them."""
+    assert difference.ours is not None
+    gap, margin = difference.ours, difference.margin
+    if _units(test) < MIN_UNITS:
+        return UNDECIDED
+    within_seeds = test.variance is not None and abs(gap.value + margin) < 2 * math.sqrt(test.variance)
+    if gap.low + margin > 0:
+        return SAME if within_seeds else CLEAR
+    return REVERSED if gap.high + margin < 0 and not within_seeds else UNDECIDED

@@ -1,0 +1,169 @@
+"""Find the runs of the rows of a published table, among run folders and result files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lamella.errors import UsageError
+from lamella.scoring.significance import Difference, bootstrap_differences
+from lamella.study.compared_readers import ComparedReader
+from lamella.study.keep import add_results, comparable_results
+from lamella.study.papers.published_tables import PublishedRow, PublishedTable, known_run_files
+from lamella.study.records import SEED_OPTIONS, RunRecord, RunSelection
+from lamella.study.result_files import Result
+
+_SEEDS = r"(?:[-_](?:order_)?seed[-_=]?\d+)*"
+
+
+@dataclass(frozen=True, eq=False)
+class MatchedRow:
+    """A published row, and the reader that was trained for it: one run, or several with different seeds."""
+
+    row: PublishedRow
+    reader: ComparedReader | None
+
+    @property
+    def results(self) -> list[Result]:
+        """The results of its runs."""
+        return [run.result for run in self.reader.runs if run.result is not None] if self.reader else []
+
+
+@dataclass(frozen=True, eq=False)
+class MatchedTable:
+    """A published table with the readers of its rows; EM and F1 are at threshold 0, as in all four papers."""
+
+    table: PublishedTable
+    rows: tuple[MatchedRow, ...]
+
+    @cached_property
+    def results(self) -> list[Result]:
+        """The results of all its runs."""
+        return [result for row in self.rows for result in row.results]
+
+    @property
+    def at_0(self) -> bool:
+        """Whether every run has the scores of single questions at threshold 0; early result files do not."""
+        return all(result.at_0 is not None for result in self.results)
+
+    @cached_property
+    def f1_intervals(self) -> dict[str, Difference]:
+        """The 95 % interval of our F1 at threshold 0, in percent, by the run of the row."""
+        readers = [row.reader for row in self.rows if row.reader is not None]
+        if not readers or not self.at_0:
+            return {}
+        columns = np.stack([100 * reader.f1 for reader in readers], axis=1)
+        intervals = bootstrap_differences(columns, self.results[0].paragraphs)
+        return {reader.name: interval for reader, interval in zip(readers, intervals, strict=True)}
+
+    def row(self, run: str) -> MatchedRow:
+        """Return the row with this run."""
+        return next(row for row in self.rows if row.row.run == run)
+
+
+def match_tables(
+    tables: Sequence[PublishedTable], records: Sequence[RunRecord], data: str | None = None
+) -> tuple[list[MatchedTable], list[RunRecord]]:
+    """Return the tables with the runs of their rows, and the runs that belong to no row.
+
+    A run belongs to a row by its name: `dot`, or `dot-seed1` for one of several seeds. Where run files share the name,
+    the folder or the start of the file's name decides: `pce-table2/dot`, `pce-table2-dot.json`.
+    """
+    runs_of = {(table.id, row.run): _runs_of_row(table, row, tables, records) for table in tables for row in table.row}
+    used = {run.folder: run for runs in runs_of.values() for run in runs}
+    selection = add_results(RunSelection(tuple(used.values())), data) if used else RunSelection(())
+    scored = {run.folder: run for run in selection.records}
+    matched = []
+    for table in tables:
+        members = {row.run: [scored[run.folder] for run in runs_of[table.id, row.run]] for row in table.row}
+        if all_members := [run for runs in members.values() for run in runs]:
+            comparable_results(all_members)
+        at_0 = all(run.result and run.result.at_0 is not None for run in all_members)
+        rows = tuple(MatchedRow(row, _reader(table, row, members[row.run], at_0)) for row in table.row)
+        matched.append(MatchedTable(table, rows))
+    return matched, [run for run in records if run.folder not in used]
+
+
+def question_lists(result: Result, at_0: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return exact match and F1 of every question: at threshold 0, or as an early result file has them."""
+    return result.at_0 if at_0 and result.at_0 is not None else (result.exact, result.f1)
+
+
+def _runs_of_row(
+    table: PublishedTable, row: PublishedRow, tables: Sequence[PublishedTable], records: Sequence[RunRecord]
+) -> list[RunRecord]:
+    accepted = {table.run_file_of(row)}
+    if not any(other is not row and other.run == row.run_name for other in table.row):
+        accepted.add(table.run_file)  # a row of another run file, repeated in this one as a baseline
+    found = []
+    for record in records:
+        run_file, name = _identify(record)
+        if not re.fullmatch(re.escape(row.run_name) + _SEEDS, name):
+            continue
+        homes = {other.run_file_of(twin) for other in tables for twin in other.row if twin.run_name == row.run_name}
+        if run_file is None and len(homes) > 1:
+            raise UsageError(
+                f"{record.folder}: expected a folder or file named after its run file, {' or '.join(sorted(homes))}, "
+                f"since each has a run {row.run_name}; rename it, or choose a table that has only one."
+            )
+        if run_file is None or run_file in accepted:
+            found.append(record)
+    return found
+
+
+def _identify(record: RunRecord) -> tuple[str | None, str]:
+    """Return the run file that the name or the folder of a run starts with, if any, and the name without it."""
+    name = record.folder.stem if record.result else record.folder.name
+    run_file = _run_file_of(name)
+    if run_file:
+        rest = name.removeprefix(run_file).lstrip("-_.")
+        return run_file, re.sub(r"^(?:order_)?seed\d+[-_]", "", rest)  # `pce-table2-seed1-dot` is a dot
+    return _run_file_of(record.folder.resolve().parent.name), name
+
+
+def _run_file_of(name: str) -> str | None:
+    names = [run_file for run_file in known_run_files() if re.match(rf"{re.escape(run_file)}(?![a-z0-9])", name)]
+    return max(names, key=len, default=None)
+
+
+def _reader(table: PublishedTable, row: PublishedRow, runs: Sequence[RunRecord], at_0: bool) -> ComparedReader | None:
+    """Return the mean of the runs of a row, question by question."""
+    runs = _without_repetitions(table, row, runs)
+    if not runs:
+        return None
+    lists = [question_lists(run.result, at_0) for run in runs if run.result]
+    return ComparedReader(
+        name=row.run,
+        runs=tuple(runs),
+        exact=np.mean([exact for exact, _ in lists], axis=0),
+        f1=np.mean([f1 for _, f1 in lists], axis=0),
+        f1_of_runs=tuple(100 * float(f1.mean()) for _, f1 in lists),
+    )
+
+
+def _without_repetitions(table: PublishedTable, row: PublishedRow, runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the runs of a row without repeated seeds; check that they differ in nothing else."""
+    by_seeds: dict[object, RunRecord] = {}
+    for run in runs:
+        different = _different_options(runs[0], run)
+        if different:
+            raise UsageError(
+                f"{run.folder}: expected the options of {runs[0].folder} with another seed, since both are the row "
+                f"{row.run} of {table.id}, but {different[0]} differs; give the runs of one of them."
+            )
+        by_seeds.setdefault(run.seeds if run.config else run.folder, run)
+    return list(by_seeds.values())
+
+
+def _different_options(first: RunRecord, second: RunRecord) -> list[str]:
+    """Return the options that two runs do not share; files and models are compared without their folders."""
+    assert first.result is not None
+    assert second.result is not None
+    one, two = first.result.content["options"], second.result.content["options"]
+    seeds = {".".join(key) for key in SEED_OPTIONS}
+    return sorted(key for key in {*one, *two} - seeds if one.get(key) != two.get(key))
