@@ -1,7 +1,11 @@
-"""Write the reference pages that are generated from the code; `--check` only reports which are out of date."""
+"""Write the reference pages and the outline of parts, which are generated from the code.
+
+`--check` only reports which are out of date.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 import typing
 from pathlib import Path
@@ -62,7 +66,12 @@ every run into `DIR/NAME`; `lamella train FILE --run NAME --out RUN` trains one 
 
 def pages() -> dict[Path, str]:
     """Return the content of every generated page, by its path."""
-    return {REFERENCE / "parts.md": parts_page(), REFERENCE / "configuration.md": configuration_page()}
+    outline = json.dumps(registry.outline(), indent=1, ensure_ascii=False)
+    return {
+        REFERENCE / "parts.md": parts_page(),
+        REFERENCE / "configuration.md": configuration_page(),
+        registry.OUTLINE: f"{outline}\n",
+    }
 
 
 def parts_page() -> str:

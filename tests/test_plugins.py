@@ -122,6 +122,14 @@ def test_a_broken_plugin_is_one_line_with_its_package(code: str, reason: str, in
     assert err.endswith("; repair it, or uninstall its package.\n")
 
 
+def test_a_plugin_that_needs_torch_names_the_extra(install: Install, lamella: Any) -> None:
+    install("heavy", 'raise ModuleNotFoundError("No module named \'torch\'", name="torch")')  # as without torch
+    code, out, err = lamella("parts", "mixer")
+    assert (code, out) == (2, "")
+    needs = "needs torch, which is not installed; install with: pip install 'lamella[train]'"
+    assert err == f"lamella: plugin 'heavy.parts' of heavy 1.2 {needs}\n"
+
+
 def test_an_entry_point_without_its_module(install: Install, tmp_path: Path) -> None:
     install("lost", "")
     (tmp_path / "site" / "lost" / "parts.py").unlink()

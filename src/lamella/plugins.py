@@ -15,7 +15,7 @@ import importlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from lamella.errors import LamellaError, PluginError, one_line
+from lamella.errors import EXTRAS, LamellaError, MissingLibraryError, PluginError, one_line
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -56,6 +56,8 @@ def _import(module: str, plugin: str) -> None:
         importlib.import_module(module)
     except Exception as error:  # whatever it is, it is the plugin's
         _imported.discard(module)
+        if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS["train"]:
+            raise PluginError(str(MissingLibraryError(plugin, [error.name]))) from error
         missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         advice = "install the package that holds it" if missing else "repair it, or uninstall its package"
         known = missing or isinstance(error, LamellaError)

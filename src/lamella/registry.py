@@ -11,6 +11,9 @@ keyword-only parameters are its options. The signature is their only description
 
 Options have the types of TOML, and no value is converted: neither `true` nor `"3"` is a number. Annotate an option that
 takes a list as `list` or `Sequence`. Other packages register parts in the same way; see `lamella.plugins`.
+
+Most modules of parts import torch. Where it is not installed, `parts.json` stands for them: it is generated from the
+signatures by `make docs`, and holds all but the values that an option may have.
 """
 
 from __future__ import annotations
@@ -18,19 +21,24 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import json
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from lamella.errors import ConfigError, UnknownNameError, UsageError
+from lamella.errors import EXTRAS, ConfigError, UnknownNameError, UsageError
 from lamella.option_errors import explain
 from lamella.plugins import import_installed_plugins
 
 T = TypeVar("T", bound=Callable[..., Any])
+
+OUTLINE = Path(__file__).with_name("parts.json")
+OWN_PACKAGE = __name__.partition(".")[0]
 
 # No unknown key, no silent conversion, no number that JSON cannot hold.
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -54,6 +62,7 @@ class Family:
     modules: tuple[str, ...]
     traits: Mapping[str, Any] = field(default_factory=dict, compare=False)  # what parts can declare, with the defaults
     parts: dict[str, Part] = field(default_factory=dict, compare=False, repr=False)
+    missing: list[str] = field(default_factory=list, compare=False, repr=False)  # the library its modules lack
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,12 @@ class Part:
     def options(self) -> list[Option]:
         """Return the options in the order of the signature."""
         return [
-            Option(name, _spell(annotation), None if default is ... else default, default is ...)
+            Option(
+                name,
+                _spell(annotation),
+                None if default is ... else list(default) if isinstance(default, tuple) else default,
+                default is ...,
+            )
             for name, (annotation, default) in _keyword_only(self.make).items()
         ]
 
@@ -222,6 +236,29 @@ def describe(family: str | None = None) -> list[dict[str, Any]]:
     ]
 
 
+def outline() -> dict[str, Any]:
+    """Return what `parts.json` holds: the parts of this package as they are known without importing their modules."""
+    return {
+        family: {
+            name: {
+                "summary": part.summary,
+                "module": part.module,
+                "traits": dict(part.traits),
+                "options": [{**asdict(option), "added_later": option.name in later} for option in part.options],
+            }
+            for name, part in sorted(_loaded(family).parts.items())
+            for later in [part.later_defaults]
+            if _is_own(part.module)
+        }
+        for family in FAMILIES
+    }
+
+
+def uses_outline() -> bool:
+    """Return whether some parts could not be imported here, so that the values of their options are not checked."""
+    return any(family.missing for family in FAMILIES.values())
+
+
 def build(family: str, spec: str | Mapping[str, Any], *facts: Any) -> Any:
     """Build a part: `spec` is a name, or a table with `name` and options; `facts` are the positional arguments."""
     name, options = split(spec)
@@ -247,8 +284,7 @@ def complete(family: str, spec: str | Mapping[str, Any]) -> dict[str, Any]:
 def outside_modules(parts: Iterable[tuple[str, str | Mapping[str, Any]]]) -> list[str]:
     """Return the modules of other packages that define some of the parts, given as (family, spec)."""
     modules = (part(family, split(spec)[0]).module for family, spec in parts)
-    own = __name__.partition(".")[0]
-    return list(dict.fromkeys(module for module in modules if module.partition(".")[0] not in (own, "__main__")))
+    return list(dict.fromkeys(module for module in modules if module != "__main__" and not _is_own(module)))
 
 
 def split(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -262,10 +298,51 @@ def split(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 def _loaded(family: str) -> Family:
     if family not in FAMILIES:
         raise UnknownNameError("family", family, FAMILIES)
-    for module in FAMILIES[family].modules:
-        importlib.import_module(module)
+    loaded = FAMILIES[family]
+    if not loaded.missing:
+        try:
+            for module in loaded.modules:
+                importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name not in EXTRAS["train"]:
+                raise
+            _read_outline(loaded, error.name)
     import_installed_plugins()
-    return FAMILIES[family]
+    return loaded
+
+
+def _read_outline(family: Family, missing: str) -> None:
+    family.missing.append(missing)
+    for name, entry in json.loads(OUTLINE.read_text(encoding="utf-8"))[family.name].items():
+        family.parts.setdefault(name, Part(family.name, name, _stand_in(entry, missing), entry["traits"]))
+
+
+def _stand_in(entry: Mapping[str, Any], missing: str) -> Callable[..., Any]:
+    """Return a function with the options and the description of a part that cannot be imported."""
+
+    def make(*facts: Any, **options: Any) -> Any:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    make.__doc__, make.__module__ = entry["summary"], entry["module"]
+    make.__annotations__ = {
+        option["name"]: typing.Annotated[(Any, option["type"], *([ADDED_LATER] if option["added_later"] else []))]
+        for option in entry["options"]
+    }
+    required = inspect.Parameter.empty
+    parameters = [
+        inspect.Parameter(
+            option["name"],
+            inspect.Parameter.KEYWORD_ONLY,
+            default=required if option["required"] else option["default"],
+        )
+        for option in entry["options"]
+    ]
+    make.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return make
+
+
+def _is_own(module: str) -> bool:
+    return module.partition(".")[0] == OWN_PACKAGE
 
 
 def _keyword_only(make: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
@@ -296,6 +373,8 @@ _BOUNDS = {
 def _spell(annotation: Any) -> str:
     """Return a type as the docs show it: `Literal['a', 'b']` becomes `a | b`."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated and isinstance(arguments[1], str):  # spelled already, in the outline
+        return str(arguments[1])
     if origin is typing.Annotated:
         limits = [limit for extra in arguments[1:] for limit in getattr(extra, "metadata", [extra])]
         bounds = [

@@ -119,6 +119,16 @@ Precision = Annotated[
 ]
 
 
+def warn_of_unchecked_options(file: Path | str) -> None:
+    """Print what could not be checked about a run file, because torch is not installed."""
+    from lamella.errors import EXTRAS, MissingLibraryError
+    from lamella.registry import uses_outline
+
+    if uses_outline():
+        unchecked = f"{file}: names are checked; checking the values of the options of parts"
+        typer.echo(f"warning: {MissingLibraryError(unchecked, EXTRAS['train'])}", err=True)
+
+
 def _print_version(requested: bool) -> None:
     if requested:
         from lamella.environment import library_versions

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lamella.cli.app import AsJson, Encoding, OnBadAnswer, OverwriteFile, app
+from lamella.cli.app import AsJson, Encoding, OnBadAnswer, OverwriteFile, app, warn_of_unchecked_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +62,8 @@ def check(
     if fix:  # it used to take the next word as its output, which could be a data file
         raise UsageError("check --fix: expected --fix-to OUT, the file to write the fixed copy to.")
     plans = [(name, config) for name in files if name.endswith(".toml") for config in _configs(name)]
+    for name in dict.fromkeys(name for name, _ in plans):
+        warn_of_unchecked_options(name)
     configs = [config for _, config in plans]
     named = [name for config in configs for split in ("train", "dev", "threshold") for name in config.data.files(split)]
     files = list(dict.fromkeys([*(name for name in files if not name.endswith(".toml")), *named]))

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lamella.cli.app import Address, AsJson, Engine, Overwrite, OverwriteFile, RunData, RunFolders, Settings, app
+from lamella.cli.app import (
+    Address,
+    AsJson,
+    Engine,
+    Overwrite,
+    OverwriteFile,
+    RunData,
+    RunFolders,
+    Settings,
+    app,
+    warn_of_unchecked_options,
+)
 
 if TYPE_CHECKING:
     from lamella.study.compare import Comparison
@@ -184,18 +195,21 @@ def sweep(
 ) -> None:
     """Train the runs of many run files; call again to continue."""
     from lamella.errors import RunError, UsageError, counted
-    from lamella.sweep.sweep import run_on_ray, run_sweep, table_lines
     from lamella.sweep.sweep_plan import plan_lines, read_sweep
-    from lamella.training.fitting.interrupts import InterruptedTrainingError
 
     if engine == "local" and address is not None:
         raise UsageError("sweep --address: needs --engine ray.")
 
     planned = read_sweep(configs, out, list(settings or []))
     if only_list:
+        warn_of_unchecked_options(", ".join(map(str, configs)))
         passes = [list(job.configs) for job in planned.jobs]
         typer.echo(json.dumps({"passes": passes}, indent=2) if as_json else "\n".join(plan_lines(planned, out)))
         return
+
+    import lamella.training.run  # noqa: F401 - without torch, fail here, not in every run
+    from lamella.sweep.sweep import run_on_ray, run_sweep, table_lines
+    from lamella.training.fitting.interrupts import InterruptedTrainingError
 
     def log(line: str) -> None:
         typer.echo(line, err=as_json)

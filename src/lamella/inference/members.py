@@ -19,6 +19,7 @@ from lamella.inference.prediction_files import AnswerSet, read_answers
 from lamella.inference.protocols import QAModel
 from lamella.inference.stored_logits import StoredLogits, has_logits
 from lamella.models.loading import Precision, load_model, torch_if_installed
+from lamella.models.onnx_model import OnnxModel
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _without_texts(name: str) -> str:
 
 
 def _share_encoders(models: Sequence[QAModel | None]) -> None:
-    if not any(models):
+    if all(model is None or isinstance(model, OnnxModel) for model in models):
         return
     from lamella.inference.one_pass import share_encoders
     from lamella.models.model import ReaderModel

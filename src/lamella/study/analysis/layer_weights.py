@@ -148,6 +148,8 @@ def _first_stage(run: Path) -> tuple[dict[str, Any] | None, type[Stage] | None]:
     folder = model_folder(run)
     if not is_saved_model(folder):
         return None, None
+    import lamella.heads.head  # noqa: F401 - without torch, fail here: the registry has no classes then
+
     try:
         mixer: dict[str, Any] = read_json(folder / MODEL_CONFIG)["head"]["mixer"][0]
         if not isinstance(mixer["name"], str):
