@@ -19,6 +19,7 @@ from lamella.validation import check_config
 from samples import plain_tokenizer
 
 HIDDEN, HEADS, INNER = 32, 4, 48
+CLS, FAR = 2, 10.0  # the first token of every window, and the size of its embedding
 WINDOWS = {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24}
 
 
@@ -42,6 +43,7 @@ def save_tiny_bert(folder: Path, *, layers: int = 1, seed: int = 0) -> Path:
 
     for kind, rows in (("word", words), ("position", 128), ("token_type", 2)):
         matrix(f"embeddings.{kind}_embeddings", rows, HIDDEN)
+    tensors["embeddings.word_embeddings.weight"][CLS] = np.eye(1, HIDDEN) * FAR  # so that heads can recognise it
     norm("embeddings.LayerNorm")
     for layer in (f"encoder.layer.{number}" for number in range(layers)):
         for name in ("self.query", "self.key", "self.value", "output.dense"):
@@ -57,16 +59,14 @@ def save_tiny_bert(folder: Path, *, layers: int = 1, seed: int = 0) -> Path:
     return folder
 
 
-def save_tiny_reader(folder: Path, encoder: Path, *, seed: int = 0, **sections: Any) -> Path:
-    """Write a reader with a random head on a frozen encoder, and return its folder."""
-    random = np.random.default_rng(seed)
-    weights = save(
-        {
-            "head.task.q": random.normal(0, 1, (2, HIDDEN)).astype(np.float32),
-            "head.task.b": np.zeros(2, np.float32),
-        },
-        {"format": "pt"},
-    )
+def save_tiny_reader(folder: Path, encoder: Path, *, seed: int = 0, abstains: float = 0.0, **sections: Any) -> Path:
+    """Write a reader with a random head on a frozen encoder, and return its folder.
+
+    The more it `abstains`, the higher are its null odds: 0 gives about -10, 4 about 10.
+    """
+    output = np.random.default_rng(seed).normal(0, 1, (2, HIDDEN)).astype(np.float32)
+    output[:, 0] += abstains
+    weights = save({"head.task.q": output, "head.task.b": np.zeros(2, np.float32)}, {"format": "pt"})
     config = check_config(
         {"windows": WINDOWS, "encoder": {"name": str(encoder), "tuning": "frozen"}, **sections}, where="tests"
     )
