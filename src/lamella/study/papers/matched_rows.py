@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -27,6 +27,7 @@ class MatchedRow:
 
     row: PublishedRow
     reader: ComparedReader | None
+    scores: Mapping[str, float] = field(default_factory=dict)  # in percent, at threshold 0 and `crossfit_*`
 
     @property
     def results(self) -> list[Result]:
@@ -51,15 +52,26 @@ class MatchedTable:
         """Whether every run has the scores of single questions at threshold 0; early result files do not."""
         return all(result.at_0 is not None for result in self.results)
 
+    @property
+    def metric(self) -> str:
+        """The score that has intervals: F1, or the accuracy of a classifier, whose F1 is no mean over questions."""
+        return "exact" if self.table.task == "answerability" else "f1"
+
     @cached_property
-    def f1_intervals(self) -> dict[str, Difference]:
-        """The 95 % interval of our F1 at threshold 0, in percent, by the run of the row."""
+    def intervals(self) -> dict[str, Difference]:
+        """The 95 % interval of our score at threshold 0, in percent, by the run of the row."""
         readers = [row.reader for row in self.rows if row.reader is not None]
         if not readers or not self.at_0:
             return {}
-        columns = np.stack([100 * reader.f1 for reader in readers], axis=1)
+        columns = np.stack([100 * getattr(reader, self.metric) for reader in readers], axis=1)
         intervals = bootstrap_differences(columns, self.results[0].paragraphs)
         return {reader.name: interval for reader, interval in zip(readers, intervals, strict=True)}
+
+    def deviation(self, row: MatchedRow) -> float | None:
+        """Return the standard deviation of the score between seeds, in percent; None for a single run."""
+        place = 0 if self.metric == "exact" else 1
+        means = [100 * float(question_lists(result, self.at_0)[place].mean()) for result in row.results]
+        return float(np.std(means, ddof=1)) if len(means) > 1 else None
 
     def row(self, run: str) -> MatchedRow:
         """Return the row with this run."""
@@ -84,8 +96,7 @@ def match_tables(
         if all_members := [run for runs in members.values() for run in runs]:
             comparable_results(all_members)
         at_0 = all(run.result and run.result.at_0 is not None for run in all_members)
-        rows = tuple(MatchedRow(row, _reader(table, row, members[row.run], at_0)) for row in table.row)
-        matched.append(MatchedTable(table, rows))
+        matched.append(MatchedTable(table, tuple(_match(table, row, members[row.run], at_0) for row in table.row)))
     return matched, [run for run in records if run.folder not in used]
 
 
@@ -131,19 +142,44 @@ def _run_file_of(name: str) -> str | None:
     return max(names, key=len, default=None)
 
 
-def _reader(table: PublishedTable, row: PublishedRow, runs: Sequence[RunRecord], at_0: bool) -> ComparedReader | None:
-    """Return the mean of the runs of a row, question by question."""
+def _match(table: PublishedTable, row: PublishedRow, runs: Sequence[RunRecord], at_0: bool) -> MatchedRow:
+    """Return a row with the mean of its runs, question by question."""
     runs = _without_repetitions(table, row, runs)
-    if not runs:
-        return None
-    lists = [question_lists(run.result, at_0) for run in runs if run.result]
-    return ComparedReader(
+    results = [run.result for run in runs if run.result is not None]
+    if not results:
+        return MatchedRow(row, None)
+    lists = [question_lists(result, at_0) for result in results]
+    reader = ComparedReader(
         name=row.run,
         runs=tuple(runs),
         exact=np.mean([exact for exact, _ in lists], axis=0),
         f1=np.mean([f1 for _, f1 in lists], axis=0),
         f1_of_runs=tuple(100 * float(f1.mean()) for _, f1 in lists),
     )
+    if table.task == "answerability":
+        scores = [_classification_scores(result) for result in results]
+    else:
+        scores = [_span_scores(result) for result in results]
+    shared = set.intersection(*map(set, scores))
+    return MatchedRow(row, reader, {key: float(np.mean([of_run[key] for of_run in scores])) for key in shared})
+
+
+def _span_scores(result: Result) -> dict[str, float]:
+    at_0, crossfit = result.content["scores"]["at_0"], result.content["scores"].get("crossfit", {})
+    return {**at_0, **{f"crossfit_{key}": crossfit[key] for key in ("exact", "f1") if key in crossfit}}
+
+
+def _classification_scores(result: Result) -> dict[str, float]:
+    """Return accuracy, and F1 of the class "no answer", as `exact` and `f1`."""
+    scores: dict[str, float] = {}
+    for prefix, lists in (("", result.at_0), ("crossfit_", (result.exact, result.f1))):
+        if lists is not None:
+            right, unanswerable = lists[0] == 1, ~result.answerable
+            abstained = right == unanswerable
+            found, total = int((right & unanswerable).sum()), int(abstained.sum() + unanswerable.sum())
+            scores[f"{prefix}exact"] = 100 * float(right.mean())
+            scores[f"{prefix}f1"] = 200 * found / total if total else 0.0
+    return scores
 
 
 def _without_repetitions(table: PublishedTable, row: PublishedRow, runs: Sequence[RunRecord]) -> list[RunRecord]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from lamella.errors import counted
 from lamella.scoring.significance import Difference
 from lamella.study.papers.findings import LEANING, NOT_RUN, JudgedFinding, RowDifference, judge
 from lamella.study.papers.matched_rows import MatchedRow, MatchedTable, match_tables
-from lamella.study.papers.published_tables import COST_METRICS, METRICS, Paper, find_tables
+from lamella.study.papers.published_tables import COST_METRICS, METRICS, SCORE_METRICS, Paper, find_tables
 from lamella.study.papers.row_figure import draw
 from lamella.study.records import read_records
 from lamella.study.report.columns import NOTHING, Labels, percent
@@ -42,6 +42,7 @@ LEGEND = (
     "As good as: the first row is at most the stated margin worse; the margins are ours. Costs are not tested: same "
     "sign or reversed, and times within 10 % of each other are not distinguished.",
 )
+SUBSETS = {key: title for key, title in SCORE_METRICS.items() if key.startswith(("HasAns_", "NoAns_"))}
 Cell = Callable[[MatchedRow], str]
 
 
@@ -159,26 +160,25 @@ def _train_data(row: MatchedRow) -> str:
 
 def _score_table(matched: MatchedTable) -> Table:
     """Return the table of the scores: published, ours, the difference, and cross-fitted."""
-    words = ("accuracy", "no-answer F1") if matched.table.task == "answerability" else ("EM", "F1")
-    intervals = matched.f1_intervals
+    classifies = matched.table.task == "answerability"
+    titles = {"exact": "accuracy", "f1": "no-answer F1"} if classifies else {"exact": "EM", "f1": "F1"}
     columns: dict[str, Cell] = {
         "row": lambda row: row.row.label,
         "run": lambda row: f"`{row.row.run}`",
         "seeds": lambda row: str(len(row.results)) if row.reader else NOTHING,
-        f"{words[0]}, published": lambda row: _number(row.row.exact),
-        f"{words[0]}, ours": lambda row: _number(_score(row, "exact_at_0")),
-        f"{words[1]}, published": lambda row: _number(row.row.f1),
-        f"{words[1]}, ours": lambda row: _f1_cell(row, intervals),
-        f"{words[1]}, difference": lambda row: _signed(_minus(_score(row, "f1_at_0"), row.row.f1)),
-        f"{words[0]}, cross-fitted": lambda row: _number(_score(row, "crossfit_exact")),
-        f"{words[1]}, cross-fitted": lambda row: _number(_score(row, "crossfit_f1")),
-        "EM answerable, published": lambda row: _number(row.row.HasAns_exact),
-        "EM unanswerable, published": lambda row: _number(row.row.NoAns_exact),
-        "loss, published": lambda row: NOTHING if row.row.loss is None else f"{row.row.loss:.3f}",
     }
-    if any(row.row.HasAns_exact for row in matched.rows):
-        columns["EM answerable, ours"] = lambda row: _number(_score(row, "HasAns_exact_at_0"))
-        columns["EM unanswerable, ours"] = lambda row: _number(_score(row, "NoAns_exact_at_0"))
+    for key, title in titles.items():
+        columns[f"{title}, published"] = _published(key)
+        columns[f"{title}, ours"] = _ours(matched, key)
+    main = matched.metric
+    columns[f"{titles[main]}, difference"] = lambda row: _signed(_minus(row.scores.get(main), row.row.value(main)))
+    for key, title in titles.items():
+        columns[f"{title}, cross-fitted"] = _ours(matched, f"crossfit_{key}")
+    for key, title in SUBSETS.items():
+        if any(row.row.value(key) is not None for row in matched.rows):
+            columns[f"{title}, published"] = _published(key)
+            columns[f"{title}, ours"] = _ours(matched, key)
+    columns["loss, published"] = lambda row: NOTHING if row.row.loss is None else f"{row.row.loss:.3f}"
     return _filled_table(columns, matched.rows, words=2)
 
 
@@ -253,21 +253,28 @@ def _row_summary(row: MatchedRow) -> dict[str, Any]:
         "run": row.row.run,
         "published_exact": row.row.exact,
         "published_f1": row.row.f1,
-        "exact": _score(row, "exact_at_0"),
-        "f1": _score(row, "f1_at_0"),
+        "exact": row.scores.get("exact"),
+        "f1": row.scores.get("f1"),
         "seeds": len(row.results),
     }
 
 
-def _f1_cell(row: MatchedRow, intervals: Mapping[str, Difference]) -> str:
-    score = _number(_score(row, "f1_at_0"))
-    seeds = f" ±{row.reader.deviation:.2f}" if row.reader and row.reader.deviation is not None else ""
-    interval = f" {_interval(intervals[row.row.run])}" if row.row.run in intervals else ""
-    return f"{score}{seeds}{interval}"
+def _published(key: str) -> Cell:
+    return lambda row: _number(row.row.value(key))
 
 
-def _score(row: MatchedRow, key: str) -> float | None:
-    return row.reader.mean_score(key) if row.reader else None
+def _ours(matched: MatchedTable, key: str) -> Cell:
+    """Return the cells of a score of ours; the main score has its deviation between seeds and its interval."""
+
+    def cell(row: MatchedRow) -> str:
+        text = _number(row.scores.get(key))
+        if key != matched.metric or row.row.run not in matched.intervals:
+            return text
+        deviation = matched.deviation(row)
+        seeds = "" if deviation is None else f" ±{deviation:.2f}"
+        return f"{text}{seeds} {_interval(matched.intervals[row.row.run])}"
+
+    return cell
 
 
 def _cell(key: str, row: MatchedRow) -> str:

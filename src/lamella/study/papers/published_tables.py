@@ -18,7 +18,7 @@ from lamella.errors import ConfigError, UsageError
 from lamella.option_errors import explain
 from lamella.section import Section
 
-PAPERS = ("pce",)
+PAPERS = ("pce", "bertvision", "efficiency", "korquad")
 
 # What a finding compares, and how a page calls it. Higher is better, except for costs.
 SCORE_METRICS = {
@@ -51,7 +51,7 @@ class PublishedRow(Section):
 
     label: str = Field(min_length=1)  # as printed
     run: str = Field(min_length=1)  # its run in the table's run file, or FILE/RUN for a run of another one
-    made_by: str | None = None  # the command that makes it, if it is not trained
+    made_by: Literal["evaluate", "ensemble"] | None = None  # the command that makes it, if it is not trained
     f1: float | None = None
     exact: float | None = None
     HasAns_exact: float | None = None

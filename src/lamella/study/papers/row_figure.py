@@ -29,10 +29,10 @@ class _Mark:
 
 def draw(matched: MatchedTable, findings: Sequence[JudgedFinding]) -> str:
     """Return the figure as SVG: a panel with the score of every row, and one with the compared differences."""
-    metric = "exact" if matched.table.task == "answerability" else "f1"
-    panels = [(f"{SCORE_METRICS[metric]} by row, in percent", _row_marks(matched, metric))]
+    title = "Accuracy" if matched.table.task == "answerability" else SCORE_METRICS[matched.metric]
+    panels = [(f"{title} by row, in percent", _row_marks(matched))]
     if marks := _difference_marks(findings):
-        panels.append(("Differences behind the findings, in points; as published: to the right of 0", marks))
+        panels.append(("Differences behind the findings, in points: to the right of 0 as the authors conclude", marks))
     height = sum(PANEL_HEAD + LINE * len(marks) + PANEL_FOOT for _, marks in panels) + LINE
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
@@ -50,13 +50,13 @@ def draw(matched: MatchedTable, findings: Sequence[JudgedFinding]) -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _row_marks(matched: MatchedTable, metric: str) -> list[_Mark]:
+def _row_marks(matched: MatchedTable) -> list[_Mark]:
     marks = []
     for row in matched.rows:
-        interval = matched.f1_intervals.get(row.row.run) if metric == "f1" else None
-        ours = row.reader.mean_score(f"{metric}_at_0") if row.reader else None
+        interval = matched.intervals.get(row.row.run)
         ends = None if interval is None else (interval.low, interval.high)
-        marks.append(_Mark(row.row.label, row.row.value(metric), ours, ends))
+        published, ours = row.row.value(matched.metric), row.scores.get(matched.metric)
+        marks.append(_Mark(row.row.label, published, ours, ends))
     return marks
 
 
@@ -86,7 +86,7 @@ def _panel(title: str, marks: Sequence[_Mark], top: float, *, with_zero: bool) -
     def x(value: float) -> float:
         return round(LEFT + (RIGHT - LEFT) * (value - low) / (high - low), 1)
 
-    yield f'<text x="{LEFT}" y="{top + 28}" font-weight="bold">{html.escape(title)}</text>'
+    yield f'<text x="16" y="{top + 28}" font-weight="bold">{html.escape(title)}</text>'
     for number in range(round((high - low) / step) + 1):
         tick = low + number * step
         color = "#888" if with_zero and abs(tick) < step / 2 else "#e4e4e4"

@@ -13,7 +13,10 @@ from importlib import resources
 
 _CODE = re.compile(r"(`[^`]+`)")
 _STYLE = """
-.scroll { margin: 0; padding: 0; }
+main { padding-top: 28px; padding-bottom: 40px; }
+h2 { margin: 1.8em 0 .4em; }
+h3 { margin: 1.6em 0 .5em; }
+.scroll { margin: 0 0 18px; padding: 0; }
 th { padding: 6px 10px; vertical-align: bottom; color: var(--quiet); }
 thead th { position: static; padding: 6px 10px; white-space: normal; }
 td { vertical-align: top; }

@@ -1,0 +1,99 @@
+"""The published values: their rows are the runs of `configs/papers`, and their findings agree with the values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lamella.plan import load_plan
+from lamella.study.papers.published_tables import PAPERS, PublishedRow, PublishedTable, read_paper
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "papers"
+TABLES = [table for name in PAPERS for table in read_paper(name).table]
+EFFICIENCY = {"l12": 3.27, "l6": 3.30, "l3": 3.07, "l1": 2.32, "l0": 0.67, "l0-a64": 3.10, "l0-a768": 3.35}
+
+# Findings that the published values contradict or cannot decide; each has a note, or ties.
+CONTRADICTED = {
+    ("bertvision-figure2", "a386-skip-less-data-at-1-fraction0.3", "bert-epochs@1"),
+    ("bertvision-classifiers", "tenney-at-1", "bert@2"),
+    ("bertvision-figure6", "bert@0.9", "bert@0.8"),
+    ("bertvision-figure6", "bert@0.6", "bert@0.5"),
+    ("efficiency-table2", "l12-a64", "efficiency-table1/l12"),
+}
+
+
+def test_every_trained_row_is_a_run_and_every_run_is_a_row() -> None:
+    runs = {
+        (file.stem, name): config for file in CONFIGS.glob("*.toml") for name, config in load_plan(file).runs.items()
+    }
+    trained: set[tuple[str, str]] = set()
+    for table in TABLES:
+        for row in table.row:
+            name, _, epoch = row.run_name.partition("@")
+            key = (table.run_file_of(row), name)
+            assert (row.made_by is None) == (key in runs and not epoch), (table.id, row.run)
+            if row.made_by != "ensemble":
+                trained.add(key)
+                assert not epoch or float(epoch) in runs[key].training.save_at, (table.id, row.run)
+    assert trained == set(runs)
+
+
+def test_the_values_support_the_findings_except_where_a_note_contradicts_them() -> None:
+    contradicted = set()
+    for table in TABLES:
+        rows = {row.run: row for row in table.row}
+        for finding in table.finding:
+            for better, worse in finding.pairs:
+                values = rows[better].value(finding.metric), rows[worse].value(finding.metric)
+                if values[0] is None or values[1] is None:
+                    continue
+                sign = -1 if finding.metric.endswith(("_seconds", "_seconds_per_1000", "_parameters")) else 1
+                if sign * (values[0] - values[1]) + finding.margin <= 0:
+                    contradicted.add((table.id, better, worse))
+                    assert finding.note or finding.order, finding.text
+    assert contradicted == CONTRADICTED
+
+
+def test_ids_are_unique_and_start_with_their_paper() -> None:
+    ids = [table.id for table in TABLES]
+    assert len(set(ids)) == len(ids) == 24
+    for name in PAPERS:
+        assert read_paper(name).id == name
+        assert all(table.id.startswith(f"{name}-") for table in read_paper(name).table)
+
+
+@pytest.mark.parametrize(("run", "value"), EFFICIENCY.items())
+def test_the_efficiency_is_that_of_the_paper(run: str, value: float) -> None:
+    row = next(row for table in TABLES if table.id.startswith("efficiency") for row in table.row if row.run == run)
+    assert row.value("efficiency") == pytest.approx(value, abs=0.006)
+
+
+def test_one_row_has_one_value_in_all_tables() -> None:
+    values: dict[tuple[str, str], dict[tuple[float | None, float | None], list[str]]] = {}
+    for table in TABLES:
+        for row in table.row:
+            if row.f1 is not None:
+                of_row = values.setdefault((table.run_file_of(row), row.run_name), {})
+                of_row.setdefault((row.exact, row.f1), []).append(table.id)
+    different = {run: list(of_row.values()) for run, of_row in values.items() if len(of_row) > 1}
+    assert different == {
+        ("pce-table2", "dot"): [["pce-table1"], ["pce-table2", "pce-epochs"]],  # the test set and the dev set
+        ("pce-table3", "dot"): [["pce-table1"], ["pce-table3", "pce-epochs"]],
+        ("pce-table3", "encoder"): [["pce-table1"], ["pce-table3"]],
+        ("bertvision-span", "lp-at-0.3"): [["bertvision-table1"], ["bertvision-heads-03"]],  # a misprint
+    }
+
+
+def test_a_finding_about_an_unknown_row_or_without_rows_is_refused() -> None:
+    (first, *_) = TABLES
+    table = first.model_dump()
+    for finding, message in (
+        ({"text": "x", "better": "dot", "worse": ["dto"]}, "dto"),
+        ({"text": "x", "order": ["dot"]}, "an order of at least two rows"),
+        ({"text": "x", "better": "dot"}, "either better and worse"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            PublishedTable.model_validate({**table, "finding": [finding]})
+    with pytest.raises(ValueError, match="label"):
+        PublishedRow.model_validate({"run": "dot"})
