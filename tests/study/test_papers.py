@@ -6,10 +6,13 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from lamella.inference.questions import read_questions
+from lamella.study.papers.findings import CLEAR
+from lamella.study.papers.published_tables import PAPERS, read_paper
 from run_folders import write_files
 
 Lamella = Callable[..., tuple[int, str, str]]
@@ -111,3 +114,174 @@ def test_each_verdict_occurs(tmp_path: Path, data: Path, lamella: Lamella) -> No
     found = verdicts(lamella, "pce-table2", [tmp_path / "again"], page)
     assert found["Dot-product attention over the layers beats the last layer."] == "not distinguishable"
     assert found["Readers on ALBERT beat BERT."] == "not run"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, data: Path) -> Path:
+    """Two seeds of dot, one run of the last layer, and a run that is in no table."""
+    folder = tmp_path / "runs" / "pce-table2"
+    for seed in range(2):
+        write_row(folder / f"dot-seed{seed}", data, range(20 + 2 * seed), seed=seed)
+    write_row(folder / "albert", data, range(60))
+    write_row(folder / "mine<b>", data, range(10))
+    return folder
+
+
+def page_text(lamella: Lamella, out: Path, id: str, *runs: Path) -> str:
+    code, _, err = lamella("report", "--paper", id, *runs, "--out", out, "--overwrite")
+    assert code == 0, err
+    return out.read_text(encoding="utf-8")
+
+
+def test_the_page_shows_published_values_ours_and_what_is_missing(runs: Path, tmp_path: Path, lamella: Lamella) -> None:
+    text = page_text(lamella, tmp_path / "page.md", "pce-table2", runs)
+    lines = text.splitlines()
+    (dot,) = [line for line in lines if line.startswith("| Dot Attention | `dot` | 2 |")]
+    cells = [cell.strip() for cell in dot.split("|")[1:-1]]
+    assert cells[3:5] == ["76.88", "91.25"]  # EM: 20 and 22 of 240 wrong
+    assert cells[5] == "79.95"
+    assert cells[6].startswith("91.25 ±0.59 [")
+    assert cells[7] == "+11.30"
+    assert "| BERT-Base | `bert` | – | 71.83 | – | 75.04 | – | – | – | – | 0.634 |" in lines
+    assert "The comparisons are the papers', the digits are not." in text
+    assert "ALBERT: misprint. The loss is printed as that of the dev set." in text
+    assert "| `albert` − `bert`, F1 | +4.60 | – | not run: no run of bert |" in text
+    assert "Given, but not in the table: mine&lt;b>." in text
+    assert "| encoder | ALBERT (of unknown size" in text
+    assert "| tiny |" in text
+    assert "| train data | SQuAD 2.0 | train |" in text
+    assert "1,000" in text
+    assert "cpu, 1 thread" in text
+    assert "/private" not in text
+    svg = (tmp_path / "page-pce-table2.svg").read_text(encoding="utf-8")
+    assert "](page-pce-table2.svg)" in text
+    ElementTree.fromstring(svg)
+    assert svg.count('fill="#0072b2"/>') == 1 + 2 + 2  # the legend, two rows, and their difference in F1 and EM
+
+
+def test_kept_result_files_give_the_same_page_as_the_run_folders(runs: Path, tmp_path: Path, lamella: Lamella) -> None:
+    from_runs = page_text(lamella, tmp_path / "a" / "page.md", "pce-table2", runs)
+    kept = tmp_path / "results" / "pce-table2"
+    assert lamella("compare", runs, "--keep", kept)[0] == 0
+    from_files = page_text(lamella, tmp_path / "b" / "page.md", "pce-table2", kept)
+    assert from_files == from_runs.replace("mine&lt;b>", "mine-b")
+    assert page_text(lamella, tmp_path / "b" / "page.md", "pce-table2", kept) == from_files
+
+
+def test_early_result_files_are_judged_at_cross_fitted_thresholds(runs: Path, tmp_path: Path, lamella: Lamella) -> None:
+    kept = tmp_path / "results"
+    assert lamella("compare", runs, "--keep", kept)[0] == 0
+    for file in kept.glob("*.json"):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        del content["per_question"]["at_0"], content["sha256"]
+        file.write_text(json.dumps(content))
+    text = page_text(lamella, tmp_path / "page.md", "pce-table2", kept)
+    assert "verdicts are at cross-fitted thresholds here" in text
+    assert "same sign and clear" in text.split("## How to read it")[0]
+
+
+def test_a_difference_within_the_variation_between_seeds_is_not_clear(
+    tmp_path: Path, data: Path, lamella: Lamella
+) -> None:
+    folder = tmp_path / "pce-table2"
+    for seed, wrong in enumerate((0, 80)):
+        write_row(folder / f"dot-seed{seed}", data, range(wrong), seed=seed)
+        write_row(folder / f"albert-seed{seed}", data, range(60), seed=seed)
+    found = verdicts(lamella, "pce-table2", [folder], tmp_path / "page.md")
+    assert found["Dot-product attention over the layers beats the last layer."] == "same sign"
+
+
+def test_html_escapes_names_and_allows_no_scripts(runs: Path, tmp_path: Path, lamella: Lamella) -> None:
+    title = "<script>alert(1)</script>"
+    out = tmp_path / "page.html"
+    code, _, err = lamella("report", "--paper", "pce-table2", runs, "--out", out, "--title", title)
+    assert code == 0, err
+    text = out.read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "mine&lt;b&gt;" in text
+    assert "default-src 'none'" in text
+    assert "<svg" in text
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["page.html"]
+
+
+def test_a_whole_paper_tells_runs_of_the_same_name_by_their_run_file(
+    tmp_path: Path, data: Path, lamella: Lamella
+) -> None:
+    table2 = write_row(tmp_path / "pce-table2-seed1" / "dot", data, range(20), seed=1).parent
+    table3 = write_row(tmp_path / "pce-table3" / "dot", data, range(80), seed=1, epochs=5).parent
+    found = verdicts(lamella, "pce", [table2, table3], tmp_path / "pce.md")
+    assert found["Dot-product attention is better after 2 epochs than after 5."] == "same sign and clear"
+    assert {path.name for path in tmp_path.glob("*.svg")} == {
+        "pce-table1.svg", "pce-table2.svg", "pce-table3.svg", "pce-epochs.svg"
+    }  # fmt: skip
+    kept = tmp_path / "kept"
+    assert lamella("compare", table2, table3, "--keep", kept)[0] == 0
+    assert {file.stem for file in kept.iterdir()} == {"pce-table2-seed1-dot", "pce-table3-dot"}
+    assert verdicts(lamella, "pce", [kept], tmp_path / "kept.md") == found
+
+
+def one_line(lamella: Lamella, *arguments: object) -> str:
+    code, out, err = lamella("report", *arguments)
+    assert code in (1, 2)
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+def test_mistakes_get_one_line_and_write_nothing(runs: Path, tmp_path: Path, data: Path, lamella: Lamella) -> None:
+    out = tmp_path / "page.md"
+    err = one_line(lamella, "--paper", "pce-tabel2", runs, "--out", out)
+    assert "pce-table2" in err
+    assert "korquad-table4" in err
+    other = write_row(tmp_path / "other" / "albert", data, range(5), seed=3, learning_rate=0.1)
+    err = one_line(lamella, "--paper", "pce-table2", runs, other, "--out", out)
+    assert "learner.learning_rate differs" in err
+    err = one_line(lamella, "--paper", "pce", other, "--out", out)
+    assert "pce-table2 or pce-table3" in err
+    assert "paper" not in one_line(lamella, "--paper", "pce-table2", tmp_path / "missing", "--out", out)
+    assert not out.exists()
+    (tmp_path / "page-pce-table2.svg").write_text("mine")
+    assert "exists already" in one_line(lamella, "--paper", "pce-table2", runs, "--out", out)
+    assert not out.exists()
+    assert (tmp_path / "page-pce-table2.svg").read_text() == "mine"
+
+
+def test_costs_and_efficiency_are_compared_on_one_device_only(tmp_path: Path, data: Path, lamella: Lamella) -> None:
+    folder = tmp_path / "efficiency-table1"
+    write_row(folder / "l12", data, range(20), cost={"trainable_parameters": 10**8, "train_seconds": 200.0})
+    write_row(folder / "l6", data, range(24), cost={"trainable_parameters": 10**7, "train_seconds": 100.0})
+    found = verdicts(lamella, "efficiency-table1", [folder], tmp_path / "page.md")
+    assert found["Freezing the bottom six layers saves training time."] == "same sign"
+    efficiency = "Freezing the bottom six layers gains as much F1 for its parameters as no freezing."
+    assert found[efficiency] == "same sign and clear"
+    text = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "× 1.17 | × 2.00 | same sign" in text
+    assert "| 3.30 | 5.71 |" in text  # (90 - 50) / log10(10**7)
+    assert "Printed with 2,417,664" not in text
+    write_row(tmp_path / "efficiency-table1-b" / "l6", data, range(24), cost={"device": "gpu"})
+    text = page_text(
+        lamella, tmp_path / "page.md", "efficiency-table1", folder / "l12", tmp_path / "efficiency-table1-b"
+    )
+    assert "not run: timed on different devices" in text
+
+
+def test_a_page_without_runs_shows_the_published_values(tmp_path: Path, data: Path, lamella: Lamella) -> None:
+    run = write_row(tmp_path / "something", data, range(5))
+    for id in PAPERS:
+        code, printed, err = lamella("report", "--paper", id, run, "--out", tmp_path / f"{id}.md")
+        assert code == 0, err
+        assert "no run has the name of a row" in printed
+        text = (tmp_path / f"{id}.md").read_text(encoding="utf-8")
+        assert text.count("## ") >= len(read_paper(id).table)
+        assert "misprint" in text or id == "korquad"
+
+
+def test_parts_of_the_questions_decide_findings_about_them(tmp_path: Path, data: Path, lamella: Lamella) -> None:
+    """BERT fails on the unanswerable questions, the head on the answerable ones."""
+    folder = tmp_path / "bertvision-span-more"
+    write_row(folder / "bert@0.3", data, range(1, TOTAL, 8))
+    write_row(folder / "a386-skip-at-0.3", data, range(0, TOTAL, 8))
+    found = verdicts(lamella, "bertvision-figure4", [folder], tmp_path / "page.md")
+    assert found["At 3/10 of an epoch the head is right about more unanswerable questions than BERT."] == CLEAR
+    assert found["At 3/10 of an epoch BERT is right about more answerable questions."] == CLEAR

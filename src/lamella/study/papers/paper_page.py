@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from lamella.errors import counted
 from lamella.scoring.significance import Difference
 from lamella.study.papers.findings import LEANING, NOT_RUN, JudgedFinding, RowDifference, judge
 from lamella.study.papers.matched_rows import MatchedRow, MatchedTable, match_tables
-from lamella.study.papers.published_tables import COST_METRICS, METRICS, SCORE_METRICS, Paper, find_tables
+from lamella.study.papers.published_tables import COST_METRICS, EFFICIENCY, METRICS, SCORE_METRICS, Paper, find_tables
 from lamella.study.papers.row_figure import draw
 from lamella.study.records import read_records
 from lamella.study.report.columns import NOTHING, Labels, percent
@@ -21,7 +22,7 @@ from lamella.study.report.provenance_section import provenance_section
 LABELS = Labels({})
 DISCLAIMER = "The comparisons are the papers', the digits are not."
 OUR_METRIC = {
-    "span": "EM and F1 of the official SQuAD 2.0 script",
+    "span": "EM and F1 of the official script: SQuAD 2.0's, for Korean texts KorQuAD's",
     "answerability": "accuracy, and F1 of the class “no answer”",
 }
 EARLY_FILES = (
@@ -195,6 +196,9 @@ def _cost_blocks(matched: MatchedTable) -> list[Block]:
         "inference s, published": lambda row: _count(row.row.inference_seconds),
         "ms/question, ours": lambda row: _cell("inference_seconds_per_1000", row),
     }
+    if any(finding.metric == EFFICIENCY for finding in matched.table.finding):
+        columns[f"{METRICS[EFFICIENCY]}, published"] = _published(EFFICIENCY)
+        columns[f"{METRICS[EFFICIENCY]}, ours"] = _our_efficiency
     table = _filled_table(columns, matched.rows, words=2)
     if len(table.titles) == 2:
         return []
@@ -279,6 +283,11 @@ def _ours(matched: MatchedTable, key: str) -> Cell:
 
 def _cell(key: str, row: MatchedRow) -> str:
     return LABELS.cell(key, row.reader) if row.reader else NOTHING
+
+
+def _our_efficiency(row: MatchedRow) -> str:
+    parameters, f1 = row.reader and row.reader.mean_cost("trainable_parameters"), row.scores.get("f1")
+    return NOTHING if not parameters or f1 is None else _number((f1 - 50) / math.log10(parameters))
 
 
 def _published_parameters(row: MatchedRow) -> str:

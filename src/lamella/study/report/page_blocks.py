@@ -94,7 +94,7 @@ def markdown_block(block: Block) -> str:
 def html_page(blocks: Sequence[Block], *, title: str) -> str:
     """Return the blocks as one HTML file without scripts; its policy forbids every request."""
     style = (resources.files("lamella.study.report") / "assets" / "report.css").read_text("utf-8") + _STYLE
-    body = "\n".join(_html_block(block) for block in blocks)
+    body = "\n".join(_html_block(block) for block in blocks if block != Paragraph(""))
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return f"""<!doctype html>
 <html lang="en">
