@@ -285,3 +285,24 @@ def test_parts_of_the_questions_decide_findings_about_them(tmp_path: Path, data:
     found = verdicts(lamella, "bertvision-figure4", [folder], tmp_path / "page.md")
     assert found["At 3/10 of an epoch the head is right about more unanswerable questions than BERT."] == CLEAR
     assert found["At 3/10 of an epoch BERT is right about more answerable questions."] == CLEAR
+
+
+def test_classifiers_are_compared_by_accuracy(tmp_path: Path, data: Path, lamella: Lamella) -> None:
+    folder = tmp_path / "bertvision-classification"
+    for name, wrong in (("bert@1", [*range(0, 60, 2)]), ("tenney-at-1", [1, 3, 5])):  # even: with an answer
+        run = write_row(folder / name, data, wrong)
+        for file in ("predictions.json", "nbest_predictions.json"):
+            (run / file).unlink()
+        write_files(run, {"eval_results.json": {"answerability_accuracy": 100 * (1 - len(wrong) / TOTAL)}})
+    found = verdicts(lamella, "bertvision-table4", [folder], tmp_path / "page.md")
+    assert found["After 1 epoch the linear model beats BERT."] == CLEAR
+    text = (tmp_path / "page.md").read_text(encoding="utf-8")
+    (line,) = [line for line in text.splitlines() if line.startswith("| BERT 1e | `bert@1` | 76.10 |")]
+    cells = [cell.strip() for cell in line.split("|")[3:]]
+    assert cells[1].startswith("87.50 [")
+    assert cells[3] == f"{100 * 240 / 270:.2f}"  # 120 of 120 unanswerable questions, and 30 others
+    span = write_row(tmp_path / "bertvision-classification-b" / "bert@3", data, [])
+    assert "of the task answerability" in one_line(
+        lamella, "--paper", "bertvision-table4", folder, span, "--out", tmp_path / "new.md"
+    )
+    assert "nbest_predictions.json" in one_line(lamella, folder, "--out", tmp_path / "new.md")

@@ -47,12 +47,15 @@ ExampleCache = dict[tuple[str, ...], list[Example]]  # questions by files and ha
 _MAX_CHAIN = 20  # base models that are followed
 
 
-def add_results(selection: RunSelection, data: str | None = None) -> RunSelection:
-    """Return the same runs, each with the content of its result file; runs read from such a file have it already."""
+def add_results(selection: RunSelection, data: str | None = None, *, classifiers: bool = False) -> RunSelection:
+    """Return the same runs, each with the content of its result file; runs read from such a file have it already.
+
+    With `classifiers`, runs that predict answerability only are accepted: their `exact` and `f1` are the accuracy.
+    """
     cache: ExampleCache = {}
     return replace(
         selection,
-        records=tuple(run if run.result else _add_result(run, data, cache) for run in selection.records),
+        records=tuple(run if run.result else _add_result(run, data, cache, classifiers) for run in selection.records),
     )
 
 
@@ -111,35 +114,75 @@ def comparable_results(records: Sequence[RunRecord]) -> list[Result]:
     return results
 
 
-def _add_result(run: RunRecord, data: str | None, cache: ExampleCache) -> RunRecord:
+def _add_result(run: RunRecord, data: str | None, cache: ExampleCache, classifiers: bool) -> RunRecord:
     try:
-        result = _make_result(run, data, cache)
+        is_classifier = classifiers and not (run.folder / runs.PREDICTIONS).is_file()
+        scored = _score_classifier(run, data, cache) if is_classifier else _score_answers(run, data, cache)
+        result = _make_result(run, data, scored)
     except (AttributeError, KeyError, TypeError):
         raise UnreadableError(f"{run.folder}: expected the files of a run; one of them is damaged.") from None
     return replace(run, result=result, scores=result.scores())
 
 
-def _make_result(run: RunRecord, data: str | None, cache: ExampleCache) -> Result:
-    """Return the result of a run folder, scored again from its answers and n-best lists."""
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """The questions of a run, and its scores on them: of every best answer, and at the run's own threshold."""
+
+    examples: list[Example]
+    best: QuestionScores
+    own: QuestionScores
+    null_odds: Mapping[str, float]
+    task: str | None = None  # for the result file; None for answers
+
+
+def _score_answers(run: RunRecord, data: str | None, cache: ExampleCache) -> _Scored:
+    """Score the answers and n-best lists of a run again."""
     if not (run.folder / runs.NBEST).is_file():
         raise RunError(f"{run.folder}: expected {runs.NBEST} to score other thresholds, got no such file.")
     answered = read_answers(run.folder)
-    files = (data,) if data else run.data_files
-    key = (*files, runs.data_record(files, answered.texts)["ids_sha256"])
-    if key not in cache:
-        cache[key] = answered_examples(run, answered.texts, data)
-    examples, ids = cache[key], [example.id for example in cache[key]]
+    examples = _examples(run, answered.texts, data, cache)
     language = language_of(examples)
     best = score_best_answers(examples, answered.predictions, language=language)
     null_odds = read_json_object(run.folder / runs.NULL_ODDS) or {
         id: prediction.null_odds for id, prediction in answered.predictions.items()
     }
+    _check_null_odds(run, best.ids, null_odds)
+    return _Scored(examples, best, score_questions(examples, answered.texts, language=language), null_odds)
+
+
+def _score_classifier(run: RunRecord, data: str | None, cache: ExampleCache) -> _Scored:
+    """Score a run that predicts answerability only: answering is right wherever there is an answer."""
+    null_odds = read_json_object(run.folder / runs.NULL_ODDS)
+    examples = _examples(run, null_odds, data, cache)
+    ids, answerable = tuple(example.id for example in examples), np.array([bool(item.answers) for item in examples])
+    _check_null_odds(run, ids, null_odds)
+    right = answerable.astype(np.float64)
+    best = QuestionScores(ids, answerable, np.ones_like(answerable), exact=right, f1=right)
+    odds = np.array([null_odds[id] for id in ids], np.float64)
+    own = best.withheld(odds > float(run.scores.get("threshold") or 0.0))
+    return _Scored(examples, best, own, null_odds, task="answerability")
+
+
+def _examples(run: RunRecord, answered: Mapping[str, Any], data: str | None, cache: ExampleCache) -> list[Example]:
+    files = (data,) if data else run.data_files
+    key = (*files, runs.data_record(files, answered)["ids_sha256"])
+    if key not in cache:
+        cache[key] = answered_examples(run, answered, data)
+    return cache[key]
+
+
+def _check_null_odds(run: RunRecord, ids: Sequence[str], null_odds: Mapping[str, Any]) -> None:
     if missing := [id for id in ids if not isinstance(null_odds.get(id), int | float)]:
         raise RunError(
             f"{run.folder / runs.NULL_ODDS}: expected a number for every question, got none for {missing[0]}."
         )
+
+
+def _make_result(run: RunRecord, data: str | None, scored: _Scored) -> Result:
+    """Return the result of a run folder from its scores."""
+    examples, best, own, null_odds = scored.examples, scored.best, scored.own, scored.null_odds
+    files, ids = (data,) if data else run.data_files, best.ids
     odds = np.array([null_odds[id] for id in ids], np.float64)
-    own = score_questions(examples, answered.texts, language=language)
     folds = assign_folds(examples) if len(set(best.answerable.tolist())) == 2 else None
     crossfit = None if folds is None else cross_fit(best, odds, folds)
     at_0 = best.withheld(odds > 0)
@@ -150,13 +193,14 @@ def _make_result(run: RunRecord, data: str | None, cache: ExampleCache) -> Resul
     }
     if crossfit is not None and folds is not None:
         scores["crossfit"] = {**_summary(crossfit), "folds": int(folds.max()) + 1}
-    _check_recorded_f1(run, scores)
+    _check_recorded_score(run, scored, scores)
     hashes = {} if data else _recorded_hashes(run)
     paragraph_of = {example.id: example.context.text for example in examples}
     content = {
         "format": FORMAT,
         "version": VERSION,
         "name": _file_name(run.name),
+        **({"task": scored.task} if scored.task else {}),
         **_identity(run),
         **_made_of(run),
         "dev": {
@@ -294,12 +338,13 @@ def _own_threshold(run: RunRecord) -> dict[str, Any]:
     return {key: run.scores[key] for key in ("threshold", "threshold_tuned_on_these", "epoch") if key in run.scores}
 
 
-def _check_recorded_f1(run: RunRecord, scores: Mapping[str, Any]) -> None:
+def _check_recorded_score(run: RunRecord, scored: _Scored, scores: Mapping[str, Any]) -> None:
     """Check that the answers still score what the run recorded: if not, its data has changed since."""
-    recorded = run.scores.get("f1")
-    if isinstance(recorded, int | float) and abs(recorded - scores["own"]["f1"]) > 0.01:
+    key, title = ("answerability_accuracy", "accuracy") if scored.task else ("f1", "F1")
+    recorded, today = run.scores.get(key), scores["own"]["exact" if scored.task else "f1"]
+    if isinstance(recorded, int | float) and abs(recorded - today) > 0.01:
         raise RunError(
-            f"{run.folder}: expected the recorded F1 of {recorded:.2f}, got {scores['own']['f1']:.2f} on today's data; "
+            f"{run.folder}: expected the recorded {title} of {recorded:.2f}, got {today:.2f} on today's data; "
             "pass the file that the run was scored on with --data."
         )
 

@@ -88,12 +88,13 @@ def match_tables(
     """
     runs_of = {(table.id, row.run): _runs_of_row(table, row, tables, records) for table in tables for row in table.row}
     used = {run.folder: run for runs in runs_of.values() for run in runs}
-    selection = add_results(RunSelection(tuple(used.values())), data) if used else RunSelection(())
+    selection = add_results(RunSelection(tuple(used.values())), data, classifiers=True) if used else RunSelection(())
     scored = {run.folder: run for run in selection.records}
     matched = []
     for table in tables:
         members = {row.run: [scored[run.folder] for run in runs_of[table.id, row.run]] for row in table.row}
         if all_members := [run for runs in members.values() for run in runs]:
+            _check_task(table, all_members)
             comparable_results(all_members)
         at_0 = all(run.result and run.result.at_0 is not None for run in all_members)
         matched.append(MatchedTable(table, tuple(_match(table, row, members[row.run], at_0) for row in table.row)))
@@ -140,6 +141,13 @@ def _identify(record: RunRecord) -> tuple[str | None, str]:
 def _run_file_of(name: str) -> str | None:
     names = [run_file for run_file in known_run_files() if re.match(rf"{re.escape(run_file)}(?![a-z0-9])", name)]
     return max(names, key=len, default=None)
+
+
+def _check_task(table: PublishedTable, runs: Sequence[RunRecord]) -> None:
+    for run in runs:
+        task = run.result.content.get("task", "span") if run.result else table.task
+        if task != table.task:
+            raise UsageError(f"{run.folder}: expected a run of the task {table.task}, as in {table.id}, got {task}.")
 
 
 def _match(table: PublishedTable, row: PublishedRow, runs: Sequence[RunRecord], at_0: bool) -> MatchedRow:
