@@ -80,6 +80,21 @@ def bootstrap_differences(
 ) -> list[Difference]:
     """Return the mean of every column of `differences` [questions, readers] with its bootstrap interval.
 
+    See `bootstrap_intervals`, which gives the intervals of several levels for the price of one.
+    """
+    return bootstrap_intervals(differences, units, levels=[level], draws=draws, seed=seed)[0]
+
+
+def bootstrap_intervals(
+    differences: NDArray[np.float64],
+    units: NDArray[np.integer] | None = None,
+    *,
+    levels: Sequence[float],
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> list[list[Difference]]:
+    """Return the mean of every column of `differences` [questions, readers] with its interval, for each level.
+
     Rows are resampled with replacement, the same rows for all readers. With `units`, a number per row, all rows of a
     unit are drawn together (the questions of a paragraph are not independent). Only how often a unit is drawn matters,
     so a draw is a row of counts, and the means of many draws are one matrix product.
@@ -102,12 +117,13 @@ def bootstrap_differences(
         counts = np.bincount(drawn.ravel(), minlength=(end - begin) * count).reshape(end - begin, count)
         totals = counts.astype(kind) @ table
         means[:, begin:end] = (totals[:, :-1] / totals[:, -1:]).T
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=1)
-    low, high = (np.where(np.abs(end) < ROUNDING, 0.0, end) for end in (low, high))
-    return [
-        Difference(float(value), float(least), float(most))
-        for value, least, most in zip(differences.mean(axis=0), low, high, strict=True)
-    ]
+    values = differences.mean(axis=0)
+    intervals = []
+    for level in levels:
+        low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=1)
+        low, high = (np.where(np.abs(end) < ROUNDING, 0.0, end) for end in (low, high))
+        intervals.append([Difference(*map(float, ends)) for ends in zip(values, low, high, strict=True)])
+    return intervals
 
 
 def mcnemar(won: NDArray[np.integer], lost: NDArray[np.integer]) -> NDArray[np.float64]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lamella.scoring.significance import Difference, bootstrap_differences
+from lamella.scoring.significance import Difference, bootstrap_intervals
 from lamella.study.differences import MIN_UNITS
 from lamella.study.papers.matched_rows import MatchedRow, MatchedTable, question_lists
 from lamella.study.papers.published_tables import COST_METRICS, EFFICIENCY, METRICS, Finding
@@ -24,6 +24,7 @@ CLEAR, SAME, UNDECIDED, REVERSED, NOT_RUN = (
     "not run",
 )
 VERDICTS = (NOT_RUN, REVERSED, UNDECIDED, SAME, CLEAR)  # a finding has the first of its comparisons' verdicts
+CONFIDENCE = 0.95  # the level of the intervals shown, which decide whether a difference is clear
 LEANING = 0.8  # the level at which an interval on the published side of 0 counts as the same sign
 
 
@@ -138,17 +139,11 @@ def _tested(matched: MatchedTable, planned: Sequence[RowDifference]) -> list[Row
                 subset = difference.metric.rpartition("_")[0]  # `HasAns`, `NoAns`, or all questions
                 groups.setdefault((subset, test.paragraphs is not None), []).append(test)
     for tests in groups.values():
-        for test, interval in zip(tests, _intervals(tests), strict=True):
-            tested[test.place] = replace(planned[test.place], ours=interval)
-        undecided = []
-        for test in tests:
-            verdict = _verdict(tested[test.place], test)
-            tested[test.place] = replace(tested[test.place], verdict=verdict)
-            if verdict == UNDECIDED and _units(test) >= MIN_UNITS:
-                undecided.append(test)
-        for test, interval in zip(undecided, _intervals(undecided, LEANING), strict=True):
-            if interval.low + planned[test.place].margin > 0:
-                tested[test.place] = replace(tested[test.place], verdict=SAME)
+        columns = np.stack([test.values for test in tests], axis=1)
+        intervals = bootstrap_intervals(columns, tests[0].paragraphs, levels=(CONFIDENCE, LEANING))
+        for test, interval, narrow in zip(tests, *intervals, strict=True):
+            verdict = _verdict(test, interval, narrow, planned[test.place].margin)
+            tested[test.place] = replace(planned[test.place], ours=interval, verdict=verdict)
     return tested
 
 
@@ -189,25 +184,14 @@ def _chosen(metric: str, answerable: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return ~answerable if metric.startswith("NoAns_") else np.ones_like(answerable)
 
 
-def _units(test: _Test) -> int:
-    return len(test.values) if test.paragraphs is None else len(np.unique(test.paragraphs))
-
-
-def _intervals(tests: Iterable[_Test], level: float = 0.95) -> list[Difference]:
-    tests = list(tests)
-    if not tests:
-        return []
-    columns = np.stack([test.values for test in tests], axis=1)
-    return bootstrap_differences(columns, tests[0].paragraphs, level=level)
-
-
-def _verdict(difference: RowDifference, test: _Test) -> str:
-    """Return the verdict of the 95 % interval and, with several seeds, of two standard errors between them."""
-    assert difference.ours is not None
-    gap, margin = difference.ours, difference.margin
-    if _units(test) < MIN_UNITS:
+def _verdict(test: _Test, interval: Difference, narrow: Difference, margin: float) -> str:
+    """Return the verdict by two intervals and, with several seeds, by two standard errors between them."""
+    units = len(test.values) if test.paragraphs is None else len(np.unique(test.paragraphs))
+    if units < MIN_UNITS:
         return UNDECIDED
-    within_seeds = test.variance is not None and abs(gap.value + margin) < 2 * math.sqrt(test.variance)
-    if gap.low + margin > 0:
-        return SAME if within_seeds else CLEAR
-    return REVERSED if gap.high + margin < 0 and not within_seeds else UNDECIDED
+    beyond_seeds = test.variance is None or abs(interval.value + margin) >= 2 * math.sqrt(test.variance)
+    if beyond_seeds and interval.low + margin > 0:
+        return CLEAR
+    if beyond_seeds and interval.high + margin < 0:
+        return REVERSED
+    return SAME if narrow.low + margin > 0 else UNDECIDED
