@@ -15,14 +15,14 @@ from lamella.study.papers.matched_rows import MatchedRow, MatchedTable, match_ta
 from lamella.study.papers.published_tables import COST_METRICS, EFFICIENCY, METRICS, SCORE_METRICS, Paper, find_tables
 from lamella.study.papers.row_figure import draw
 from lamella.study.records import read_records
-from lamella.study.report.columns import NOTHING, Labels, percent
+from lamella.study.report.columns import NOTHING, Labels
 from lamella.study.report.page_blocks import Block, Bullets, Figure, Heading, Paragraph, Table
 from lamella.study.report.provenance_section import provenance_section
 
 LABELS = Labels({})
 DISCLAIMER = "The comparisons are the papers', the digits are not."
 OUR_METRIC = {
-    "span": "EM and F1 of the official script: SQuAD 2.0's, for Korean texts KorQuAD's",
+    "span": "EM and F1, as the official scripts compute them",
     "answerability": "accuracy, and F1 of the class “no answer”",
 }
 EARLY_FILES = (
@@ -293,8 +293,8 @@ def _our_efficiency(row: MatchedRow) -> str:
 def _published_parameters(row: MatchedRow) -> str:
     count, share = row.row.trainable_parameters, row.row.trainable_percent
     if count is None:
-        return NOTHING if share is None else percent(share)
-    return f"{count:,}" + ("" if share is None else f" ({percent(share)})")
+        return NOTHING if share is None else f"{share:g} %"
+    return f"{count:,}" + ("" if share is None else f" ({share:g} %)")
 
 
 def _number(value: float | None) -> str:

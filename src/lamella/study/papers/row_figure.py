@@ -11,10 +11,10 @@ from lamella.study.papers.findings import JudgedFinding
 from lamella.study.papers.matched_rows import MatchedTable
 from lamella.study.papers.published_tables import SCORE_METRICS
 
-WIDTH, LEFT, RIGHT = 760, 280, 720
+WIDTH, LEFT, RIGHT = 840, 350, 800
 LINE, PANEL_HEAD, PANEL_FOOT = 24, 44, 40  # heights in pixels
 PUBLISHED, OURS = "#d55e00", "#0072b2"  # distinct for colour-blind eyes
-MAX_LABEL = 38  # characters
+MAX_LABEL = 50  # characters
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def draw(matched: MatchedTable, findings: Sequence[JudgedFinding]) -> str:
     """Return the figure as SVG: a panel with the score of every row, and one with the compared differences."""
     title = "Accuracy" if matched.table.task == "answerability" else SCORE_METRICS[matched.metric]
     panels = [(f"{title} by row, in percent", _row_marks(matched))]
-    if marks := _difference_marks(findings):
+    if marks := _difference_marks(matched, findings):
         panels.append(("Differences behind the findings, in points: to the right of 0 as the authors conclude", marks))
     height = sum(PANEL_HEAD + LINE * len(marks) + PANEL_FOOT for _, marks in panels) + LINE
     lines = [
@@ -60,7 +60,7 @@ def _row_marks(matched: MatchedTable) -> list[_Mark]:
     return marks
 
 
-def _difference_marks(findings: Sequence[JudgedFinding]) -> list[_Mark]:
+def _difference_marks(matched: MatchedTable, findings: Sequence[JudgedFinding]) -> list[_Mark]:
     """Return the differences in scores, each once; costs have other units."""
     marks: dict[tuple[str, str, str], _Mark] = {}
     for finding in findings:
@@ -68,7 +68,8 @@ def _difference_marks(findings: Sequence[JudgedFinding]) -> list[_Mark]:
             if difference.metric not in SCORE_METRICS:
                 continue
             unit = "" if difference.metric == "f1" else f" ({SCORE_METRICS[difference.metric]})"
-            label = f"{difference.better} − {difference.worse}{unit}"
+            better, worse = (matched.row(run).row.label for run in (difference.better, difference.worse))
+            label = f"{better} − {worse}{unit}"
             ours = difference.ours
             ends = None if ours is None else (ours.low, ours.high)
             key = (difference.better, difference.worse, difference.metric)
