@@ -9,7 +9,7 @@ from lamella.errors import LamellaError, LamellaWarning
 from lamella.version import __version__
 
 if TYPE_CHECKING:
-    from lamella.api import Run, compare, evaluate, train
+    from lamella.api import Run, compare, evaluate, report, train
     from lamella.config import RunConfig
     from lamella.data.dataset import load_examples
     from lamella.inference.reader import Reader
@@ -26,6 +26,7 @@ __all__ = [
     "compare",
     "evaluate",
     "load_examples",
+    "report",
     "train",
 ]
 
@@ -38,6 +39,7 @@ _MODULES = {
     "compare": "lamella.api",
     "evaluate": "lamella.api",
     "load_examples": "lamella.data.dataset",
+    "report": "lamella.api",
     "train": "lamella.api",
 }
 

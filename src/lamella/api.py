@@ -1,4 +1,4 @@
-"""The public Python functions: train, evaluate and compare, and the run folder as an object."""
+"""The public Python functions: train, evaluate, compare and report, and the run folder as an object."""
 
 from __future__ import annotations
 
@@ -267,6 +267,41 @@ def compare(*runs: Run | PathLike, data: PathLike | None = None, baseline: Run |
         [os.fspath(run) for run in runs],
         data=None if data is None else os.fspath(data),
         baseline=None if baseline is None else os.fspath(baseline),
+    )
+
+
+def report(
+    *runs: Run | PathLike,
+    out: PathLike,
+    data: PathLike | None = None,
+    title: str | None = None,
+    paper: str | None = None,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Write a report about runs: an HTML file with plots, tables and sample answers, or tables in Markdown.
+
+    >>> report("runs/pce-table2", out="pce-table2.md", paper="pce-table2")["tables"][0]["findings"]
+
+    Args:
+        *runs: Runs, their folders, result files, or folders of them.
+        out: The file to write; its suffix chooses the format: `.html` or `.md`.
+        data: The file that the runs were scored on, if they do not record it or it has moved.
+        title: The heading.
+        paper: The id of a published table (`"pce-table2"`) or paper (`"pce"`) to compare the runs with.
+        overwrite: Replace an existing file.
+
+    Returns:
+        A summary of what was written; with `paper`, also the rows and the verdicts of its tables.
+    """
+    from lamella.study.report.write import write_report
+
+    return write_report(
+        [os.fspath(run) for run in runs],
+        Path(os.path.expanduser(out)),
+        data=None if data is None else os.fspath(data),
+        title=title,
+        paper=paper,
+        overwrite=overwrite,
     )
 
 

@@ -39,7 +39,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_row(
-    folder: Path, data: Path, wrong: Iterable[int], *, seed: int = 0, cost: dict[str, Any] | None = None, **learner: Any
+    folder: Path,
+    data: Path,
+    wrong: Iterable[int],
+    *,
+    seed: int = 0,
+    cost: dict[str, Any] | None = None,
+    encoder: str = "tiny",
+    **learner: Any,
 ) -> Path:
     """Write a run that gets every question right at threshold 0, except those with the numbers in `wrong`."""
     wrong, nbest, odds, texts = set(wrong), {}, {}, {}
@@ -55,7 +62,7 @@ def write_row(
     options = {"seed": seed, "mixer": [{"name": "last"}], **learner}
     config = {
         "data": {"train": ["/private/train.json"], "dev": [str(data)]},
-        "encoder": {"name": "/private/tiny"},
+        "encoder": {"name": f"/private/{encoder}"},
         "learner": options,
     }
     write_files(
@@ -90,7 +97,7 @@ def test_each_verdict_occurs(tmp_path: Path, data: Path, lamella: Lamella) -> No
     write_row(runs / "dot", data, range(30))
     write_row(runs / "albert", data, range(90))
     write_row(runs / "weighted", data, [*range(4, 90), *range(90, 100)])
-    write_row(runs / "bert", data, range(40))
+    write_row(runs / "bert", data, range(40), encoder="other")
     code, printed, err = lamella("report", "--paper", "pce-table2", runs, "--out", page, "--json")
     assert (code, err) == (0, "")
     (table,) = json.loads(printed)["tables"]
@@ -114,6 +121,9 @@ def test_each_verdict_occurs(tmp_path: Path, data: Path, lamella: Lamella) -> No
     found = verdicts(lamella, "pce-table2", [tmp_path / "again"], page)
     assert found["Dot-product attention over the layers beats the last layer."] == "not distinguishable"
     assert found["Readers on ALBERT beat BERT."] == "not run"
+    write_row(tmp_path / "again" / "bert", data, range(40))
+    text = page_text(lamella, page, "pce-table2", tmp_path / "again")
+    assert "not run: both rows have the same encoder" in text
 
 
 @pytest.fixture

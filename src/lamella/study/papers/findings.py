@@ -97,7 +97,14 @@ def _planned(matched: MatchedTable, finding: Finding, better: str, worse: str) -
     missing = [row.row.run for row in (first, second) if row.reader is None]
     if missing:
         return replace(planned, reason=f"no run of {' and '.join(missing)}")
+    if finding.about == "encoder" and _encoder(first) == _encoder(second):
+        return replace(planned, reason="both rows have the same encoder")
     return _compare_costs(planned, first, second) if is_cost else planned
+
+
+def _encoder(row: MatchedRow) -> tuple[object, object]:
+    encoder = row.results[0].content["encoder"]
+    return encoder.get("name"), encoder.get("sha256")
 
 
 def _compare_costs(planned: RowDifference, first: MatchedRow, second: MatchedRow) -> RowDifference:

@@ -127,7 +127,7 @@ def _protocol_table(matched: MatchedTable) -> Table:
     dev = matched.results[0].content["dev"] if ours else None
     seeds = sorted({len(row.results) for row in ours})
     rows = (
-        ("encoder", protocol.encoder, _by_row(ours, lambda row: _cell("encoder", row))),
+        ("encoder", protocol.encoder, _by_row(ours, lambda row: row.results[0].content["encoder"].get("name"))),
         ("train data", protocol.train, _by_row(ours, _train_data)),
         (
             "scored on",
@@ -144,19 +144,25 @@ def _protocol_table(matched: MatchedTable) -> Table:
     return Table(("", "the paper", "ours"), rows, frozenset({0, 1, 2}))
 
 
-def _by_row(rows: Sequence[MatchedRow], describe: Cell) -> str:
-    """Describe something about all rows: once if it is the same, otherwise with the rows that it holds for."""
+def _by_row(rows: Sequence[MatchedRow], describe: Callable[[MatchedRow], str | None]) -> str:
+    """Describe all rows: once if the description is the same, otherwise with the runs that have it."""
     runs_of: dict[str, list[str]] = {}
     for row in rows:
-        runs_of.setdefault(describe(row), []).append(row.row.run)
+        if text := describe(row):  # an ensemble has neither an encoder nor train data
+            runs_of.setdefault(text, []).append(row.row.run)
     if len(runs_of) < 2:
         return next(iter(runs_of), NOTHING)
     return "; ".join(f"{text} ({', '.join(runs)})" for text, runs in runs_of.items())
 
 
-def _train_data(row: MatchedRow) -> str:
-    questions = row.results[0].content["train"].get("questions")
-    return _cell("train", row) + (f": {counted(questions, 'question')}" if questions else "")
+def _train_data(row: MatchedRow) -> str | None:
+    """Return the files that a row was trained on, and how many questions they have."""
+    train = row.results[0].content["train"]
+    if not train["files"]:
+        return None
+    if "questions" not in train:
+        return _cell("train", row)
+    return f"{LABELS.files(train['files'])}: {counted(train['questions'], 'question')}"
 
 
 def _score_table(matched: MatchedTable) -> Table:

@@ -95,6 +95,9 @@ class Finding(Section):
     order: list[str] = Field(default=[])
     metric: Metric = "f1"
     margin: float = Field(default=0.0, ge=0)
+    about: Literal["encoder"] | None = (
+        None  # what the rows must differ in: with one encoder, there is nothing to decide
+    )
     note: str = ""
 
     @model_validator(mode="after")
