@@ -201,6 +201,10 @@ class TrainingOptions(Section):
     checkpoint_every: Interval = Field(
         default=1.0, description='epochs (or "300 steps") between the checkpoints that `--resume` continues from'
     )
+    keep: Literal["best", "last"] = Field(
+        default="best",
+        description="model that is saved and scored: the best checkpoint by `metric` on the dev files, or the last",
+    )
     metric: str | None = Field(
         default=None, description="metric used to select the best checkpoint; unset: F1, or the task's own metric"
     )

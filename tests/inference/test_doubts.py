@@ -169,7 +169,7 @@ def test_the_model_of_an_unfinished_run(state: str, unfinished: Path) -> None:
         with pytest.warns(LamellaWarning) as caught:
             reader = Reader.load(name)
         assert [str(warning.message) for warning in caught] == [
-            f"{unfinished}: the training run is {state}, so this is its best model so far, not its last; continue it "
+            f"{unfinished}: the training run is {state}, so this is not its final model; continue it "
             "with lamella train … --resume."
         ]
         assert caught[0].filename == __file__

@@ -315,3 +315,24 @@ def starve(monkeypatch: pytest.MonkeyPatch, *, largest: int, error: Exception = 
         return encode(self, batch, layers)
 
     monkeypatch.setattr(ReaderModel, "encode", limited)
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_the_best_or_the_last_model_is_kept_with_its_scores(keep: str, encoder: Path, tmp_path: Path) -> None:
+    """At so small a rate no score changes, so the first evaluation stays the best."""
+    training = {"keep": keep, "save_at": [1, 2]}
+    given = table(encoder, learner={"learning_rate": 1e-8}, training=training)
+    lines: list[str] = []
+    out = train({**given, "grid": {"learner": {"seed": [0, 1]}}}, tmp_path / "out", log=lines.append)
+    kept, other = (1, 2) if keep == "best" else (2, 1)
+    for run in (out / "seed0", out / "seed1"):
+        weights, history, scores = results(run)
+        evaluations = [record for record in map(json.loads, history) if record["event"] == "evaluation"]
+        assert [record["epoch"] for record in evaluations] == [1, 2]
+        assert {"event": "evaluation", **scores} == evaluations[kept - 1]
+        assert weights == (run / "models" / str(kept) / "model.safetensors").read_bytes()
+        assert weights != (run / "models" / str(other) / "model.safetensors").read_bytes()
+        assert any(line.startswith(f"{run.name}: {keep} at epoch {kept}: EM") for line in lines)
+        assert json.loads((run / "config.json").read_text())["training"]["keep"] == keep
+        stated = "selected the best checkpoint" if keep == "best" else "at the end of training"
+        assert stated in (run / "model" / "README.md").read_text()

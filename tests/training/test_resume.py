@@ -116,7 +116,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, evaluation: int) -> None:
         {"learner": {"mixer": [{"name": "xception", "widths": [4, 8, 8, 8]}]}, "encoder": {"tuning": "frozen"}},
         {"training": {"accumulate": 3, "epochs": 4, "evaluate_every": "2 steps"}},
         {"data": {"train": [{"file": "demo:train", "weight": 0.9, "negatives": 0.5}]}},
-        {"training": {"patience": 9, "epochs": 20, "evaluate_every": "2 steps"}},
+        {"training": {"patience": 9, "epochs": 20, "evaluate_every": "2 steps", "keep": "last"}},
         {"grid": {"learner": {"mixer": ["dot", "conv_1xn"], "fraction": [0.3, 1.0]}}, "encoder": {"tuning": "frozen"}},
         {"grid": {"learner": {"seed": [0, 1]}}},
     ],
@@ -193,6 +193,19 @@ def test_other_options_are_refused(encoder: Path, tmp_path: Path, monkeypatch: p
     with pytest.raises(RunError, match=r"began with learner\.learning_rate = 0\.001, got 0\.01\. .*--overwrite"):
         train_plan(changed, out, resume=True)
     assert outcome(out) == before
+
+
+def test_an_option_that_is_newer_than_the_run_has_its_default(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = interrupted(encoder, tmp_path / "out", monkeypatch)
+    recorded = read_json(out / runs.CONFIG)
+    del recorded["training"]["keep"]
+    (out / runs.CONFIG).write_text(json.dumps(recorded))
+    with pytest.raises(RunError, match=r"began with training\.keep = 'best', got 'last'"):
+        train_plan(make_plan(table(encoder, training={"keep": "last"}), where="test"), out, resume=True)
+    train_plan(make_plan(table(encoder), where="test"), out, resume=True)
+    assert runs.run_state(out) == "finished"
 
 
 def test_a_damaged_checkpoint_is_reported(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

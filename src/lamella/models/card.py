@@ -194,7 +194,11 @@ def _results(saved: SavedModel) -> str:
         f"| {key} | {value:.2f} |" if isinstance(value, float) else f"| {key} | {value:,} |"
         for key, value in numbers.items()
     ]
-    text = "On the dev data, which also selected the best checkpoint; `best_*` are upper bounds, not results."
+    checkpoint = {
+        "best": "On the dev data, which also selected the best checkpoint",
+        "last": "On the dev data, at the end of training; no checkpoint was selected",
+    }
+    text = f"{checkpoint[saved.facts.keep]}; `best_*` are upper bounds, not results."
     before, decoding = numbers.get("threshold", 0.0), saved.config.decoding
     if decoding.tuned_on is not None and before != decoding.null_score_diff_threshold:
         text += (

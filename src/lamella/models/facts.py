@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -95,7 +95,8 @@ class Facts(Section):
     teachers: list[TeacherFacts] = Field(default=[])
     domains: list[DomainScores] = Field(default=[])  # on other kinds of texts
     int8: Int8Facts | None = None  # None: not measured
-    results: dict[str, Any] = Field(default={})  # of the best evaluation on the dev data
+    keep: Literal["best", "last"] = "best"  # which checkpoint this is
+    results: dict[str, Any] = Field(default={})  # on the dev data
     calibrated: dict[str, Any] = Field(default={})  # the report of `lamella calibrate` on the stored threshold
 
 

@@ -181,7 +181,7 @@ def _warn_of_unfinished_run(folder: Path) -> None:
     state = run_state(run) if folder.name == MODEL else None
     if state not in (None, "finished"):
         warn(
-            f"{run}: the training run is {state}, so this is its best model so far, not its last; continue it with "
+            f"{run}: the training run is {state}, so this is not its final model; continue it with "
             "lamella train … --resume."
         )
 

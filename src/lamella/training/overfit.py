@@ -40,6 +40,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "accumulate": 1,
         "max_steps": STEPS,
         "evaluate_every": "20 steps",
+        "keep": "best",
         "patience": None,
         "save_at": [],
         "strata": [],
@@ -101,14 +102,14 @@ def best_possible_score(model: ReaderModel, features: Features) -> float:
     return float(score_predictions(model, features.examples, predictions, language=language)["exact"])
 
 
-def check_memorised(best: Mapping[str, Mapping[str, Any]], targets: Mapping[str, float]) -> list[str]:
+def check_memorised(scores: Mapping[str, Mapping[str, Any]], targets: Mapping[str, float]) -> list[str]:
     """Return a line for every run; raise if one of them did not reach the best possible score."""
     reached: list[str] = []
     missed: list[str] = []
     for name, target in targets.items():
-        metric = "exact" if "exact" in best[name] else "answerability_accuracy"
-        score = float(best[name].get(metric, 0.0))
-        line = f"{name}: {metric} {score:.2f} of {target:.2f} possible, at step {best[name].get('step', 0)}"
+        metric = "exact" if "exact" in scores[name] else "answerability_accuracy"
+        score = float(scores[name].get(metric, 0.0))
+        line = f"{name}: {metric} {score:.2f} of {target:.2f} possible, at step {scores[name].get('step', 0)}"
         (reached if score >= target - 1e-9 else missed).append(line)
     if missed:
         raise RunError(

@@ -149,7 +149,7 @@ def build_models(
         set_seed(config.learner.seed)
         model = ReaderModel(base, config).to(processes.device)
         model.precision = choose_precision(config.training.precision, processes.device)
-        model.facts = facts.model_copy(update={"fraction": config.learner.fraction})
+        model.facts = facts.model_copy(update={"fraction": config.learner.fraction, "keep": config.training.keep})
         if processes.rank:  # the same weights in every process, but not the same dropout
             torch.manual_seed(config.learner.seed * 1_000_003 + processes.rank)
         random_stream = RandomStream(processes.device)

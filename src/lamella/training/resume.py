@@ -47,8 +47,10 @@ def read_resume_state(plan: Plan, folders: RunFolders) -> ResumeState:
 def check_same_options(configs: Mapping[Path, RunConfig], *, advice: str) -> None:
     """Check that the runs in some folders have the options that are asked for now.
 
-    Options that were not resolved yet are not compared: those left to the warm start, and `encoder.from`.
+    Options that were not resolved yet are not compared: those left to the warm start, and `encoder.from`. An option
+    that a folder does not record did not exist then, and had the effect of its default.
     """
+    defaults = RunConfig().flat()
     for folder, config in configs.items():
         path = folder / runs.CONFIG
         if not path.is_file():
@@ -57,7 +59,7 @@ def check_same_options(configs: Mapping[Path, RunConfig], *, advice: str) -> Non
         unresolved = {*config.inherited_options, *(("encoder.name", "encoder.from") if config.encoder.from_run else ())}
         for key, value in config.flat().items():
             section, _, option = key.partition(".")
-            before = recorded.get(section, {}).get(option)
+            before = recorded.get(section, {}).get(option, defaults[key])
             if key not in unresolved and before != value:
                 raise RunError(f"{path}: this run began with {key} = {before!r}, got {value!r}. {advice}")
 

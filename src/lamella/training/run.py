@@ -38,7 +38,7 @@ def train_plan(
     runs_folder: Path | None = None,
     log: Log = silent,
 ) -> dict[str, Record]:
-    """Train every run of a plan, and return the best scores of each run that was trained now.
+    """Train every run of a plan, and return the scores of each run that was trained now.
 
     A single run is written into `out`, several runs each into `out/NAME`. With `runs_folder`, several runs go there
     and `out` holds only what they need while they train. All processes return the same scores.
@@ -93,7 +93,7 @@ def train_plan(
     if trackers:
         processes.accelerator.end_training()
     log(f"{out}: finished")
-    return trainer.best
+    return trainer.scores
 
 
 @dataclass
@@ -108,7 +108,7 @@ class PlanTrainer:
     auto_batch: bool
     stop: StopSignals
     log: Log
-    best: dict[str, Record] = field(default_factory=dict)  # the best scores of each run
+    scores: dict[str, Record] = field(default_factory=dict)  # by run, of its saved model
     targets: dict[str, float] = field(default_factory=dict)  # of the overfit check
 
     def train(self, *, overwrite: bool, summary: bool) -> None:
@@ -134,7 +134,7 @@ class PlanTrainer:
                 self.folders.checkpoint.unlink(missing_ok=True)  # left by a kill just after its pass had ended
                 if self.folders.several and summary:
                     write_summary(self.plan, self.folders.out, self.log)
-            for line in check_memorised(self.best, self.targets):
+            for line in check_memorised(self.scores, self.targets):
                 self.log(line)
 
     def _open_run(self, prepared: PreparedPass | None, overwrite: bool) -> AbstractContextManager[Path]:
@@ -158,12 +158,12 @@ class PlanTrainer:
         try:
             self._train_into(prepared, folders)
         except DivergedError as error:
-            if is_last and not any(self.best.values()):
+            if is_last and not any(self.scores.values()):
                 raise
             self.log(f"{', '.join(prepared.configs)}: {error}")
             for learner in prepared.learners:
                 learner.failed = learner.failed or str(error)
-        self.best |= {learner.name: learner.best for learner in prepared.learners}
+        self.scores |= {learner.name: learner.kept for learner in prepared.learners}
         self.targets |= prepared.targets
         if self.processes.is_main:
             for learner in prepared.learners:

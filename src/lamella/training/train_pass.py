@@ -106,9 +106,9 @@ def _log_results(prepared: PreparedPass, log: Log) -> None:
         prefix = f"{learner.name}: " if len(prepared.learners) > 1 else ""
         if learner.ended:
             log(f"{prefix}ended at step {learner.steps}: {learner.ended}")
-        if learner.best:
-            scores = describe_scores(learner.model, learner.best, metrics)
-            log(f"{prefix}best at epoch {learner.best['epoch']:g}: {scores}")
+        if learner.kept:
+            scores = describe_scores(learner.model, learner.kept, metrics)
+            log(f"{prefix}{prepared.any_config.training.keep} at epoch {learner.kept['epoch']:g}: {scores}")
 
 
 def _tracker_options(config: RunConfig) -> dict[str, Any]:

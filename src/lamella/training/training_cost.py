@@ -43,7 +43,7 @@ def write_costs(
                 else {}
             ),
         }
-        write_cost(folders[learner.name], cost, f1=learner.best.get("f1"))
+        write_cost(folders[learner.name], cost, f1=learner.kept.get("f1"))
 
 
 def _times(learner: Learner, prepared: PreparedPass, processes: Processes, pass_seconds: float) -> dict[str, Any]:

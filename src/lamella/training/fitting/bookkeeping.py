@@ -1,4 +1,4 @@
-"""What is written while a pass trains: histories, scores, the best models, checkpoints; by the main process alone."""
+"""What is written while a pass trains: histories, scores, models, checkpoints; by the main process alone."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ class Bookkeeper:
             self._track(learner, record)
 
     def evaluate(self, learners: Sequence[Learner], step: int, epoch: float) -> None:
-        """Score learners in one pass over the dev windows; save the best model of each (the last, without dev data)."""
+        """Score learners in one pass over the dev windows, and save the models that `training.keep` keeps.
+
+        Without dev data, the last model is saved.
+        """
         with self.evaluation_clock:
             self._evaluate(learners, epoch)
 
@@ -88,22 +91,26 @@ class Bookkeeper:
         for learner, predictions in zip(learners, self._predict(learners, self.dev, self.encode_dev), strict=True):
             self._record_evaluation(learner, predictions, epoch)
         if len(self.learners) > 1 and learners:
-            leader = max(learners, key=lambda learner: learner.best[self._metric(learner, learner.best)])
-            scores = describe_scores(leader.model, leader.best, self.options.metric_names)
+            leader = max(learners, key=lambda learner: learner.kept[self._metric(learner, learner.kept)])
+            scores = describe_scores(leader.model, leader.kept, self.options.metric_names)
             self.log(f"epoch {epoch:.2f}: {leader.name} leads, {scores}")
 
     def _record_evaluation(self, learner: Learner, predictions: Mapping[str, Prediction], epoch: float) -> None:
-        """Score one learner, save it where it is the best so far, and decide whether it stops."""
+        """Score one learner, save it if it is to be kept so far, and decide whether it stops."""
         results = self._score(learner, predictions)
         record = {"event": "evaluation", "step": learner.steps, "epoch": round(epoch, 6), **results}
         self.write_history(learner, [record])
         metric = self._metric(learner, results)
-        if not learner.best or results[metric] > learner.best[metric]:
-            learner.best, learner.stale = {key: value for key, value in record.items() if key != "event"}, 0
-            self._save([learner], runs.MODEL)
-            self._write_best(learner, predictions)
+        improved = not learner.best or results[metric] > learner.best[metric]
+        scores = {key: value for key, value in record.items() if key != "event"}
+        if improved:
+            learner.best, learner.stale = scores, 0
         else:
             learner.stale += 1
+        if improved or self.options.keep == "last":
+            learner.kept = scores
+            self._save([learner], runs.MODEL)
+            self._write_kept(learner, predictions)
         target = self.targets.get(learner.name, self.options.target)
         if target is not None and results[metric] >= target - 1e-9:
             learner.ended = f"reached {metric} {results[metric]:.2f}"
@@ -113,9 +120,9 @@ class Bookkeeper:
             self.log(f"epoch {epoch:.2f}: {describe_scores(learner.model, results, self.options.metric_names)}")
 
     def tune_thresholds(self, features: Features, data: Sequence[str]) -> None:
-        """Tune the threshold of each learner's best model, and score that model on the dev data again."""
+        """Tune the threshold of each learner's saved model, and score that model on the dev data again."""
         learners = [learner for learner in self.learners if not learner.failed]
-        self.processes.broadcast(None)  # wait until the best models are written
+        self.processes.broadcast(None)  # wait until the models are written
         for learner in learners:
             path = self.folders[learner.name] / runs.MODEL / MODEL_WEIGHTS
             put_tensors(learner.model, read_tensors(path), str(path))
@@ -138,10 +145,10 @@ class Bookkeeper:
             return
         for learner, predictions in zip(learners, self._predict(learners, self.dev, self.encode_dev), strict=True):
             results = self._score(learner, predictions)
-            learner.best = {"step": learner.best["step"], "epoch": learner.best["epoch"], **results}
-            self.write_history(learner, [{"event": "threshold", **learner.best}])
+            learner.kept = {"step": learner.kept["step"], "epoch": learner.kept["epoch"], **results}
+            self.write_history(learner, [{"event": "threshold", **learner.kept}])
             self._save([learner], runs.MODEL)
-            self._write_best(learner, predictions)
+            self._write_kept(learner, predictions)
 
     def save_models(self, learners: Sequence[Learner], epoch: float) -> None:
         """Save the models of an epoch of `save_at`."""
@@ -185,16 +192,16 @@ class Bookkeeper:
             learner.model, self.dev.examples, predictions, language=self.language, metrics=self.metrics
         )
 
-    def _write_best(self, learner: Learner, predictions: Mapping[str, Prediction]) -> None:
+    def _write_kept(self, learner: Learner, predictions: Mapping[str, Prediction]) -> None:
         if self.processes.is_main:
             folder = self.folders[learner.name]
             write_predictions(folder, learner.model, predictions, self.dev.examples)
-            write_json(folder / runs.RESULTS, learner.best)
+            write_json(folder / runs.RESULTS, learner.kept)
 
     def _save(self, learners: Sequence[Learner], name: str) -> None:
         if self.processes.is_main:
             for learner in learners:
-                results = learner.best if name == runs.MODEL else None  # scores of another epoch are not its own
+                results = learner.kept if name == runs.MODEL else None  # scores of another epoch are not its own
                 learner.model.save(self.folders[learner.name] / name, results=results)
 
     def _metric(self, learner: Learner, results: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from lamella.training.fitting.learner import Learner
 from lamella.training.fitting.processes import Processes
 from lamella.training.fitting.steps import BEGINNING, Position
 
-FORMAT = 3  # 2 had no seconds of the pass
+FORMAT = 4  # 3 had no scores of the kept model
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ Record = dict[str, Any]
 PROGRESS = (
     "steps",
     "best",
+    "kept",
     "stale",
     "ended",
     "failed",
@@ -57,7 +58,8 @@ class Learner:
     random_stream: RandomStream
     steps: int = 0
     best: Record = field(default_factory=dict)  # the scores of its best evaluation
-    stale: int = 0  # evaluations since then
+    kept: Record = field(default_factory=dict)  # the scores of the saved model: the best, or the last
+    stale: int = 0  # evaluations since the best
     ended: str | None = None  # why it stopped before the pass did
     failed: str | None = None  # what went wrong, if that was the reason
     windows: int = 0  # trained on in this process, counted once per epoch
