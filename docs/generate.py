@@ -42,6 +42,8 @@ The path is relative to the file that names it. Tables merge option by option; a
 the value of the base file. A part that is written with its name replaces the base's part as a whole; a table without a
 name changes single options of it (`[learner.schedule]`, `warmup = 0.2`). A base file may extend another file.
 
+A list of files, `extends = ["reader.toml", "data.toml"]`, merges them in this order: a later file wins.
+
 ## Several runs in one file
 
 `[[learner]]` tables describe several learners, `[grid.SECTION]` tables list values to combine

@@ -115,8 +115,8 @@ def page(results: dict[str, Any]) -> str:
         parts.append(
             f"## {results['titles'].get(name, name)}\n\n"
             f"`{name}`: {first.questions:,} questions, {first.unanswerable:,} unanswerable.\n\n"
-            "| reader | F1 [95 %] | at 0 | at the best | answerable | unanswerable | refused | coverage at F1 80 | "
-            "area under risk | calibration error |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n"
+            "| reader | F1 [95 %] | at 0 | at the best | answerable | unanswerable | refused | refused, eager | "
+            "coverage at F1 80 | area under risk | calibration error |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n"
             + "\n".join(_row(reader, row) for reader, row in rows)
         )
     heads = " | ".join(f"{100 * share:.0f} %" for share in COVERAGES)
@@ -136,8 +136,8 @@ def page(results: dict[str, Any]) -> str:
 
 
 def _row(reader: str, row: DomainScores) -> str:
-    cells = [row.f1_at_0, row.best_f1, row.has_answer_f1, row.no_answer_f1, row.refused, row.coverage_at_80]
-    cells += [row.area_under_risk, row.calibration_error]
+    cells = [row.f1_at_0, row.best_f1, row.has_answer_f1, row.no_answer_f1, row.refused, row.refused_eager]
+    cells += [row.coverage_at_80, row.area_under_risk, row.calibration_error]
     shown = " | ".join("" if cell is None else f"{cell:.1f}" for cell in cells)
     return f"| `{reader}` | {row.f1:.1f} [{row.f1_low:.1f}, {row.f1_high:.1f}] | {shown} |"
 

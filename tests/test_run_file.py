@@ -84,13 +84,28 @@ def test_a_run_file_extends_a_chain_of_files_relative_to_each(tmp_path: Path) ->
     assert "extends" not in read_table(tmp_path / "run.toml")
 
 
+def test_of_several_base_files_the_later_wins(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        **{
+            "reader": "[training]\nepochs = 1\nbatch_size = 4\n",
+            "data": "[training]\nepochs = 2\n[data]\ntrain = 'a.json'\n",
+            "run": "extends = ['reader.toml', 'data.toml']\n[data]\ndev = 'b.json'\n",
+        },
+    )
+    expected = {"training": {"epochs": 2, "batch_size": 4}, "data": {"train": "a.json", "dev": "b.json"}}
+    assert read_table(tmp_path / "run.toml") == expected
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
         ({"run": "extends = 'gone.toml'"}, "run.toml: extends: expected a run file, as a path relative to this file; "),
-        ({"run": "extends = 3"}, "run.toml: extends: expected the path of another run file, got 3."),
-        ({"run": "extends = ''"}, "run.toml: extends: expected the path of another run file, got ''."),
-        ({"run": "extends = ['a.toml']"}, "expected the path of another run file, got ['a.toml']."),
+        ({"run": "extends = 3"}, "expected the path of another run file, or a list of paths, got 3."),
+        ({"run": "extends = ''"}, "expected the path of another run file, or a list of paths, got ''."),
+        ({"run": "extends = []"}, "expected the path of another run file, or a list of paths, got []."),
+        ({"run": "extends = ['a.toml', 3]", "a": ""}, "or a list of paths, got ['a.toml', 3]."),
+        ({"run": "extends = ['a.toml', 'gone.toml']", "a": ""}, "run.toml: extends: expected a run file"),
         ({"run": "extends = 'run.toml'"}, "run.toml: extends: run files extend each other in a circle: "),
         ({"run": "extends = 'a.toml'", "a": "extends = './run.toml'"}, "a.toml -> "),
         ({"run": "extends = 'a.toml'", "a": "extends = 'gone.toml'"}, "a.toml: extends: expected a run file"),

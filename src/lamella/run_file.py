@@ -54,11 +54,19 @@ def _read_with_bases(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any
     table = _read_file(path)
     if EXTENDS not in table:
         return table
-    base = table.pop(EXTENDS)
-    if not isinstance(base, str) or not base:
-        raise UsageError(f"{path}: {EXTENDS}: expected the path of another run file, got {shorten(base)}.")
+    named = table.pop(EXTENDS)
+    bases = named if isinstance(named, list) else [named]
+    if not bases or not all(isinstance(base, str) and base for base in bases):
+        expected = "the path of another run file, or a list of paths"
+        raise UsageError(f"{path}: {EXTENDS}: expected {expected}, got {shorten(named)}.")
+    merged: dict[str, Any] = {}
+    for base in bases:
+        merged = merge_tables(merged, _read_base(path, base, (*extended_by, path)))
+    return merge_tables(merged, table)
+
+
+def _read_base(path: Path, base: str, chain: tuple[Path, ...]) -> dict[str, Any]:
     base_path = path.parent / os.path.expanduser(base)
-    chain = (*extended_by, path)
     if base_path.resolve() in [file.resolve() for file in chain]:
         circle = " -> ".join(map(str, (*chain, base_path)))
         raise UsageError(f"{chain[0]}: {EXTENDS}: run files extend each other in a circle: {circle}.")
@@ -66,7 +74,7 @@ def _read_with_bases(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any
         raise UnreadableError(
             f"{path}: {EXTENDS}: expected a run file, as a path relative to this file; {base_path} does not exist."
         )
-    return merge_tables(_read_with_bases(base_path, chain), table)
+    return _read_with_bases(base_path, chain)
 
 
 def _read_file(path: Path) -> dict[str, Any]:

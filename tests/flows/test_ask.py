@@ -102,7 +102,7 @@ def test_how_eager_to_answer(lamella: Any) -> None:
     usual, eager, strict = (record["na_prob"] for record in found.values())
     assert eager < usual < strict
     odds = [p / (1 - p) for p in (eager, strict)]
-    assert odds[1] / odds[0] == pytest.approx(16)  # 80 % and 20 %: odds of 4 and 1/4
+    assert odds[1] / odds[0] == pytest.approx(81)  # 90 % and 10 %: odds of 9 and 1/9
     code, out, err = lamella("ask", "Who?", "-c", "titan.txt", "--answer", "strict", "--threshold", 1)
     assert (code, out) == (2, "")
     assert "expected threshold or answerable, got both" in err

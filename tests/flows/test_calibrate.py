@@ -18,6 +18,7 @@ from lamella.calibration import Calibration
 from lamella.data.file_formats.formats import read
 from lamella.data.file_formats.writers import write
 from lamella.encoder.sources import READERS
+from lamella.inference.abstention import PRIORS
 from lamella.inference.no_answer import na_probability
 from lamella.inference.reader import Reader
 from tiny_reader import save_tiny_bert, save_tiny_reader
@@ -221,14 +222,14 @@ def test_features_are_fitted_on_several_files_and_used_everywhere(
             read_json(out / name) for name in ("predictions.json", "na_prob.json", "null_odds.json")
         )
         assert all((texts[id] == "") == (na_prob[id] > 0.5) == (odds[id] > 0) for id in texts)
-        assert read_json(out / "run.json")["model"]["answerable"] == {"eager": 0.8, "balanced": 0.5, "strict": 0.2}[how]
+        assert read_json(out / "run.json")["model"]["answerable"] == {"eager": 0.9, "balanced": 0.5, "strict": 0.1}[how]
         answered[how] = sum(map(bool, texts.values()))
     again = tmp_path / "again"
     assert lamella("predict", files["dev"], "-m", copy, "-o", again, "--answer", "strict", *FP32)[0] == 0
     assert read_json(again / "predictions.json") == texts
     assert answered["eager"] >= answered["balanced"] >= answered["strict"]
     assert answered["eager"] > answered["strict"]
-    score = evaluate(Reader.load(copy, precision="fp32"), files["dev"], answerable=0.8)
+    score = evaluate(Reader.load(copy, precision="fp32"), files["dev"], answerable=PRIORS["eager"])
     assert score["f1"] == pytest.approx(read_json(tmp_path / "eager" / "eval_results.json")["f1"])
     for arguments, words in [
         (("evaluate", files["dev"], tmp_path / "eager" / "predictions.json", "--answer", "strict"), "needs --model"),

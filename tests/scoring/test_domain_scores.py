@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lamella.calibration import Calibration
 from lamella.config import DecodingOptions
 from lamella.inference.prediction import Prediction
 from lamella.scoring.domain_scores import domain_scores
@@ -36,6 +37,15 @@ def test_scores_at_the_threshold_of_the_reader() -> None:
     assert row.best_f1 == 75.0  # above 1, or below -1
     assert (row.has_answer_f1, row.no_answer_f1, row.refused) == (50.0, 50.0, 50.0)
     assert row.f1_low <= row.f1 <= row.f1_high
+
+
+def test_an_eager_reader_refuses_less() -> None:
+    calibration = Calibration(method="temperature", answerable=0.5)
+    unsure = DecodingOptions(null_score_diff_threshold=-1.5, calibration=calibration)
+    sure = DecodingOptions(null_score_diff_threshold=-1.0, calibration=calibration)
+    # 90 % answerable questions raise a threshold by log 9, about 2.2: null odds of 1 are above -1.5 + 2.2.
+    assert domain_scores("set.json", EXAMPLES, PREDICTIONS, unsure).refused_eager == 50.0
+    assert domain_scores("set.json", EXAMPLES, PREDICTIONS, sure).refused_eager == 0.0
 
 
 def test_risk_is_of_the_surest_answers() -> None:

@@ -53,6 +53,7 @@ class DomainScores(Section):
     has_answer_f1: float | None  # of the answerable questions, at the reader's threshold
     no_answer_f1: float | None
     refused: float | None  # share of the answerable questions that got no answer
+    refused_eager: float | None = None  # the same share, if answering as `--answer eager`
     coverage_at_80: float  # largest share of the questions that can be answered with a mean F1 of 80
     area_under_risk: float  # mean risk over all coverages
     risk: list[float]  # at coverages of 10, 20, … 100 %

@@ -8,6 +8,7 @@ import numpy as np
 
 from lamella.config import DecodingOptions
 from lamella.data.examples import Example
+from lamella.inference.abstention import PRIORS, at_prior, calibrated
 from lamella.inference.no_answer import na_probability
 from lamella.inference.prediction import Prediction
 from lamella.models.facts import DomainScores
@@ -56,11 +57,22 @@ def domain_scores(
         has_answer_f1=_percent(kept.f1[answerable].mean()) if answerable.any() else None,
         no_answer_f1=_percent(kept.f1[~answerable].mean()) if not answerable.all() else None,
         refused=_percent((odds[answerable] > threshold).mean()) if answerable.any() else None,
+        refused_eager=_percent(_refused_eagerly(examples, predictions, decoding)) if answerable.any() else None,
         coverage_at_80=_percent(coverage_at(-odds, best.f1, accuracy=0.8)),
         area_under_risk=_percent(area(-odds, best.f1)),
         risk=[_percent(risk[place]) for place in places],
         calibration_error=error,
     )
+
+
+def _refused_eagerly(
+    examples: Sequence[Example], predictions: Mapping[str, Prediction], decoding: DecodingOptions
+) -> float:
+    """Return the share of the answerable questions without an answer if most questions are assumed to have one."""
+    eager = at_prior(decoding, PRIORS["eager"])
+    answerable = [example for example in examples if example.answerable]
+    odds = null_odds_of(answerable, {e.id: calibrated(predictions[e.id], eager) for e in answerable})
+    return float((odds > eager.null_score_diff_threshold).mean())
 
 
 def _percent(share: float) -> float:
