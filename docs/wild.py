@@ -116,7 +116,7 @@ def page(results: dict[str, Any]) -> str:
             f"## {results['titles'].get(name, name)}\n\n"
             f"`{name}`: {first.questions:,} questions, {first.unanswerable:,} unanswerable.\n\n"
             "| reader | F1 [95 %] | at 0 | at the best | answerable | unanswerable | refused | refused, eager | "
-            "coverage at F1 80 | area under risk | calibration error |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n"
+            f"coverage at F1 80 | area under risk | calibration error |\n|---{10 * '|---:'}|\n"
             + "\n".join(_row(reader, row) for reader, row in rows)
         )
     heads = " | ".join(f"{100 * share:.0f} %" for share in COVERAGES)
