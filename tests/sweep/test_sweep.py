@@ -154,6 +154,49 @@ def test_a_warm_start_comes_after_the_run_that_it_starts_from(tmp_path: Path, en
     assert config["encoder"]["tuning"] == {"name": "bitfit"}
 
 
+def test_every_run_is_trained_once_per_seed(tmp_path: Path, encoder: Path, lamella: Lamella) -> None:
+    """Heads on a frozen encoder share its pass over all seeds; heads on a tuned run read the run with their seed."""
+    heads = "\n".join(f'[[run]]\nname = "{name}"\nlearner.mixer = "{name}"\n' for name in ("last", "dot"))
+    tuned = '[[run]]\nname = "tuned"\nencoder.tuning = "full"\n[[run]]\nname = "top"\nencoder.from = "tuned@0.1"\n'
+    file, out = write(tmp_path / "list.toml", encoder, heads + tuned, tuning="frozen"), tmp_path / "out"
+    code, listed, _ = lamella("sweep", file, "--out", out, "--seeds", "0,3", "--list")
+    assert code == 0
+    assert listed.splitlines() == [
+        "8 runs in 5 passes",
+        f"1. {encoder}, frozen: last-seed0, last-seed3, dot-seed0, dot-seed3",
+        f"2. {encoder}, full: tuned-seed0",
+        f"3. {encoder}, full: tuned-seed3",
+        "4. tuned-seed0@0.1, frozen: top-seed0",
+        "5. tuned-seed3@0.1, frozen: top-seed3",
+    ]
+    sweep = read_sweep([file], out, seeds=[0, 3])
+    assert {name: config.learner.seed for name, config in sweep.runs.items()} == {
+        name: int(name[-1]) for name in sweep.runs
+    }
+    assert [row.state for row in run_sweep(sweep, out, log=quiet)] == ["finished"] * 8
+    assert all(row.skipped for row in run_sweep(read_sweep([file], out, seeds=[0, 3]), out, log=quiet))
+    assert Path(read_json(out / "top-seed3" / runs.CONFIG)["encoder"]["name"]) == out / "tuned-seed3" / "models" / "0.1"
+
+
+def test_seeds_that_conflict_with_the_run_file_are_one_line(tmp_path: Path, encoder: Path, lamella: Lamella) -> None:
+    out = tmp_path / "out"
+    grid = write(tmp_path / "grid.toml", encoder, "[grid.learner]\nseed = [0, 1]")
+    plain = write(tmp_path / "plain.toml", encoder)
+    path = write(tmp_path / "path.toml", encoder, f'[learner]\nstart = "{out / "plain"}"')
+    for arguments, message in (
+        ((grid, "--seeds", "0,1"), "grid.toml: expected runs of one learner.seed to train with --seeds, got 0, 1"),
+        ((plain, "--seeds", "0,1", "--set", "learner.seed=2"), "expected --seeds or --set learner.seed, got both"),
+        ((plain, path, "--seeds", "0,1"), "path.toml: run path reads"),
+        ((plain, "--seeds", "0,0"), "expected different whole numbers, as in 0,1,2, got '0,0'"),
+        ((plain, "--seeds", "0-2"), "expected different whole numbers, as in 0,1,2, got '0-2'"),
+    ):
+        code, _, err = lamella("sweep", *arguments, "--out", out)
+        assert code in (1, 2)
+        assert message in err
+        assert err.count("\n") == 1
+    assert not out.exists()
+
+
 def test_runs_that_start_from_one_another_are_an_error(tmp_path: Path) -> None:
     files = [
         write(tmp_path / "a.toml", None, **{"from": "b"}),

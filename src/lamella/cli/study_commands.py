@@ -181,6 +181,10 @@ def sweep(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder to write the run folders to.")],
     settings: Settings = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", metavar="N,N,…", help="Train every run once per seed, as NAME-seedN: 0,1,2."),
+    ] = None,
     engine: Engine = "local",
     address: Address = None,
     cpus: Annotated[float, typer.Option("--cpus-per-run", min=0, help="CPUs per pass, with --engine ray.")] = 1.0,
@@ -200,7 +204,7 @@ def sweep(
     if engine == "local" and address is not None:
         raise UsageError("sweep --address: needs --engine ray.")
 
-    planned = read_sweep(configs, out, list(settings or []))
+    planned = read_sweep(configs, out, list(settings or []), _parse_seeds(seeds))
     if only_list:
         warn_of_unchecked_options(", ".join(map(str, configs)))
         passes = [list(job.configs) for job in planned.jobs]
@@ -230,6 +234,16 @@ def sweep(
         raise RunError(
             f"{out}: {len(failed)} of {counted(len(outcomes), 'run')} failed; repeat the command to retry them."
         )
+
+
+def _parse_seeds(text: str | None) -> list[int]:
+    from lamella.errors import UsageError
+
+    words = [] if text is None else [word.strip() for word in text.split(",")]
+    seeds = [int(word) for word in words if word.isascii() and word.isdecimal()]
+    if len(seeds) < len(words) or len(set(seeds)) < len(seeds):
+        raise UsageError(f"sweep --seeds: expected different whole numbers, as in 0,1,2, got {text!r}.")
+    return seeds
 
 
 def _print(result: Comparison | Recommendation, as_json: bool) -> None:

@@ -6,11 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lamella import runs
 from lamella.config import RunConfig
 from lamella.errors import ConfigError, UnreadableError, UsageError, counted
-from lamella.plan import is_folder_name, load_plan, share_passes
+from lamella.plan import Plan, is_folder_name, load_plan, share_passes
 from lamella.run_file import read_table
 from lamella.sweep.engine import Job
 
@@ -25,13 +26,18 @@ class Sweep:
     jobs: tuple[Job, ...]
 
 
-def read_sweep(paths: Sequence[Path], out: Path, overrides: Sequence[str] = ()) -> Sweep:
-    """Read run files, files that list run files, and folders of either. Nothing is loaded or written."""
+def read_sweep(paths: Sequence[Path], out: Path, overrides: Sequence[str] = (), seeds: Sequence[int] = ()) -> Sweep:
+    """Read run files, files that list run files, and folders of either. Nothing is loaded or written.
+
+    With `seeds`, every run is planned once per seed, as NAME-seedN.
+    """
     files = list(dict.fromkeys(file for path in paths for file in _run_files(path)))
     configs: dict[str, RunConfig] = {}
     file_of: dict[str, Path] = {}
     for file in files:
         plan = load_plan(file, overrides)
+        if seeds:
+            _check_one_seed(plan, file, overrides)
         for plan_name, config in plan.runs.items():
             if plan.named:
                 name = plan_name
@@ -47,6 +53,10 @@ def read_sweep(paths: Sequence[Path], out: Path, overrides: Sequence[str] = ()) 
                 )
             configs[name], file_of[name] = config, file
     out = absolute_path(out)
+    if seeds:
+        _check_no_paths(configs, file_of, out)
+        file_of = {_seeded(name, seed): file for name, file in file_of.items() for seed in seeds}
+        configs = _with_seeds(configs, seeds)
     needs = {name: _needed_runs(config, out) - {name} for name, config in configs.items()}
     for name, needed in needs.items():
         for missing in sorted(needed - set(configs)):
@@ -105,6 +115,46 @@ def _needed_runs(config: RunConfig, out: Path) -> frozenset[str]:
         if out in path.parents:
             needed.append(path.relative_to(out).parts[0])
     return frozenset(needed)
+
+
+def _with_seeds(configs: Mapping[str, RunConfig], seeds: Sequence[int]) -> dict[str, RunConfig]:
+    """Return every run once per seed; a run that starts from another of the sweep starts from the one with its seed."""
+    seeded = {}
+    for name, config in configs.items():
+        for seed in seeds:
+            update: dict[str, Any] = {"learner": config.learner.model_copy(update={"seed": seed})}
+            base, at, epoch = (config.encoder.from_run or "").partition("@")
+            if base in configs:
+                update["encoder"] = config.encoder.model_copy(update={"from_run": _seeded(base, seed) + at + epoch})
+            seeded[_seeded(name, seed)] = config.model_copy(update=update)
+    return seeded
+
+
+def _seeded(name: str, seed: int) -> str:
+    return f"{name}-seed{seed}"
+
+
+def _check_one_seed(plan: Plan, file: Path, overrides: Sequence[str]) -> None:
+    """Refuse to replace seeds that the run file or `--set` chose on purpose."""
+    found = sorted({config.learner.seed for config in plan.runs.values()})
+    if len(found) > 1:
+        raise UsageError(
+            f"{file}: expected runs of one learner.seed to train with --seeds, got {', '.join(map(str, found))}; "
+            "remove the seeds from the run file, or leave out --seeds."
+        )
+    if any(override.partition("=")[0].strip() == "learner.seed" for override in overrides):
+        raise UsageError("sweep: expected --seeds or --set learner.seed, got both; choose one.")
+
+
+def _check_no_paths(configs: Mapping[str, RunConfig], file_of: Mapping[str, Path], out: Path) -> None:
+    """Refuse the path of another run of the sweep: with seeds, there are several runs instead of it."""
+    for name, config in configs.items():
+        from_run = (config.encoder.from_run or "").partition("@")[0]
+        for read in sorted(_needed_runs(config, out) & set(configs) - {from_run}):
+            raise UsageError(
+                f"{file_of[name]}: run {name} reads {out / read} by its path, but --seeds trains {read} once per "
+                f"seed; use encoder.from, or leave out --seeds."
+            )
 
 
 def _ordered_jobs(configs: Mapping[str, RunConfig], needs: Mapping[str, frozenset[str]]) -> tuple[Job, ...]:
