@@ -80,6 +80,18 @@ def test_the_number_format_is_chosen(lamella: Any) -> None:
     assert "'int4' is not one of 'auto', 'fp32', 'bf16', 'fp16', 'int8'" in err
 
 
+@needs_torch
+def test_the_layers_of_an_answer(lamella: Any) -> None:
+    call = ("ask", QUESTIONS[0], "-c", "titan.txt", "--layers")
+    code, out, err = lamella(*call)
+    assert (code, err) == (0, "")
+    # `default` reads the last of its six layers alone.
+    assert out.splitlines()[2:] == ["  layers of the start: 6 (1.00)", "  layers of the end: 6 (1.00)"]
+    (answer,) = json.loads(lamella(*call, "--json")[1])["answers"]
+    assert "".join(token["token"] for token in answer["layers"]["tokens"]) == "ChristiaanHuygens"
+    assert answer["layers"]["layers"] == [6]
+
+
 def test_a_withheld_answer_is_printed_as_the_best_guess(lamella: Any) -> None:
     call = ("ask", QUESTIONS[0], "-c", "titan.txt", "--threshold", -1000)
     first, second, third = lamella(*call)[1].splitlines()

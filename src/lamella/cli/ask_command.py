@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lamella.inference.answer_list import Answer, Answers
     from lamella.inference.reader import Reader
 
+LAYERS_SHOWN = 4  # of the layers that an answer was read from, those with the largest weights
 LONGEST_ECHO = 60  # characters of a wrong value that an error message repeats
 
 
@@ -62,6 +63,9 @@ def ask(
         ),
     ] = "auto",
     precision: Precision = "auto",
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Show which layers of the encoder each answer was read from; needs torch.")
+    ] = False,
     encoding: Encoding = None,
     as_json: AsJson = False,
 ) -> None:
@@ -88,6 +92,7 @@ def ask(
         "answerable": None if how_eager is None else PRIORS[how_eager],
         "max_answer_length": max_answer_length,
         "passages": _parse_passages(passages),
+        "layers": layers,
     }
     texts = [*(_read_text(file, encoding, "--context") for file in files), *given]
     if not any(map(str.strip, texts)):
@@ -103,6 +108,7 @@ def ask(
     loaded = load_model(
         READERS / DEFAULT_READER if model is None else model,
         precision=precision,
+        backend="torch" if layers else "auto",
         inference_only=True,
         few_questions=True,
     )
@@ -169,6 +175,8 @@ class _Session:
             place = f"{answer['file']}, {place}"
         typer.echo(f"{label}{answer['answer']}  [{answer['probability']:.2f}, {place}]")
         _print_sentence(answer)
+        if "layers" in answer:
+            _print_layers(answer["layers"])
 
     def _log(self, line: str) -> None:
         typer.echo(f"{line} (--passages all reads everything)", err=True)
@@ -185,6 +193,15 @@ def _print_sentence(answer: Answer) -> None:
         Console(highlight=False).print(line, soft_wrap=True)
     else:
         typer.echo(f"  {before}[{found}]{after}")
+
+
+def _print_layers(found: dict[str, Any]) -> None:
+    """Print the layers with the largest weights for the start and the end of an answer: those of its outer tokens."""
+    for output, token in zip(("start", "end"), (found["tokens"][0], found["tokens"][-1]), strict=True):
+        weights = token["weights"][output]
+        largest = sorted(range(len(weights)), key=lambda place: -abs(weights[place]))[:LAYERS_SHOWN]
+        shown = ", ".join(f"{found['layers'][place]} ({weights[place]:.2f})" for place in largest)
+        typer.echo(f"  layers of the {output}: {shown}")
 
 
 def _prompt() -> Iterator[str]:

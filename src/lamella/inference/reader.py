@@ -18,6 +18,7 @@ from lamella.data.examples import Context, Example
 from lamella.encoder.sources import DEFAULT_READER, READERS
 from lamella.errors import UsageError, counted, shorten, warn
 from lamella.inference.abstention import at_prior, calibrated
+from lamella.inference.answer_layers import layers_of_answer
 from lamella.inference.answer_list import Answer, Answers
 from lamella.inference.arguments import as_list, check_positive, check_text
 from lamella.inference.no_answer import na_probability
@@ -108,6 +109,7 @@ class Reader:
         answerable: float | None = None,
         max_answer_length: int | None = None,
         passages: int | Literal["auto"] | None = "auto",
+        layers: bool = False,
         log: Log | None = None,
     ) -> Any:
         """Return the `top_k` best answers to a question from a text of any length.
@@ -121,12 +123,14 @@ class Reader:
         your questions that you expect to have an answer: with 0.9 the reader answers more of them, with 0.1 fewer.
         `passages` reads only the best N passages of the contexts, ranked by the words of the question; "auto" does so,
         with 50 passages, if the contexts are longer than 200,000 characters, and None never. `log` receives a line if
-        it happens, by default the logger `lamella`, level INFO.
+        it happens, by default the logger `lamella`, level INFO. `layers` adds to each answer the weights of the
+        encoder's layers for each of its tokens; it needs a head that weighs layers, and `backend="torch"`.
         """
         call = _Call(
             check_positive("top_k", top_k),
             _change_decoding(self.model.decoding, threshold, answerable, max_answer_length),
             _check_passages(passages),
+            layers,
             log or logger.info,
         )
         if isinstance(question, str):
@@ -217,7 +221,10 @@ class Reader:
             place = {"start": candidate.begin_char, "end": candidate.end_char, "answer": candidate.text}
             number = {"context": candidate.context} if question.several_contexts else {}
             values = {"score": candidate.probability, "probability": share, **place, **number}
-            return Answer(values, text=question.texts[candidate.context])
+            found = Answer(values, text=question.texts[candidate.context])
+            if call.layers and candidate.text:
+                found["layers"] = layers_of_answer(self.model, question.text, found)
+            return found
 
         withheld = prediction.best_span if not chosen.text else None
         return Answers(
@@ -238,6 +245,7 @@ class _Call:
     top_k: int
     decoding: DecodingOptions
     passages: int | Literal["auto"] | None
+    layers: bool
     log: Log
 
     def most_passages(self, characters: int) -> int | None:
