@@ -261,7 +261,12 @@ class LearnerOptions(Section):
     )
     weight_decay: float = Field(default=0.01, ge=0, description="AdamW weight decay; not on biases and LayerNorms")
     schedule: PartSpec = Field(default={"name": "linear"}, description="learning-rate schedule")
-    max_grad_norm: float = Field(default=1.0, gt=0, description="norm to which gradients are clipped")
+    adam_epsilon: float = Field(default=1e-8, gt=0, description="AdamW's epsilon, added to the root of the squares")
+    bias_correction: bool = Field(
+        default=True,
+        description="correct the bias of AdamW's first steps; false, with an epsilon of 1e-6: as in the BERT code",
+    )
+    max_grad_norm: float = Field(default=1.0, ge=0, description="norm to which gradients are clipped; 0: no clipping")
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="random seed of the head's weights and of dropout")
     fraction: Fraction = Field(default=1.0, description="fraction of the training questions to use")
     distil: PartSpec | None = Field(default=None, description="distillation: a teacher whose logits are learnt too")

@@ -66,9 +66,9 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_every_table_lists_its_rows() -> None:
     assert len(TABLES) == 11
-    assert len(ROWS) == 96
+    assert len(ROWS) == 103
     assert len(set(ROWS)) == len(ROWS)
-    assert sum(len(load_plan(table).runs) for table in TABLES) == 105  # ten of them are the curve of less data
+    assert sum(len(load_plan(table).runs) for table in TABLES) == 112  # ten of them are the curve of less data
     assert len(list(PAPERS.rglob("*.toml"))) == 15
 
 
@@ -101,7 +101,29 @@ def test_the_curve_of_less_data_is_one_pass_over_tenths_of_the_questions() -> No
     assert [config.learner.fraction for config in configs.values()] == [tenth / 10 for tenth in range(1, 11)]
 
 
-@pytest.mark.parametrize("name", [row for table, row in ROWS if table.stem == "korquad-eda"])
+def test_every_list_has_its_baseline_as_the_first_table_trains_it() -> None:
+    baseline = load_plan(PAPERS / "korquad-base.toml").runs["koelectra-1e-5-dropout-0.1"]
+    for table in ("loss", "eda", "distillation"):
+        assert load_plan(PAPERS / f"korquad-{table}.toml").runs["baseline"] == baseline
+    first, second, third = (load_plan(PAPERS / f"efficiency-table{number}.toml").runs for number in (1, 2, 3))
+    assert first["l12"] == second["l12"] == third["l12"]
+    assert second["l0-a768"] == third["l0-a768"]
+
+
+def test_rows_that_are_compared_differ_in_one_part_only() -> None:
+    distilled = load_plan(PAPERS / "korquad-distillation.toml").runs
+    plain = distilled["baseline-batch-16"].flat()
+    for name in ("sda-3", "sda-5", "sdv-3", "sdv-5"):
+        assert {key for key, value in distilled[name].flat().items() if value != plain[key]} == {"learner.distil"}
+    networks = load_plan(PAPERS / "efficiency-table3.toml").runs
+    (simple,), (vector,), (question,) = (
+        networks[name].learner.mixer for name in ("cacnn", "cacnn-context-vector", "cacnn-question")
+    )
+    assert vector == {**simple, "context": "vector"}
+    assert question == {**simple, "filters_from": "question"}
+
+
+@pytest.mark.parametrize("name", [row for table, row in ROWS if table.stem == "korquad-eda" and row != "baseline"])
 def test_an_eda_row_is_the_baseline_with_noise_and_the_constant_legacy_rows_leak_the_label(name: str) -> None:
     baseline = load_plan(PAPERS / "korquad-base.toml").runs["koelectra-1e-5-dropout-0.1"]
     config = load_plan(PAPERS / "korquad-eda.toml").runs[name]

@@ -20,7 +20,7 @@ CONTRADICTED = {
     ("bertvision-classifiers", "tenney-at-1", "bert@2"),
     ("bertvision-figure6", "bert@0.9", "bert@0.8"),
     ("bertvision-figure6", "bert@0.6", "bert@0.5"),
-    ("efficiency-table2", "l12-a64", "efficiency-table1/l12"),
+    ("efficiency-table2", "l12-a64", "l12"),
 }
 
 

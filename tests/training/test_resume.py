@@ -110,7 +110,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, evaluation: int) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"encoder": {"tuning": {"name": "adapter", "size": 8}}},
+        {"encoder": {"tuning": {"name": "adapter", "size": 8}}, "learner": {"bias_correction": False}},
         {"learner": {"distil": {"name": "sda", "k": 3}}},
         {"learner": {"distil": {"name": "sdv", "k": 2, "every": 2}}, "encoder": {"tuning": "frozen"}},
         {"learner": {"mixer": [{"name": "xception", "widths": [4, 8, 8, 8]}]}, "encoder": {"tuning": "frozen"}},

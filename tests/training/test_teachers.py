@@ -122,16 +122,18 @@ def train_by_hand(
     every: int = 1,
     begins: int = 0,
     weight: float = 1.0,
+    include_current: bool = False,
 ) -> tuple[list[float], list[float]]:
     """Self-distillation as defined, in plain torch: whole copies of the model, and its own optimiser."""
     optimiser = torch.optim.AdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad], lr=RATE, weight_decay=0.0
     )
-    past: list[ReaderModel] = []
+    taken: list[tuple[int, ReaderModel]] = []
     losses, terms = [], []
     for number, batch in enumerate(batches):
         logits = model.train()(batch)
         term = torch.zeros(())
+        past = [student for after, student in taken if include_current or after < number][-k:]
         if len(past) == k and number >= begins:
             with torch.no_grad():
                 if kind == "sda":
@@ -147,7 +149,7 @@ def train_by_hand(
         loss.backward()
         optimiser.step()
         if (number + 1) % every == 0:
-            past = [*past, copy.deepcopy(model).eval()][-k:]
+            taken = [*taken, (number + 1, copy.deepcopy(model).eval())][-k - 1 :]
         losses.append(loss.item())
         terms.append(term.item())
     return losses, terms
@@ -167,6 +169,8 @@ VARIANTS = {
     "k=3": {"k": 3, "weight": 2.0},
     "every other step": {"k": 2, "every": 2},
     "late": {"k": 2, "warmup": 0.5},
+    "current": {"k": 2, "include_current": True},
+    "itself": {"k": 1, "include_current": True},
 }
 
 
@@ -191,12 +195,13 @@ def test_self_distillation_follows_its_definition(kind: str, tuning: str, varian
 
     begins = round(wanted.get("warmup", 0) * len(batches))
     k, every, weight = int(wanted["k"]), int(wanted.get("every", 1)), wanted.get("weight", 1.0)
-    losses, terms = train_by_hand(other, batches, kind, k, every, begins, weight)
+    current = bool(wanted.get("include_current"))
+    losses, terms = train_by_hand(other, batches, kind, k, every, begins, weight, current)
     np.testing.assert_allclose([record["loss"] for record in records], losses, atol=1e-5)
     np.testing.assert_allclose([record["distillation"] for record in records], terms, atol=1e-5)
-    silent = max(begins, k * every)
+    silent = max(begins, k * every + (not current))
     assert all(record["distillation"] == 0 for record in records[:silent])
-    if (k, every) != (1, 1):  # that teacher is the student itself, and equals it without dropout
+    if variant != "itself":  # that teacher is the student itself, and equals it without dropout
         assert all(record["distillation"] > 1e-5 for record in records[silent:])
     for (name, ours), theirs in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5, msg=name)
@@ -221,7 +226,7 @@ def test_the_teacher_is_in_evaluation_mode_and_leaves_the_student_as_it_was(kind
     learner = make_learner(model, options({"name": kind, "k": 2}), 4)
     batch = some_batches(model, 1)[0]
     copies = []
-    for _ in range(2):
+    for _ in range(3):  # the third is the student itself, which does not teach
         train(learner, [batch])
         copies.append(copy.deepcopy(model).eval())
     assert model.training
@@ -266,8 +271,8 @@ def test_a_teacher_does_not_disturb_the_dropout_of_its_student(kind: str) -> Non
     plain = losses(None)
     assert losses({"name": kind, "k": 2, "weight": 0.0}) == plain
     taught = losses({"name": kind, "k": 2})
-    assert taught[:2] == plain[:2]
-    assert all(mine != theirs for mine, theirs in zip(taught[2:], plain[2:], strict=True))
+    assert taught[:3] == plain[:3]
+    assert all(mine != theirs for mine, theirs in zip(taught[3:], plain[3:], strict=True))
 
 
 @pytest.mark.parametrize("tuning", TUNINGS)
@@ -282,7 +287,7 @@ def test_the_ring_holds_the_trained_tensors_of_the_last_students(tuning: str) ->
         train(learner, [batch])
         if number % 2 == 0:
             students.append({name: value.detach().clone() for name, value in model.state_dict().items()})
-        assert len(objective.ring) == min(3, number // 2)
+        assert len(objective.ring) == min(3, (number - 1) // 2)
         assert len(objective.teacher_states) == (len(objective.ring) == 3)
     names = set(trained_tensors(model))
     assert "head.seen" in names
@@ -346,12 +351,12 @@ def test_the_cost_of_past_students_is_known(kind: str, tuning: str, expected: in
     model = tiny_model(**TUNINGS[tuning])
     learner = make_learner(model, options({"name": kind, "k": 4}), 8)
     assert learner.objective.extra_forwards == expected
-    batches = some_batches(model, 5)
-    train(learner, batches[:4])
-    hidden = model.encode(batches[4], model.head.layers) if tuning == "frozen" else None
+    batches = some_batches(model, 6)
+    train(learner, batches[:5])
+    hidden = model.encode(batches[5], model.head.layers) if tuning == "frozen" else None
     calls = []
     model.encoder.register_forward_hook(lambda *_: calls.append(1))
-    learner.add_gradients(batches[4], hidden, Totals.of(batches[4:]))
+    learner.add_gradients(batches[5], hidden, Totals.of(batches[5:]))
     assert len(calls) == expected + (tuning != "frozen")
 
 

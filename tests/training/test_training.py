@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from lamella.errors import RunError
 from lamella.models.model import ReaderModel
 from lamella.training.fitting.learner import Learner, make_learner, parameter_groups
 from lamella.training.fitting.loop import fit
+from lamella.training.fitting.optimiser import make_optimiser
 from lamella.training.fitting.processes import Processes
 from lamella.training.fitting.steps import Position, Steps, total_steps
 
@@ -135,6 +137,50 @@ def test_b_of_lora_may_have_its_own_learning_rate() -> None:
     equal = tiny_model(encoder={"tuning": {**tuning, "b_learning_rate_ratio": 1.0}})
     groups = parameter_groups(equal.encoder, 1e-3, 0.01)
     assert [(group["weight_decay"], group["lr"]) for group in groups] == [(0.01, 1e-3), (0.0, 1e-3)]
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_adamw_with_and_without_the_correction_of_its_bias(bias_correction: bool) -> None:
+    """The formulas in numpy; a tensor without gradients stays, and a loaded state continues where it was."""
+    random = np.random.default_rng(0)
+    value, gradients = random.normal(size=(3, 2)), random.normal(size=(6, 3, 2))
+    rate, decay, epsilon = 0.1, 0.01, 1e-2
+
+    def optimiser_of(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        groups = [{"params": parameters, "lr": rate, "weight_decay": decay}]
+        return make_optimiser(groups, 1.0, epsilon=epsilon, bias_correction=bias_correction, fused=True)
+
+    parameters = [torch.nn.Parameter(torch.tensor(value)), torch.nn.Parameter(torch.ones(2))]
+    optimiser = optimiser_of(parameters)
+    mean, square = np.zeros_like(value), np.zeros_like(value)
+    for number, gradient in enumerate(gradients, start=1):
+        if number == 4:
+            state = copy.deepcopy(optimiser.state_dict())
+            optimiser = optimiser_of(parameters)
+            optimiser.load_state_dict(state)
+        parameters[0].grad = torch.tensor(gradient)
+        optimiser.step()
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+        corrected = (1 - 0.9**number, 1 - 0.999**number) if bias_correction else (1.0, 1.0)
+        update = (mean / corrected[0]) / (np.sqrt(square / corrected[1]) + epsilon)
+        value = value - rate * (update + decay * value)
+        np.testing.assert_allclose(parameters[0].detach(), value, rtol=1e-9)
+    assert parameters[1].equal(torch.ones(2))
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1e-3])
+def test_gradients_are_clipped_unless_the_norm_is_0(max_grad_norm: float) -> None:
+    model = tiny_model(encoder={"tuning": "frozen"})
+    learner = make_learner(model, LearnerOptions(max_grad_norm=max_grad_norm), 10)
+    norms = []
+    learner.optimiser.register_step_pre_hook(
+        lambda *_: norms.append(torch.nn.utils.get_total_norm([p.grad for p in learner.parameters]).item())
+    )
+    for parameter in learner.parameters:
+        parameter.grad = torch.ones_like(parameter)
+    learner.step(0.0)
+    count = sum(parameter.numel() for parameter in learner.parameters)
+    assert norms == [pytest.approx(max_grad_norm or math.sqrt(count), rel=1e-3)]
 
 
 def test_a_frozen_encoder_is_not_in_the_optimiser() -> None:

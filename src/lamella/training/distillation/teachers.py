@@ -123,8 +123,9 @@ class PastStudents(DistillationLoss):
     """What the two kinds of self-distillation share: a ring of the last k students, taken once every `every` steps.
 
     Only the trained tensors and statistics of a student are kept, so with adapters or a frozen encoder the ring is
-    small. It is taken after its step: at `every = 1` the newest is what the next step starts from, without dropout.
-    There is no teacher before the ring is full.
+    small. A student is taken after its step, and teaches from the step after the next: the student does not teach
+    itself (θ_{t-k}, k ≥ 1). With `include_current` it teaches from the next step, which starts from it: the student
+    then learns to agree with itself without dropout. There is no teacher before the ring is full.
     """
 
     averaged: bool  # one teacher with the mean of the weights, or k teachers whose logits are averaged
@@ -137,14 +138,16 @@ class PastStudents(DistillationLoss):
         *,
         k: Count = 5,
         every: Count = 1,
+        include_current: bool = False,
         weight: Weight = 1.0,
         measure: Measure = "mse",
         over: Over = "all",
         warmup: Share = 0.0,
     ) -> None:
         super().__init__(inner, facts.total_steps, weight=weight, measure=measure, over=over, warmup=warmup)
-        self.model, self.k, self.every = model, k, every
+        self.model, self.k, self.every, self.include_current = model, k, every, include_current
         self.ring: list[State] = []  # the oldest first
+        self.current: list[State] = []  # the student that enters the ring after the next step, if any
         self.teacher_states: list[State] = []
         if model.encoder.trainable:
             self.extra_forwards = 1 if self.averaged else k
@@ -156,17 +159,24 @@ class PastStudents(DistillationLoss):
 
     def after_step(self) -> None:
         super().after_step()
+        taken = []
         if self.steps % self.every == 0:
-            student = {name: tensor.detach().clone() for name, tensor in trained_tensors(self.model).items()}
-            self._set_ring([*self.ring, student][-self.k :])
+            taken = [{name: tensor.detach().clone() for name, tensor in trained_tensors(self.model).items()}]
+        entering, self.current = (taken, []) if self.include_current else (self.current, taken)
+        if entering:
+            self._set_ring([*self.ring, *entering][-self.k :])
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "ring": self.ring}
+        return {**super().state(), "ring": self.ring, "current": self.current}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         super().load_state(state)
         device = self.model.device
-        self._set_ring([{name: tensor.to(device) for name, tensor in student.items()} for student in state["ring"]])
+        ring, self.current = (
+            [{name: tensor.to(device) for name, tensor in student.items()} for student in state[key]]
+            for key in ("ring", "current")
+        )
+        self._set_ring(ring)
 
     def _set_ring(self, ring: list[State]) -> None:
         self.ring = ring

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.optim import AdamW
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from lamella import registry
@@ -25,6 +25,7 @@ from lamella.errors import RunError
 from lamella.models.model import ReaderModel
 from lamella.training.fitting.cuda_graphs import GraphedBackward
 from lamella.training.fitting.objective import Forward, Objective, PassFacts, TaskLoss
+from lamella.training.fitting.optimiser import make_optimiser
 from lamella.training.fitting.steps import Step
 
 Record = dict[str, Any]
@@ -50,10 +51,10 @@ class Learner:
     name: str
     model: ReaderModel
     objective: Objective
-    optimiser: AdamW
+    optimiser: Optimizer
     schedule: LambdaLR
     scaler: GradScaler
-    max_grad_norm: float
+    max_grad_norm: float  # 0: no clipping
     stratum: int  # it takes the steps of the strata up to this one
     random_stream: RandomStream
     steps: int = 0
@@ -117,7 +118,8 @@ class Learner:
         """Clip the gradients, which all processes have summed, and update the weights."""
         began = time.perf_counter()
         self.scaler.unscale_(self.optimiser)
-        nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+        if self.max_grad_norm:
+            nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         rate = float(self.schedule.get_last_lr()[0])
         self.scaler.step(self.optimiser)
         self.scaler.update()
@@ -233,7 +235,13 @@ def make_learner(
         *parameter_groups(model.encoder, options.learning_rate, options.weight_decay),
         *parameter_groups(model.head, head_rate, options.weight_decay),
     ]
-    optimiser = AdamW(groups, lr=options.learning_rate, fused=model.device.type in ("cuda", "cpu"))
+    optimiser = make_optimiser(
+        groups,
+        options.learning_rate,
+        epsilon=options.adam_epsilon,
+        bias_correction=options.bias_correction,
+        fused=model.device.type in ("cuda", "cpu"),
+    )
     schedule = registry.build("schedule", options.schedule, total_steps)
     objective: Objective = TaskLoss(model.head.task, registry.build("loss", options.loss))
     if options.distil is not None:
