@@ -40,7 +40,8 @@ if not HAS_TORCH:
         *(f"models/test_{name}.py" for name in ("base_identity", "card", "default_reader", "model", "shipped_models")),
         *(f"numbers/test_{name}.py" for name in ("bert_parity", "formulas", "learning", "overfit", "paper_counts")),
         "numbers/test_trainer_parity.py",
-        *("scoring/test_cost.py", "scoring/test_evaluate.py", "study/test_layer_weights.py"),
+        *("scoring/test_cost.py", "scoring/test_evaluate.py"),
+        *("study/test_classifiers.py", "study/test_layer_weights.py"),
         "test_api.py",
         "test_plugins.py",
     ]

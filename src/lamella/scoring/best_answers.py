@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lamella.data.examples import Example
 from lamella.inference.prediction import Prediction
-from lamella.scoring.metrics import QuestionScores, score_questions
+from lamella.scoring.metrics import QuestionScores, score_all_answered, score_questions
 
 
 def score_best_answers(
@@ -24,12 +23,10 @@ def score_best_answers(
 
     A model without texts counts as right wherever there is an answer.
     """
+    if not gives_text:
+        return score_all_answered(examples)
     answers = {id: prediction.best_span.text for id, prediction in predictions.items()}
-    scores = score_questions(examples, answers, language=language)
-    if gives_text:
-        return scores
-    right = scores.answerable.astype(np.float64)
-    return replace(scores, answered=np.ones_like(scores.answered), exact=right, f1=right)
+    return score_questions(examples, answers, language=language)
 
 
 def null_odds_of(examples: Sequence[Example], predictions: Mapping[str, Prediction]) -> NDArray[np.float64]:

@@ -112,6 +112,11 @@ class QuestionScores:
             f1=np.where(where, abstained, self.f1),
         )
 
+    def on_answerability(self) -> QuestionScores:
+        """Return the scores of the decision to answer: 1 where it is right, whatever the text of the answer."""
+        right = (self.answered == self.answerable).astype(np.float64)
+        return replace(self, exact=right, f1=right)
+
 
 def score_questions(
     examples: Sequence[Example],
@@ -178,6 +183,22 @@ def score_readers(
 
 
 _EXACT = 2.0  # more than the F1 of the same words in another order
+
+
+def score_all_answered(examples: Sequence[Example]) -> QuestionScores:
+    """Return the scores of a model without texts that answers every question: 1 wherever there is an answer."""
+    answerable = np.array([bool(example.answers) for example in examples])
+    answered = np.ones_like(answerable)
+    return QuestionScores(
+        tuple(_distinct_ids(examples)), answerable, answered, exact=answerable * 1.0, f1=answerable * 1.0
+    )
+
+
+def no_answer_f1(abstained: NDArray[np.bool_], unanswerable: NDArray[np.bool_]) -> float | None:
+    """Return the F1 of the class "no answer", in percent; None if every question has an answer."""
+    total = int(unanswerable.sum())
+    found = int((abstained & unanswerable).sum())
+    return 100.0 * 2 * found / (int(abstained.sum()) + total) if total else None
 
 
 def best_thresholds(questions: QuestionScores, na_scores: Mapping[str, float]) -> dict[str, float]:
@@ -249,10 +270,10 @@ def _precision_recall(questions: QuestionScores, na: NDArray[np.float64]) -> dic
 def _answerability(questions: QuestionScores, na: NDArray[np.float64], cut: float) -> dict[str, float]:
     unanswerable, abstained = ~questions.answerable, na > cut
     result = {"answerability_accuracy": 100.0 * float((abstained == unanswerable).mean())}
-    if total := int(unanswerable.sum()):
-        found = int((abstained & unanswerable).sum())
-        result["answerability_f1"] = 100.0 * 2 * found / (int(abstained.sum()) + total)
-        result["answerability_ap"] = _average_precision(unanswerable.astype(np.float64), -na, total)
+    f1 = no_answer_f1(abstained, unanswerable)
+    if f1 is not None:
+        result["answerability_f1"] = f1
+        result["answerability_ap"] = _average_precision(unanswerable.astype(np.float64), -na, int(unanswerable.sum()))
     return result
 
 

@@ -10,11 +10,17 @@ from typing import Any
 
 from lamella import runs as run_folders
 from lamella.errors import UsageError, counted
-from lamella.study.compared_readers import COST_TITLES, THRESHOLD_PROTOCOLS, ComparedReader, group_by_reader
+from lamella.study.compared_readers import (
+    COST_TITLES,
+    THRESHOLD_PROTOCOLS,
+    ComparedReader,
+    group_by_reader,
+    task_lines,
+)
 from lamella.study.differences import PairedDifference, paired_differences
 from lamella.study.keep import add_results, write_results
 from lamella.study.pareto import ParetoFront, pareto_fronts, timing_devices, unranked
-from lamella.study.records import RunSelection, read_records
+from lamella.study.records import SPAN, RunSelection, read_records
 from lamella.study.result_files import SUFFIX
 
 RunPath = str | os.PathLike[str]
@@ -50,8 +56,8 @@ def keep_and_compare(
 ) -> tuple[Comparison | None, list[Path]]:
     """Write the result files of some runs, and compare the runs by them; a single reader is only written."""
     selection = add_results(select_runs(runs, baseline), data)
-    _, readers = group_by_reader(selection)
-    comparison = compare_records(selection, baseline=baseline) if len(readers) > 1 else None
+    _, readers = group_by_reader(selection, data)
+    comparison = compare_records(selection, data=data, baseline=baseline) if len(readers) > 1 else None
     return comparison, write_results(selection, keep, overwrite=overwrite)
 
 
@@ -70,7 +76,7 @@ class Comparison:
     differences: Mapping[str, PairedDifference]  # by the name of the reader, without the baseline
     fronts: tuple[ParetoFront, ...]  # by cost, and for times by device
     left_out: Mapping[str, str]  # folders of runs that could not be compared, with the reason
-    thresholds: str = "own"  # of EM and F1: each model's own, or `crossfit`
+    thresholds: str = "own"  # of the scores: each model's own, or `crossfit`
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -79,6 +85,7 @@ class Comparison:
         """Return everything as plain values."""
         return {
             "questions": self.questions,
+            "metric": self.baseline.score.key,
             "thresholds": self.thresholds,
             "paragraphs": self.paragraphs,
             "baseline": self.baseline.name,
@@ -96,16 +103,16 @@ class Comparison:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one flat dict per reader, best F1 first: scores, costs, and the difference from the baseline."""
-        rows = []
+        """Return one flat dict per reader, the best first: scores, costs, and the difference from the baseline."""
+        rows, key = [], self.baseline.score.key
         for reader in self._ranked():
             difference = self.differences.get(reader.name)
             row = {key: value for key, value in reader.to_dict().items() if key != "runs"}
             row |= {
                 "seeds": len(reader.runs),
-                "f1_difference": difference.f1.value if difference else None,
-                "f1_difference_low": difference.f1.low if difference else None,
-                "f1_difference_high": difference.f1.high if difference else None,
+                f"{key}_difference": difference.f1.value if difference else None,
+                f"{key}_difference_low": difference.f1.low if difference else None,
+                f"{key}_difference_high": difference.f1.high if difference else None,
                 "clear": difference.is_clear if difference else None,
                 "mcnemar_p": difference.p_value if difference else None,
             }
@@ -117,7 +124,8 @@ class Comparison:
         questions, paragraphs = counted(self.questions, "question"), counted(self.paragraphs, "paragraph")
         lines = [
             f"{questions} about {paragraphs}; baseline: {self.baseline.name}",
-            f"EM and F1 {THRESHOLD_PROTOCOLS[self.thresholds]}",
+            f"{self.baseline.score.titles} {THRESHOLD_PROTOCOLS[self.thresholds]}",
+            *task_lines(self.readers),
         ]
         devices = timing_devices(self.readers)
         if len(devices) == 1:
@@ -146,7 +154,7 @@ class Comparison:
             fronts = [front for front in self.fronts if front.cost == cost]
             for front in fronts:
                 where = "" if front.device is None else f" on {front.device}"
-                lines.append(f"best F1 by {title}{where}: {', '.join(front.readers)}")
+                lines.append(f"best {self.baseline.score.title} by {title}{where}: {', '.join(front.readers)}")
             if fronts and (missing := unranked(self.readers, cost)):
                 lines.append(
                     f"not ranked by {title}: {counted(len(missing), 'reader')} ({', '.join(missing)}), whose cost is "
@@ -157,13 +165,12 @@ class Comparison:
     def _row(self, reader: ComparedReader, with_device: bool) -> dict[str, str]:
         values = reader.to_dict()
         difference = self.differences.get(reader.name)
-        row = {
-            "run": reader.name,
-            "seeds": str(len(reader.runs)),
-            "EM": f"{values['exact']:.2f}",
-            "F1": f"{values['f1']:.2f}" + (f" ±{reader.deviation:.2f}" if reader.deviation is not None else ""),
-            "best F1": _cell(values["best_f1"], "{:.2f}"),
-        }
+        row = {"run": reader.name, "seeds": str(len(reader.runs))}
+        score = f"{reader.mean_f1:.2f}" + (f" ±{reader.deviation:.2f}" if reader.deviation is not None else "")
+        if reader.task == SPAN:
+            row |= {"EM": f"{values['exact']:.2f}", "F1": score, "best F1": _cell(values["best_f1"], "{:.2f}")}
+        else:
+            row |= {"accuracy": score, "no-answer F1": _cell(reader.no_answer_f1, "{:.2f}")}
         if self.thresholds == "own":
             row["threshold"] = _cell(values["threshold"], "{:.2f}")
         for key, title in COST_TITLES.items():

@@ -14,9 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lamella.scoring.metrics import QuestionScores
+from lamella.scoring.metrics import QuestionScores, no_answer_f1
 from lamella.study.keep import add_results, comparable_results
-from lamella.study.records import RunRecord, RunSelection, is_number, score_records
+from lamella.study.records import (
+    ANSWERABILITY,
+    SPAN,
+    TASK_SCORES,
+    RunRecord,
+    RunSelection,
+    TaskScore,
+    is_number,
+    score_records,
+)
 from lamella.study.result_files import Result
 
 # The costs that readers are ranked by: the key in cost.json, and the title in a table.
@@ -27,7 +36,7 @@ COST_TITLES = {
 }
 TIME_COSTS = ("train_seconds", "inference_seconds_per_1000", "windows_per_second")  # depend on the device
 TRAINING_FLOPS = "training_flops"  # of a whole run: not recorded, but computed from what is
-THRESHOLD_PROTOCOLS = {  # the thresholds that EM and F1 are computed at, as a table describes them
+THRESHOLD_PROTOCOLS = {  # the thresholds that scores are computed at, as a table describes them
     "own": "at each model's own threshold",
     "crossfit": "at cross-fitted thresholds (each article at the threshold tuned on the others)",
 }
@@ -42,6 +51,8 @@ class ComparedReader:
     exact: NDArray[np.float64]  # one score per question
     f1: NDArray[np.float64]
     f1_of_runs: tuple[float, ...]  # in percent
+    task: str = SPAN  # what is scored: texts, or with `answerability` the decision to answer, as `exact` and as `f1`
+    no_answer_f1: float | None = None  # of decisions to answer: F1 of the class "no answer", in percent
 
     @cached_property
     def mean_exact(self) -> float:
@@ -57,6 +68,16 @@ class ComparedReader:
     def deviation(self) -> float | None:
         """The standard deviation of F1 between the seeds, in percent; None for a single run."""
         return float(np.std(self.f1_of_runs, ddof=1)) if len(self.runs) > 1 else None
+
+    @property
+    def score(self) -> TaskScore:
+        """The score by which it is compared: F1, or the accuracy of its decisions to answer."""
+        return TASK_SCORES[self.task]
+
+    @property
+    def gives_text(self) -> bool:
+        """Whether it finds answers, and does not only decide whether there is one."""
+        return self.runs[0].task == SPAN
 
     @property
     def thresholds(self) -> str:
@@ -85,10 +106,7 @@ class ComparedReader:
         return {
             "name": self.name,
             "runs": [str(run.folder) for run in self.runs],
-            "exact": self.mean_exact,
-            "f1": self.mean_f1,
-            "f1_deviation": self.deviation,
-            "best_f1": self.mean_score("best_f1"),
+            **self._scores(),
             # Cross-fitted scores have a threshold for each fold of the articles, so there is no single one to show.
             "threshold": self.mean_score("threshold") if self.thresholds == "own" else None,
             "device": self.device,
@@ -96,15 +114,31 @@ class ComparedReader:
             **{key: self.mean_cost(key) for key in ("efficiency", "model_bytes", "peak_memory_bytes")},
         }
 
+    def _scores(self) -> dict[str, float | None]:
+        if self.task == ANSWERABILITY:
+            return {
+                "answerability_accuracy": self.mean_f1,
+                "answerability_accuracy_deviation": self.deviation,
+                "answerability_f1": self.no_answer_f1,
+            }
+        return {
+            "exact": self.mean_exact,
+            "f1": self.mean_f1,
+            "f1_deviation": self.deviation,
+            "best_f1": self.mean_score("best_f1"),
+        }
+
 
 def group_by_reader(selection: RunSelection, data: str | None = None) -> tuple[NDArray[np.int64], list[ComparedReader]]:
     """Return the paragraph number of every question, and the readers among some runs.
 
-    If any run is read from a result file, all are scored as in such files: at thresholds cross-fitted by article.
+    If any run is read from a result file, all are scored as in such files: at thresholds cross-fitted by article. If
+    any is a classifier of answerability, all are scored by what all can do: decide whether there is an answer.
     """
     scores: Sequence[QuestionScores | Result]
+    on_answerability = any(run.task == ANSWERABILITY for run in selection.records)
     if any(run.result for run in selection.records):
-        selection = add_results(selection, data)
+        selection = add_results(selection, data, on_answerability=on_answerability)
         scores = comparable_results(selection.records)
         paragraphs = scores[0].paragraphs
     else:
@@ -126,9 +160,29 @@ def group_by_reader(selection: RunSelection, data: str | None = None) -> tuple[N
                 exact=np.mean([scores[index].exact for index in indices], axis=0),
                 f1=np.mean([scores[index].f1 for index in indices], axis=0),
                 f1_of_runs=tuple(100 * float(scores[index].f1.mean()) for index in indices),
+                task=ANSWERABILITY if on_answerability else SPAN,
+                no_answer_f1=_mean([f1_of_no_answer(scores[index]) for index in indices]) if on_answerability else None,
             )
         )
     return paragraphs, readers
+
+
+def task_lines(readers: Sequence[ComparedReader]) -> list[str]:
+    """Describe a mixture of readers and classifiers of answerability, in one line; none if there is no mixture."""
+    texts, classifiers = ([reader.name for reader in readers if reader.gives_text is gives] for gives in (True, False))
+    if not texts or not classifiers:
+        return []
+    return [
+        f"compared by the decision whether there is an answer: {', '.join(classifiers)} only "
+        f"{'decides' if len(classifiers) == 1 else 'decide'} that; {', '.join(texts)} also "
+        f"{'finds' if len(texts) == 1 else 'find'} the answer"
+    ]
+
+
+def f1_of_no_answer(decisions: QuestionScores | Result) -> float | None:
+    """Return the F1 of the class "no answer" from the scores of decisions to answer, in percent."""
+    unanswerable = ~decisions.answerable
+    return no_answer_f1((decisions.exact == 1) == unanswerable, unanswerable)
 
 
 def _same_options(records: Sequence[RunRecord]) -> list[list[int]]:

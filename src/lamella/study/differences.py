@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lamella.scoring.significance import Difference, bootstrap_differences, mcnemar
 from lamella.study.compared_readers import ComparedReader
+from lamella.study.records import SPAN
 
 # If each unit went to either reader like a coin toss, all of n agree by chance in 1 of 2^(n-1) cases: 5 in 1 of 16,
 # 6 in 1 of 32. Fewer units than this prove nothing.
@@ -49,30 +50,32 @@ class PairedDifference:
         better, worse, gap = self.reader, self.baseline, self.f1
         if gap.value < 0:
             better, worse, gap = worse, better, Difference(-gap.value, -gap.high, -gap.low)
+        unit, title = self.reader.score.unit, self.reader.score.title
         size, interval = _number(gap.value), f"[{_number(gap.low)}, {_number(gap.high)}]"
         if self.is_clear:
             judged = "better on these questions, but within the variation between seeds"
             return (
-                f"{better.name} beats {worse.name} by {size} F1 {interval}: "
+                f"{better.name} beats {worse.name} by {size} {unit} {interval}: "
                 f"{judged if self.within_seeds else 'clearly better'}"
             )
         if float(size.replace("−", "-")) == 0:
-            ahead = "same F1" if not (gap.low or gap.high) else f"same F1 {interval}"
+            ahead = f"same {title}" if not (gap.low or gap.high) else f"same {title} {interval}"
         else:
-            ahead = f"{better.name} is {size} F1 ahead {interval}"
+            ahead = f"{better.name} is {size} {unit} ahead {interval}"
         if gap.is_clear:
             return f"{better.name} and {worse.name}: too few {self.resampled} to judge; {ahead}"
         return f"{better.name} and {worse.name} are not distinguishable: {ahead}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the difference as plain values."""
+        key = self.reader.score.key
         return {
             "won": self.wins,
             "lost": self.losses,
             "mcnemar_p": self.p_value,
-            "exact": self.exact,
-            "f1": self.f1.value,
-            "f1_interval": [self.f1.low, self.f1.high],
+            **({"exact": self.exact} if self.reader.task == SPAN else {}),
+            key: self.f1.value,
+            f"{key}_interval": [self.f1.low, self.f1.high],
             "resampled": self.resampled,
             "clear": self.is_clear,
             "within_seeds": self.within_seeds,

@@ -20,9 +20,24 @@ from lamella.files import check_output_file, file_sha256, read_json, read_text, 
 from lamella.inference.prediction_files import read_answers
 from lamella.models.names import saved_model, short_model_name
 from lamella.scoring.best_answers import score_best_answers
-from lamella.scoring.metrics import QuestionScores, best_thresholds, language_of, score_questions, summarise
+from lamella.scoring.metrics import (
+    QuestionScores,
+    best_thresholds,
+    language_of,
+    score_all_answered,
+    score_questions,
+    summarise,
+)
 from lamella.scoring.threshold import assign_folds, cross_fit
-from lamella.study.records import RunRecord, RunSelection, answered_examples, read_json_object
+from lamella.study.records import (
+    ANSWERABILITY,
+    SPAN,
+    TASK_SCORES,
+    RunRecord,
+    RunSelection,
+    answered_examples,
+    read_json_object,
+)
 from lamella.study.result_files import (
     FORMAT,
     SUFFIX,
@@ -47,16 +62,20 @@ ExampleCache = dict[tuple[str, ...], list[Example]]  # questions by files and ha
 _MAX_CHAIN = 20  # base models that are followed
 
 
-def add_results(selection: RunSelection, data: str | None = None, *, classifiers: bool = False) -> RunSelection:
+def add_results(selection: RunSelection, data: str | None = None, *, on_answerability: bool = False) -> RunSelection:
     """Return the same runs, each with the content of its result file; runs read from such a file have it already.
 
-    With `classifiers`, runs that predict answerability only are accepted: their `exact` and `f1` are the accuracy.
+    The `exact` and `f1` of a classifier of answerability are its accuracy. With `on_answerability`, readers that give
+    texts are scored in the same way, by their null odds alone.
     """
     cache: ExampleCache = {}
-    return replace(
-        selection,
-        records=tuple(run if run.result else _add_result(run, data, cache, classifiers) for run in selection.records),
-    )
+    records = []
+    for run in selection.records:
+        task = ANSWERABILITY if on_answerability else run.task
+        if run.result is None or run.result.task != task:
+            run = _add_result(run, task, data, cache)
+        records.append(run)
+    return replace(selection, records=tuple(records))
 
 
 def write_results(selection: RunSelection, target: Path, *, overwrite: bool = False) -> list[Path]:
@@ -114,10 +133,14 @@ def comparable_results(records: Sequence[RunRecord]) -> list[Result]:
     return results
 
 
-def _add_result(run: RunRecord, data: str | None, cache: ExampleCache, classifiers: bool) -> RunRecord:
+def _add_result(run: RunRecord, task: str, data: str | None, cache: ExampleCache) -> RunRecord:
+    if not run.folder.is_dir():
+        raise UsageError(
+            f"{run.folder}: expected a classifier of answerability, as others of these runs are, got the result file "
+            "of a reader, which does not tell where it abstained; give its run folder, or compare it with readers only."
+        )
     try:
-        is_classifier = classifiers and not (run.folder / runs.PREDICTIONS).is_file()
-        scored = _score_classifier(run, data, cache) if is_classifier else _score_answers(run, data, cache)
+        scored = (_score_decisions if task == ANSWERABILITY else _score_answers)(run, data, cache)
         result = _make_result(run, data, scored)
     except (AttributeError, KeyError, TypeError):
         raise UnreadableError(f"{run.folder}: expected the files of a run; one of them is damaged.") from None
@@ -132,7 +155,7 @@ class _Scored:
     best: QuestionScores
     own: QuestionScores
     null_odds: Mapping[str, float]
-    task: str | None = None  # for the result file; None for answers
+    task: str = SPAN
 
 
 def _score_answers(run: RunRecord, data: str | None, cache: ExampleCache) -> _Scored:
@@ -150,17 +173,12 @@ def _score_answers(run: RunRecord, data: str | None, cache: ExampleCache) -> _Sc
     return _Scored(examples, best, score_questions(examples, answered.texts, language=language), null_odds)
 
 
-def _score_classifier(run: RunRecord, data: str | None, cache: ExampleCache) -> _Scored:
-    """Score a run that predicts answerability only: answering is right wherever there is an answer."""
+def _score_decisions(run: RunRecord, data: str | None, cache: ExampleCache) -> _Scored:
+    """Score the decisions of a run whether to answer: answering is right wherever there is an answer."""
     null_odds = read_json_object(run.folder / runs.NULL_ODDS)
     examples = _examples(run, null_odds, data, cache)
-    ids, answerable = tuple(example.id for example in examples), np.array([bool(item.answers) for item in examples])
-    _check_null_odds(run, ids, null_odds)
-    right = answerable.astype(np.float64)
-    best = QuestionScores(ids, answerable, np.ones_like(answerable), exact=right, f1=right)
-    odds = np.array([null_odds[id] for id in ids], np.float64)
-    own = best.withheld(odds > float(run.scores.get("threshold") or 0.0))
-    return _Scored(examples, best, own, null_odds, task="answerability")
+    best, own = score_all_answered(examples), run.decisions(examples)
+    return _Scored(examples, best, own, null_odds, task=ANSWERABILITY)
 
 
 def _examples(run: RunRecord, answered: Mapping[str, Any], data: str | None, cache: ExampleCache) -> list[Example]:
@@ -200,7 +218,7 @@ def _make_result(run: RunRecord, data: str | None, scored: _Scored) -> Result:
         "format": FORMAT,
         "version": VERSION,
         "name": _file_name(run.name),
-        **({"task": scored.task} if scored.task else {}),
+        **({"task": scored.task} if scored.task != SPAN else {}),  # the first files have none
         **_identity(run),
         **_made_of(run),
         "dev": {
@@ -340,11 +358,11 @@ def _own_threshold(run: RunRecord) -> dict[str, Any]:
 
 def _check_recorded_score(run: RunRecord, scored: _Scored, scores: Mapping[str, Any]) -> None:
     """Check that the answers still score what the run recorded: if not, its data has changed since."""
-    key, title = ("answerability_accuracy", "accuracy") if scored.task else ("f1", "F1")
-    recorded, today = run.scores.get(key), scores["own"]["exact" if scored.task else "f1"]
+    score = TASK_SCORES[scored.task]
+    recorded, today = run.scores.get(score.key), scores["own"]["f1"]  # of decisions, both scores are the accuracy
     if isinstance(recorded, int | float) and abs(recorded - today) > 0.01:
         raise RunError(
-            f"{run.folder}: expected the recorded {title} of {recorded:.2f}, got {today:.2f} on today's data; "
+            f"{run.folder}: expected the recorded {score.title} of {recorded:.2f}, got {today:.2f} on today's data; "
             "pass the file that the run was scored on with --data."
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from lamella.errors import RunError, UsageError, counted
 from lamella.study.compare import RunPath, select_runs
-from lamella.study.compared_readers import THRESHOLD_PROTOCOLS, TIME_COSTS, ComparedReader, group_by_reader
+from lamella.study.compared_readers import THRESHOLD_PROTOCOLS, TIME_COSTS, ComparedReader, group_by_reader, task_lines
 from lamella.study.differences import PairedDifference, paired_differences
 from lamella.study.pareto import UNKNOWN_DEVICE
 
@@ -52,6 +52,7 @@ class Recommendation:
     """The best reader within the budget, and its alternatives."""
 
     best: ComparedReader
+    readers: tuple[ComparedReader, ...]  # all that were considered
     cheaper: Mapping[str, tuple[PairedDifference, tuple[str, ...]]]  # not distinguishable; what each saves
     bigger: Mapping[str, tuple[PairedDifference, tuple[str, ...]]]  # better, nearest first; the limits each exceeds
     unknown: tuple[str, ...]  # readers that do not record a limited cost
@@ -65,6 +66,7 @@ class Recommendation:
         """Return everything as plain values."""
         return {
             "best": self.best.to_dict(),
+            "metric": self.best.score.key,
             "thresholds": self.best.thresholds,
             "cheaper": [
                 {**difference.reader.to_dict(), "against_best": difference.to_dict(), "saves": list(saves)}
@@ -81,12 +83,14 @@ class Recommendation:
 
     def lines(self) -> list[str]:
         """Return the printed form."""
+        title = self.best.score.title
         costs = {limit: cost for limit in LIMITS if (cost := limit.cost(self.best)) is not None}
         described = [limit.describe(cost) for limit, cost in costs.items()]
         measured = f" (on {self.best.device or UNKNOWN_DEVICE})" if any(limit.is_time for limit in costs) else ""
-        lines = [f"take {self.best.name}: {', '.join([f'F1 {self.best.mean_f1:.2f}', *described])}{measured}"]
+        lines = [f"take {self.best.name}: {', '.join([f'{title} {self.best.mean_f1:.2f}', *described])}{measured}"]
         lines += [str(run.folder) for run in self.best.runs]
-        lines.append(f"F1 {THRESHOLD_PROTOCOLS[self.best.thresholds]}")
+        lines.append(f"{title} {THRESHOLD_PROTOCOLS[self.best.thresholds]}")
+        lines += task_lines(self.readers)
         for difference, saves in self.cheaper.values():
             lines.append(f"cheaper: {difference.verdict}; {difference.reader.name} needs {', '.join(saves)}")
         for difference, exceeded in self.bigger.values():
@@ -110,7 +114,7 @@ def recommend(
     device: str | None = None,
     data: str | None = None,
 ) -> Recommendation:
-    """Choose the run with the best F1 within a budget; among equals, the cheaper one.
+    """Choose the run with the best F1 (classifiers: accuracy) within a budget; among equals, the cheaper one.
 
     Times from different devices are never compared: if the runs were timed on several, a limit on time needs `device`,
     and readers timed elsewhere are left out.
@@ -157,6 +161,7 @@ def recommend(
     }
     return Recommendation(
         best,
+        tuple(readers),
         cheaper,
         bigger,
         unknown=tuple(reader.name for reader in unknown),

@@ -8,7 +8,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lamella import runs
 from lamella.data.examples import Example
@@ -16,9 +19,26 @@ from lamella.errors import LamellaError, RunError, UnreadableError, UsageError, 
 from lamella.files import read_json
 from lamella.garbage import paused_garbage_collection
 from lamella.inference.questions import read_questions
-from lamella.scoring.metrics import QuestionScores, language_of, score_readers
+from lamella.scoring.metrics import QuestionScores, language_of, score_all_answered, score_readers
 from lamella.study.result_files import Result, read_result, result_files
 
+SPAN, ANSWERABILITY = "span", "answerability"  # what a run predicts: answer texts, or whether there is an answer
+
+
+class TaskScore(NamedTuple):
+    """The score by which runs of a task are compared."""
+
+    key: str  # in eval_results.json
+    title: str  # in a table
+    unit: str  # of a difference, in a sentence
+    titles: str  # of all scores that a table shows
+
+
+TASK_SCORES = {
+    SPAN: TaskScore("f1", "F1", "F1", "EM and F1"),
+    ANSWERABILITY: TaskScore("answerability_accuracy", "accuracy", "points of accuracy", "accuracy"),
+}
+DEFAULT_METRICS = {SPAN: "f1", ANSWERABILITY: "answerability_f1"}  # of runs whose `training.metric` was stored as null
 SEED_OPTIONS = (("learner", "seed"), ("training", "order_seed"))  # runs that differ only here are one reader
 
 
@@ -34,6 +54,13 @@ class RunRecord:
     cost: Mapping[str, Any]
     data_files: tuple[str, ...]  # with the questions that it was scored on, if recorded
     result: Result | None = None  # the content of a result file
+
+    @property
+    def task(self) -> str:
+        """What the run predicts: `span`, or `answerability` for a classifier, which gives no texts."""
+        if self.result is not None and not self.folder.is_dir():
+            return self.result.task
+        return ANSWERABILITY if is_classifier(self.folder) else SPAN
 
     @property
     def seeds(self) -> tuple[Any, ...]:
@@ -63,6 +90,28 @@ class RunRecord:
             )
         return self.data_files
 
+    def decisions(self, examples: Sequence[Example]) -> QuestionScores:
+        """Return the scores of a classifier at its own threshold: 1 where it decides correctly whether to answer."""
+        if not self.scores:
+            raise RunError(
+                f"{self.folder}: expected {runs.RESULTS} with the threshold of the classifier, got no such file; score "
+                "it with: lamella evaluate DATA --model RUN --out OUT"
+            )
+        odds = self.null_odds([example.id for example in examples])
+        return score_all_answered(examples).withheld(odds > float(self.scores.get("threshold") or 0.0))
+
+    def null_odds(self, ids: Sequence[str]) -> NDArray[np.float64]:
+        """Read the null odds of some questions."""
+        path = self.folder / runs.NULL_ODDS
+        odds = read_json_object(path)
+        if missing := [id for id in ids if not is_number(odds.get(id))]:
+            raise RunError(f"{path}: expected a number for every question, got none for {missing[0]}.")
+        return np.array([odds[id] for id in ids], np.float64)
+
+    def answers(self) -> Mapping[str, Any]:
+        """Read the answer to every question; of a classifier, its null odds. Nothing is cached."""
+        return read_json_object(self.folder / runs.NULL_ODDS) if self.task == ANSWERABILITY else self.predictions()
+
     def predictions(self) -> dict[str, str]:
         """Read the answer to every question, "" for no answer. Nothing is cached."""
         path = self.folder / runs.PREDICTIONS
@@ -89,7 +138,7 @@ def read_records(
     """Read run folders, result files, and folders of either.
 
     A folder of several runs contributes those that are finished and have the file `requires`; with `unfinished`, also
-    those that have only started.
+    those that have only started. Classifiers of answerability, which write no texts, need no such file.
     """
     paths: dict[Path, Path] = {}
     left_out: dict[str, str] = {}
@@ -101,16 +150,14 @@ def read_records(
         for path in _runs_within(folder):
             state = runs.run_state(path)
             usable = state == "finished" or (unfinished and state)
-            if usable and (requires is None or (path / requires).is_file()):
+            if usable and (requires is None or (path / requires).is_file() or is_classifier(path)):
                 paths.setdefault(path.resolve(), path)
             elif path != folder:
                 left_out[str(path)] = f"has no {requires}" if usable else state or "not started"
             elif not usable:
                 raise RunError(f"{folder}: expected a finished run, got one that is {state}.")
             else:
-                answerability = (folder / runs.NULL_ODDS).is_file() and not (folder / runs.PREDICTIONS).is_file()
-                reason = "it predicts answerability only, no texts" if answerability else "the run was not scored"
-                raise RunError(f"{folder}: expected a run with {requires}, got none; {reason}.")
+                raise RunError(f"{folder}: expected a run with {requires}, got none; the run was not scored.")
     if not paths:
         expected = "run that has started" if unfinished else f"finished run{f' with {requires}' if requires else ''}"
         raise RunError(f"{', '.join(map(str, folders))}: expected at least one {expected}, got none.")
@@ -122,21 +169,35 @@ def read_records(
 def score_records(records: Sequence[RunRecord], data: str | None = None) -> tuple[list[Example], list[QuestionScores]]:
     """Return the questions that the runs answered, and the scores of each run on them.
 
+    If any run is a classifier of answerability, the scores of all are those of the decision to answer.
     Raises an error if the runs answered different questions: their scores could not be compared.
     """
-    first, answers = records[0], records[0].predictions()
+    first, answers = records[0], records[0].answers()
     examples = answered_examples(first, answers, data)
     if data is None:
         _check_same_data(first, examples, records)
 
+    readers = [record for record in records if record.task == SPAN]
+
     def predictions() -> Iterator[Mapping[str, str]]:
-        for record in records:
+        for record in readers:
             texts = record.predictions()
             _check_same_questions(first, answers, record, texts)
             yield texts
 
     with paused_garbage_collection():
-        return examples, score_readers(examples, predictions(), language=language_of(examples))
+        scores = score_readers(examples, predictions(), language=language_of(examples)) if readers else []
+    if len(readers) == len(records):
+        return examples, scores
+    of_readers = iter(scores)
+    decisions = []
+    for record in records:
+        if record.task == SPAN:
+            decisions.append(next(of_readers).on_answerability())
+        else:
+            _check_same_questions(first, answers, record, record.answers())
+            decisions.append(record.decisions(examples))
+    return examples, decisions
 
 
 def read_examples(record: RunRecord, data: str | None = None) -> list[Example]:
@@ -151,7 +212,7 @@ def read_examples(record: RunRecord, data: str | None = None) -> list[Example]:
         ) from None
 
 
-def answered_examples(record: RunRecord, answers: Mapping[str, str], data: str | None) -> list[Example]:
+def answered_examples(record: RunRecord, answers: Mapping[str, Any], data: str | None) -> list[Example]:
     """Return the examples that a run answered: all of them, or the first ones if the run was limited to these."""
     files, examples = (data,) if data else record.data_files, read_examples(record, data)
     answered = [example for example in examples if example.id in answers]
@@ -164,6 +225,11 @@ def answered_examples(record: RunRecord, answers: Mapping[str, str], data: str |
     if not answered:
         raise RunError(f"{record.folder}: expected answers to compare, got none.")
     return answered
+
+
+def is_classifier(folder: Path) -> bool:
+    """Whether a run folder holds the decisions of a classifier of answerability: null odds, and no texts."""
+    return (folder / runs.NULL_ODDS).is_file() and not (folder / runs.PREDICTIONS).is_file()
 
 
 def recorded_data_files(folder: Path) -> tuple[str, ...]:
@@ -226,13 +292,23 @@ def _read_record(path: Path, name: str) -> RunRecord:
     if path.is_file():
         result = read_result(path)
         data_files = tuple(str(file["name"]) for file in result.content["dev"]["files"])
-        cost = result.content["cost"]
-        return RunRecord(name, path, "finished", result.config(), result.scores(), cost, data_files, result)
+        config, cost = _with_metric(result.config()), result.content["cost"]
+        return RunRecord(name, path, "finished", config, result.scores(), cost, data_files, result)
     config, scores, cost = (read_json_object(path / file) for file in (runs.CONFIG, runs.RESULTS, runs.COST))
     config.pop("plugins", None)  # the only key that is no section
     if not all(isinstance(section, dict) for section in config.values()):
         raise UnreadableError(f"{path / runs.CONFIG}: expected the options of a run, by section; the file is damaged.")
-    return RunRecord(name, path, str(runs.run_state(path)), config, scores, cost, recorded_data_files(path))
+    state = str(runs.run_state(path))
+    return RunRecord(name, path, state, _with_metric(config), scores, cost, recorded_data_files(path))
+
+
+def _with_metric(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with the metric that selected the checkpoint; early runs store null for the task's own."""
+    training, task = config.get("training", {}), config.get("learner", {}).get("task")
+    if training.get("metric", "") is None:
+        name = task.get("name") if isinstance(task, Mapping) else task
+        training["metric"] = DEFAULT_METRICS.get(str(name), DEFAULT_METRICS[SPAN])
+    return config
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:
@@ -270,7 +346,7 @@ def _content(example: Example) -> tuple[str, str, list[str]]:
 
 
 def _check_same_questions(
-    first: RunRecord, answers: Mapping[str, str], record: RunRecord, texts: Mapping[str, str]
+    first: RunRecord, answers: Mapping[str, Any], record: RunRecord, texts: Mapping[str, Any]
 ) -> None:
     if answers.keys() == texts.keys():
         return

@@ -4,6 +4,7 @@ It replaces the run where the run folder, the data and the model are gone: its s
 compared question by question. `FORMAT` distinguishes it from any other JSON file. Scores are in percent.
 
     name, command, finished, seed       which run it was
+    task                                `answerability` for a classifier, whose exact and f1 are its accuracy
     encoder, tuning, train, options     what it was made of; files are named without their folders
     start                               for a warm start: the first model, and its sha256 if known
     teachers                            for distillation: each model, its sha256, the run with its logits
@@ -68,6 +69,11 @@ class Result:
     def scored_at(self) -> str:
         """The thresholds of the scores per question: `crossfit` or `own`."""
         return str(self.content["per_question"]["scored_at"])
+
+    @property
+    def task(self) -> str:
+        """What the run predicts: `span`, or `answerability` for a classifier; files of readers do not name it."""
+        return str(self.content.get("task", "span"))
 
     def config(self) -> dict[str, dict[str, Any]]:
         """Return the options by section, as in the config.json of a run."""

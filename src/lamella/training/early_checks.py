@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lamella import registry, runs
 from lamella.config import RunConfig
@@ -64,6 +65,12 @@ def check_cacheable(config: RunConfig) -> None:
         raise ConfigError(
             "data.augment", ["expected none with a cache: augmented texts change every epoch, and no cache holds them."]
         )
+
+
+def default_metric(task: str) -> str:
+    """Return the metric that selects the best checkpoint of a task if `training.metric` is not set."""
+    make: Any = registry.part("task", task).make  # a class of heads/tasks.py, or of a plugin
+    return str(make.headline[1])
 
 
 def _check_metric_fits_task(config: RunConfig) -> None:

@@ -11,6 +11,7 @@ from lamella.config import RunConfig
 from lamella.errors import RunError
 from lamella.files import read_json
 from lamella.plan import Plan
+from lamella.training.early_checks import default_metric
 from lamella.training.folders import RunFolders
 from lamella.training.provenance import check_unchanged
 
@@ -60,6 +61,12 @@ def check_same_options(configs: Mapping[Path, RunConfig], *, advice: str) -> Non
         for key, value in config.flat().items():
             section, _, option = key.partition(".")
             before = recorded.get(section, {}).get(option, defaults[key])
+            if (
+                key == "training.metric"
+                and value is None
+                and before == default_metric(recorded["learner"]["task"]["name"])
+            ):
+                continue  # unset now, and resolved when the run began
             if key not in unresolved and before != value:
                 raise RunError(f"{path}: this run began with {key} = {before!r}, got {value!r}. {advice}")
 

@@ -12,6 +12,7 @@ from lamella.errors import DivergedError, counted
 from lamella.files import write_json
 from lamella.progress import Log
 from lamella.stopwatch import Stopwatch
+from lamella.training.early_checks import default_metric
 from lamella.training.fitting.batch_splitting import Splitter
 from lamella.training.fitting.bookkeeping import Bookkeeper, describe_scores
 from lamella.training.fitting.checkpoint import Checkpoint
@@ -41,7 +42,7 @@ def train_pass(
         log(f"resuming after step {checkpoint.position.step} of {steps.total}")
     if processes.is_main:
         for name, folder in folders.items():
-            write_json(folder / runs.CONFIG, prepared.configs[name].model_dump(mode="json"))
+            write_json(folder / runs.CONFIG, _resolved_options(prepared.configs[name]))
             _truncate(folder / runs.HISTORY, begins.histories.get(name, 0))
     if config.training.trackers:
         processes.accelerator.init_trackers("lamella", config=_tracker_options(config))
@@ -115,6 +116,13 @@ def _tracker_options(config: RunConfig) -> dict[str, Any]:
     """Return the options as trackers take them: flat, and of simple types."""
     simple = (bool, int, float, str)
     return {key: value if isinstance(value, simple) else str(value) for key, value in config.flat().items()}
+
+
+def _resolved_options(config: RunConfig) -> dict[str, Any]:
+    """Return all options, with the metric that selects the best checkpoint also where the task chose it."""
+    options = config.model_dump(mode="json")
+    options["training"]["metric"] = config.training.metric or default_metric(config.learner.task["name"])
+    return options
 
 
 def _truncate(path: Path, length: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lamella.errors import UsageError
 from lamella.scoring.significance import Difference, bootstrap_differences
-from lamella.study.compared_readers import ComparedReader
+from lamella.study.compared_readers import ComparedReader, f1_of_no_answer
 from lamella.study.keep import add_results, comparable_results
 from lamella.study.papers.published_tables import PublishedRow, PublishedTable, known_run_files
 from lamella.study.records import SEED_OPTIONS, RunRecord, RunSelection
@@ -88,7 +88,7 @@ def match_tables(
     """
     runs_of = {(table.id, row.run): _runs_of_row(table, row, tables, records) for table in tables for row in table.row}
     used = {run.folder: run for runs in runs_of.values() for run in runs}
-    selection = add_results(RunSelection(tuple(used.values())), data, classifiers=True) if used else RunSelection(())
+    selection = add_results(RunSelection(tuple(used.values())), data) if used else RunSelection(())
     scored = {run.folder: run for run in selection.records}
     matched = []
     for table in tables:
@@ -145,7 +145,7 @@ def _run_file_of(name: str) -> str | None:
 
 def _check_task(table: PublishedTable, runs: Sequence[RunRecord]) -> None:
     for run in runs:
-        task = run.result.content.get("task", "span") if run.result else table.task
+        task = run.result.task if run.result else table.task
         if task != table.task:
             raise UsageError(f"{run.folder}: expected a run of the task {table.task}, as in {table.id}, got {task}.")
 
@@ -182,11 +182,8 @@ def _classification_scores(result: Result) -> dict[str, float]:
     scores: dict[str, float] = {}
     for prefix, lists in (("", result.at_0), ("crossfit_", (result.exact, result.f1))):
         if lists is not None:
-            right, unanswerable = lists[0] == 1, ~result.answerable
-            abstained = right == unanswerable
-            found, total = int((right & unanswerable).sum()), int(abstained.sum() + unanswerable.sum())
-            scores[f"{prefix}exact"] = 100 * float(right.mean())
-            scores[f"{prefix}f1"] = 200 * found / total if total else 0.0
+            scores[f"{prefix}exact"] = 100 * float(lists[0].mean())
+            scores[f"{prefix}f1"] = f1_of_no_answer(replace(result, exact=lists[0])) or 0.0
     return scores
 
 
@@ -208,6 +205,11 @@ def _different_options(first: RunRecord, second: RunRecord) -> list[str]:
     """Return the options that two runs do not share; files and models are compared without their folders."""
     assert first.result is not None
     assert second.result is not None
-    one, two = first.result.content["options"], second.result.content["options"]
+    one, two = (
+        # Early files store null for the task's own metric; the config has it in its place.
+        {**run.result.content["options"], "training.metric": run.config.get("training", {}).get("metric")}
+        for run in (first, second)
+        if run.result is not None
+    )
     seeds = {".".join(key) for key in SEED_OPTIONS}
     return sorted(key for key in {*one, *two} - seeds if one.get(key) != two.get(key))

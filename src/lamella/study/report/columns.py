@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lamella.scoring.significance import bootstrap_differences
-from lamella.study.compared_readers import ComparedReader
+from lamella.study.compared_readers import ComparedReader, f1_of_no_answer
+from lamella.study.records import ANSWERABILITY, SPAN
 from lamella.study.report.option_names import readable_option
 
 NOTHING = "–"
@@ -43,6 +44,16 @@ DEFAULT_COLUMNS = (
     "tuning", "delta", "exact_at_0", "f1_at_0", "exact", "f1", "best_f1", "train_seconds", "windows_per_second",
     "inference_seconds_per_1000", "model_bytes",
 )  # fmt: skip
+# The scores of classifiers of answerability take the places of EM and F1.
+CLASSIFIER_TITLES = {
+    "exact_at_0": "accuracy at 0",
+    "f1_at_0": "no-answer F1 at 0",
+    "exact": "accuracy",
+    "f1": "no-answer F1",
+    "HasAns_f1": "accuracy, answerable",
+    "NoAns_f1": "accuracy, unanswerable",
+    "best_f1": "accuracy, best",
+}
 MEASURED = {"train_seconds", "windows_per_second", "inference_seconds_per_1000", "peak_memory_bytes"}  # on a device
 _SUFFIXES = re.compile(r"(\.jsonl?|\.csv)?(\.gz)?$")
 
@@ -53,9 +64,11 @@ class Labels:
 
     names: Mapping[str, str]
 
-    def title(self, key: str) -> str:
-        """Return the title of a column."""
+    def title(self, key: str, task: str = SPAN) -> str:
+        """Return the title of a column; the scores of classifiers have titles of their own."""
         default = COLUMNS[key][0] if key in COLUMNS else key.rpartition(".")[2].replace("_", " ")
+        if task == ANSWERABILITY and key in CLASSIFIER_TITLES:
+            return CLASSIFIER_TITLES[key]
         return self.names.get(key, default)
 
     def files(self, files: Sequence[Mapping[str, Any]]) -> str:
@@ -65,6 +78,8 @@ class Labels:
 
     def cell(self, key: str, reader: ComparedReader) -> str:
         """Return the text of a column for a reader."""
+        if reader.task == ANSWERABILITY and key in _CLASSIFIER_CELLS:
+            return _CLASSIFIER_CELLS[key](self, reader)
         if key in _CELLS:
             return _CELLS[key](self, reader)
         if key not in COLUMNS:
@@ -131,7 +146,7 @@ def _delta(labels: Labels, reader: ComparedReader) -> str:
 
 
 def _f1(labels: Labels, reader: ComparedReader) -> str:
-    """Return F1 with its deviation between seeds and its interval: `80.50 ±0.18 [79.2, 81.8]`."""
+    """Return F1, or accuracy, with its deviation between seeds and its interval: `80.50 ±0.18 [79.2, 81.8]`."""
     result = reader.runs[0].result
     assert result is not None
     (interval,) = bootstrap_differences(reader.f1[:, None], result.paragraphs)
@@ -148,6 +163,12 @@ def _subset_score(key: str) -> Callable[[Labels, ComparedReader], str]:
         return NOTHING if None in values else f"{sum(values) / len(values):.2f}"
 
     return cell
+
+
+def _no_answer_f1_at_0(labels: Labels, reader: ComparedReader) -> str:
+    at_0 = [replace(run.result, exact=run.result.at_0[0]) for run in reader.runs if run.result and run.result.at_0]
+    values = [value for decisions in at_0 if (value := f1_of_no_answer(decisions)) is not None]
+    return f"{sum(values) / len(values):.2f}" if len(values) == len(reader.runs) else NOTHING
 
 
 def _bytes(key: str) -> Callable[[Labels, ComparedReader], str]:
@@ -198,4 +219,9 @@ _CELLS: dict[str, Callable[[Labels, ComparedReader], str]] = {
     "model_bytes": _bytes("model_bytes"),
     "peak_memory_bytes": _bytes("peak_memory_bytes"),
     "device": lambda labels, reader: reader.device or NOTHING,
+}
+_CLASSIFIER_CELLS: dict[str, Callable[[Labels, ComparedReader], str]] = {
+    "exact": _f1,  # of decisions, both scores are the accuracy
+    "f1": lambda labels, reader: NOTHING if reader.no_answer_f1 is None else f"{reader.no_answer_f1:.2f}",
+    "f1_at_0": _no_answer_f1_at_0,
 }

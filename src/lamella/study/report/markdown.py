@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,11 +12,11 @@ from typing import Any
 from lamella.config import RunConfig
 from lamella.errors import UsageError, counted, did_you_mean
 from lamella.files import read_json
-from lamella.study.compared_readers import ComparedReader, group_by_reader
+from lamella.study.compared_readers import ComparedReader, group_by_reader, task_lines
 from lamella.study.differences import PairedDifference, paired_differences
 from lamella.study.keep import add_results
 from lamella.study.pareto import pareto_fronts
-from lamella.study.records import RunRecord, RunSelection, read_records
+from lamella.study.records import ANSWERABILITY, SPAN, RunRecord, RunSelection, read_records
 from lamella.study.report.columns import COLUMNS, MEASURED, NOTHING, Labels, readable_value
 from lamella.study.report.layout import LAYOUT_FILE, RANKING_COSTS, Layout, LayoutSection, read_layout
 from lamella.study.report.page_blocks import Table, markdown_block
@@ -33,6 +34,11 @@ LEGEND = (
     "standard deviation between seeds. With a single seed, a verdict is about these questions only and not about other "
     "seeds. A mean of several seeds is also ahead on questions that only some of the seeds get right."
 )
+CLASSIFIER_LEGEND = (
+    "Classifiers only decide whether a question has an answer. *Accuracy* is the share of questions that they decide "
+    "correctly; its thresholds, interval and test are those described for F1. *No-answer F1* is the F1 of the class "
+    '"no answer".'
+)
 
 
 def markdown_report(
@@ -42,7 +48,7 @@ def markdown_report(
     selection = add_results(read_records(paths), data)
     layout_file = Path(os.path.expanduser(paths[0])) / LAYOUT_FILE if len(paths) == 1 else None
     if layout_file is None or not layout_file.is_file():
-        layout_file, layout = None, Layout(section=[LayoutSection(title="Runs", runs=["*"])])
+        layout_file, layout = None, Layout(section=_default_sections(selection.records))
     else:
         layout = read_layout(layout_file)
     records = [_section_runs(section, selection.records, str(layout_file)) for section in layout.section]
@@ -50,14 +56,31 @@ def markdown_report(
         _check_all_shown(layout_file, layout, records)
     labels = Labels(layout.names)
     parts = [GENERATED, f"# {title or layout.title}", layout.intro.strip(), LEGEND]
+    if any(run.task == ANSWERABILITY for run in selection.records):
+        parts.append(CLASSIFIER_LEGEND)
     for section, section_records in zip(layout.section, records, strict=True):
         parts += [f"## {section.title}", section.text.strip()]
         if section.file and layout_file:
             parts.append(_file_table(layout_file.parent / section.file, section, labels))
         elif section_records:
-            parts += _run_parts(layout, section, section_records, labels, layout_file or Path("the runs"))
+            where = layout_file or Path("the runs")
+            parts += _run_parts(layout, section, section_records, labels, data, where)
     parts += map(markdown_block, provenance_section(selection.records, labels))
     return "\n\n".join(part for part in parts if part) + "\n", len(selection.records)
+
+
+def _default_sections(records: Sequence[RunRecord]) -> list[LayoutSection]:
+    """Return one section for all runs; readers and classifiers have different scores, and a section each."""
+    titles = {SPAN: "Readers", ANSWERABILITY: "Classifiers"}
+    names = {task: [_literal(run.name) for run in records if run.task == task] for task in titles}
+    if not all(names.values()):
+        return [LayoutSection(title="Runs", runs=["*"])]
+    return [LayoutSection(title=titles[task], runs=names[task]) for task in titles]
+
+
+def _literal(name: str) -> str:
+    """Return a pattern that matches a name alone, whatever characters it has."""
+    return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def _section_runs(section: LayoutSection, records: Sequence[RunRecord], where: str) -> list[RunRecord]:
@@ -83,14 +106,20 @@ def _check_all_shown(layout_file: Path, layout: Layout, records: Sequence[Sequen
 
 
 def _run_parts(
-    layout: Layout, section: LayoutSection, records: Sequence[RunRecord], labels: Labels, where: Path
+    layout: Layout,
+    section: LayoutSection,
+    records: Sequence[RunRecord],
+    labels: Labels,
+    data: str | None,
+    where: Path,
 ) -> list[str]:
-    paragraphs, readers = group_by_reader(RunSelection(tuple(records)))
+    paragraphs, readers = group_by_reader(RunSelection(tuple(records)), data)
     baseline = _find_baseline(section, readers, where)
     differences = paired_differences([reader for reader in readers if reader is not baseline], baseline, paragraphs)
     columns = section.columns or layout.columns
     _check_columns(columns, section, readers, where)
     parts = [
+        *(f"{line[0].upper()}{line[1:]}." for line in task_lines(readers)),
         _questions_line(records[0], labels),
         _readers_table(columns, readers, labels, keep_empty=bool(section.columns)),
         "\n".join(f"- {_verdict(difference)}" for difference in differences),
@@ -152,7 +181,7 @@ def _readers_table(
     if any(len(reader.runs) > 1 for reader in readers) and "seeds" not in keys:
         keys.insert(len(fixed), "seeds")
         rows = [{**row, "seeds": labels.cell("seeds", reader)} for row, reader in zip(rows, readers, strict=True)]
-    titles = {"run": "run", **{key: labels.title(key) for key in keys}}
+    titles = {"run": "run", **{key: labels.title(key, readers[0].task) for key in keys}}
     left = {"run", "tuning", "device", *fixed}
     return _table(
         list(titles.values()), [[row[key] for key in titles] for row in rows], [key in left for key in titles]
@@ -176,7 +205,7 @@ def _fronts_line(readers: Sequence[ComparedReader], costs: Sequence[str]) -> str
         for cost in costs
         for front in pareto_fronts(readers, cost)
     ]
-    return f"Best F1 for their cost, {'; '.join(described)}." if described else ""
+    return f"Best {readers[0].score.title} for their cost, {'; '.join(described)}." if described else ""
 
 
 def _devices_line(readers: Sequence[ComparedReader]) -> str:
