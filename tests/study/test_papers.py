@@ -315,4 +315,3 @@ def test_classifiers_are_compared_by_accuracy(tmp_path: Path, data: Path, lamell
     assert "of the task answerability" in one_line(
         lamella, "--paper", "bertvision-table4", folder, span, "--out", tmp_path / "new.md"
     )
-    assert "nbest_predictions.json" in one_line(lamella, folder, "--out", tmp_path / "new.md")

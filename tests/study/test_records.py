@@ -94,19 +94,18 @@ def test_options_exclude_the_seeds(tmp_path: Path, data: Path) -> None:
     assert json.loads((runs[0].folder / "config.json").read_text()) == configs[0]
 
 
-def test_a_run_without_texts_is_left_out_of_a_folder_and_an_error_by_name(tmp_path: Path, data: Path) -> None:
-    for name in ("a", "answerability"):
+def test_a_classifier_needs_no_texts_and_a_run_without_answers_is_left_out(tmp_path: Path, data: Path) -> None:
+    for name in ("a", "classifier", "unscored"):
         write_run(tmp_path / "all" / name, data, [1] * 10)
-    (tmp_path / "all" / "answerability" / "predictions.json").rename(
-        tmp_path / "all" / "answerability" / "null_odds.json"
-    )
+    texts = tmp_path / "all" / "classifier" / "predictions.json"
+    texts.rename(texts.with_name("null_odds.json"))
+    unscored = tmp_path / "all" / "unscored"
+    (unscored / "predictions.json").unlink()
     selection = read_records([tmp_path / "all"], requires="predictions.json")
-    assert [run.name for run in selection.records] == ["a"]
-    assert selection.left_out == {str(tmp_path / "all" / "answerability"): "has no predictions.json"}
-    with pytest.raises(
-        RunError, match=r"answerability: expected a run with predictions.json, got none; it predicts answerability only"
-    ):
-        read_records([tmp_path / "all" / "answerability"], requires="predictions.json")
+    assert {run.name: run.task for run in selection.records} == {"a": "span", "classifier": "answerability"}
+    assert selection.left_out == {str(unscored): "has no predictions.json"}
+    with pytest.raises(RunError, match=r"expected a run with predictions.json, got none; the run was not scored"):
+        read_records([unscored], requires="predictions.json")
 
 
 def test_an_analysis_beside_the_runs_is_skipped(tmp_path: Path, data: Path, lamella: Any) -> None:
