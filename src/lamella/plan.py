@@ -17,6 +17,15 @@ that differ in more than this are `[[run]]` tables: each has a name, and its opt
     encoder.tuning = { name = "top_k", k = 3 }
 
 Runs on the same frozen encoder that differ only in their learner share a pass.
+
+Rows of a table that are not trained, but made from runs, are listed in `[derived]`; `sweep` makes them:
+
+    [derived]
+    copies = ["bert@0.3", "bert@1"]                         # of `training.save_at`
+
+    [[derived.ensembles]]
+    name = "both"
+    members = ["head", "bert@0.3"]
 """
 
 from __future__ import annotations
@@ -27,22 +36,42 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
 
 from lamella.config import RunConfig
 from lamella.errors import ConfigError, UnknownNameError, shorten
+from lamella.option_errors import explain
 from lamella.registry import trait
 from lamella.run_file import apply_overrides, merge_tables, read_table
 from lamella.runs import DATA, FILES, MODEL, MODELS
+from lamella.section import Section
 from lamella.validation import check_config
 
+DERIVED = "derived"  # the key of the rows that are not trained
 RUN = "run"  # the key of the `[[run]]` tables
 FOLDER_NAME = "a folder name of letters, digits and . + - _ that is not one of a run's own files"
 
 Pass = dict[str, RunConfig]  # by run name; all options but the learner's are the same
 Axis = tuple[tuple[str, str], list[Any]]  # section and option, and its values
+
+
+class EnsembleOptions(Section):
+    """An ensemble of runs."""
+
+    name: str
+    members: list[str] = Field(min_length=2)
+    how: Literal["max", "mean", "product", "vote"] = "mean"
+
+
+class DerivedOptions(Section):
+    """Rows that are made from runs; a run, or RUN@EPOCH for a copy of `training.save_at`, is a member."""
+
+    copies: list[str] = Field(default=[])
+    ensembles: list[EnsembleOptions] = Field(default=[])
 
 
 @dataclass(frozen=True)
@@ -52,6 +81,7 @@ class Plan:
     passes: tuple[Pass, ...]
     varied: Mapping[str, Mapping[str, Any]]  # by run name: the options in which the runs differ
     named: bool = False  # whether the file names its runs, in `[[run]]` tables
+    derived: DerivedOptions = field(default_factory=DerivedOptions)
 
     @property
     def runs(self) -> dict[str, RunConfig]:
@@ -68,6 +98,7 @@ def make_plan(table: Mapping[str, Any], *, where: str, overrides: Sequence[str] 
     """Return the runs of a table: its `[[run]]` tables, each times its learners and its grid."""
     problems: list[str] = []
     configs: Pass = {}
+    derived = DerivedOptions() if only else _derived(table.get(DERIVED, {}), problems)
     run_tables = _run_tables(table, problems)
     for name in only:
         if name not in run_tables:
@@ -89,7 +120,7 @@ def make_plan(table: Mapping[str, Any], *, where: str, overrides: Sequence[str] 
     if problems:
         raise ConfigError(where, list(dict.fromkeys(problems)))
     varied = dict(zip(configs, _varied(list(configs.values())), strict=True))
-    return Plan(share_passes(configs), varied, named=RUN in table)
+    return Plan(share_passes(configs), varied, named=RUN in table, derived=derived)
 
 
 def share_passes(configs: Mapping[str, RunConfig]) -> tuple[Pass, ...]:
@@ -113,7 +144,7 @@ def is_folder_name(name: Any) -> bool:
 
 def _run_tables(table: Mapping[str, Any], problems: list[str]) -> dict[str | None, dict[str, Any]]:
     """Return the table of every `[[run]]` by its name, or the whole table under None if there are no runs."""
-    shared = {key: value for key, value in table.items() if key != RUN}
+    shared = {key: value for key, value in table.items() if key not in (RUN, DERIVED)}
     if RUN not in table:
         return {None: copy.deepcopy(shared)}
     entries = table[RUN]
@@ -134,6 +165,26 @@ def _run_tables(table: Mapping[str, Any], problems: list[str]) -> dict[str | Non
         for name, entry in zip(names, entries, strict=True)
         if is_folder_name(name)
     }
+
+
+def _derived(given: Any, problems: list[str]) -> DerivedOptions:
+    """Return the rows that are made from runs."""
+    if not isinstance(given, dict):
+        problems.append(f"{DERIVED}: expected a table with copies and ensembles, got {shorten(given)}.")
+        return DerivedOptions()
+    try:
+        options = DerivedOptions.model_validate(given)
+    except ValidationError as error:
+        problems += explain(error, given, DerivedOptions, DERIVED)
+        return DerivedOptions()
+    for saved in options.copies:
+        run, _, epoch = saved.partition("@")
+        if not is_folder_name(run) or not re.fullmatch(r"[\d.]+", epoch):
+            problems.append(f'{DERIVED}.copies: expected a run and an epoch, as in "bert@0.3", got {shorten(saved)}.')
+    for ensemble in options.ensembles:
+        if not is_folder_name(ensemble.name):
+            problems.append(f"{DERIVED}.ensembles.name: expected {FOLDER_NAME}, got {shorten(ensemble.name)}.")
+    return options
 
 
 def _expand(table: dict[str, Any], where: str, problems: list[str]) -> Pass:

@@ -208,7 +208,8 @@ def sweep(
     if only_list:
         warn_of_unchecked_options(", ".join(map(str, configs)))
         passes = [list(job.configs) for job in planned.jobs]
-        typer.echo(json.dumps({"passes": passes}, indent=2) if as_json else "\n".join(plan_lines(planned, out)))
+        listed = {"passes": passes, "derived": list(planned.derived)}
+        typer.echo(json.dumps(listed, indent=2) if as_json else "\n".join(plan_lines(planned, out)))
         return
 
     import lamella.training.run  # noqa: F401 - without torch, fail here, not in every run

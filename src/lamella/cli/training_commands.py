@@ -112,6 +112,11 @@ def _check_starts(plan: Plan, file: Path) -> None:
     """Refuse a run that starts from another run of the same file: only `sweep` trains them in that order."""
     from lamella.errors import UsageError
 
+    if plan.derived.copies or plan.derived.ensembles:
+        raise UsageError(
+            f"{file}: expected runs to train, got [derived] rows too, which only sweep makes; use "
+            f"`lamella sweep {file} --out DIR`, or choose runs with --run."
+        )
     for name, config in plan.runs.items():
         start = (config.encoder.from_run or "").partition("@")[0]
         if start in plan.runs:

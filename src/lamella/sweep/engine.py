@@ -15,16 +15,21 @@ from lamella.errors import one_line
 from lamella.plan import Pass, Plan
 from lamella.plugins import import_plugins
 from lamella.progress import Log
+from lamella.sweep.derived import DerivedRow, make_row
 
 PASSES = ".passes"  # in the folder of a sweep: the checkpoints of passes that several runs share
 
 
 @dataclass(frozen=True)
 class Job:
-    """One pass over the data with the runs trained in it, and the runs of the sweep that must be finished before."""
+    """One pass over the data with the runs trained in it, and the runs of the sweep that must be finished before.
+
+    Or a row that is made from such runs without training.
+    """
 
     configs: Pass
     needs: frozenset[str] = frozenset()
+    derived: DerivedRow | None = None  # the row to make, with the options of the run that it is made from
 
     @property
     def key(self) -> str:
@@ -70,18 +75,21 @@ class LocalEngine:
         """Train the next job of the queue."""
         job, began = self._started.popleft(), time.perf_counter()
         try:
-            train_job(job, self.out, self.log)
+            run_job(job, self.out, self.log)
         except Exception as error:  # an error of any kind ends this pass only: the others are still trained
             return Outcome(job, time.perf_counter() - began, one_line(error) or type(error).__name__)
         return Outcome(job, time.perf_counter() - began)
 
 
-def train_job(job: Job, out: Path, log: Log) -> None:
+def run_job(job: Job, out: Path, log: Log) -> None:
     """Train the runs of a pass, each into the folder of its name in `out`; a run that was started is resumed."""
     from lamella.training.run import train_plan
 
     for config in job.configs.values():
         import_plugins(config.plugins)  # a worker is not the process that read the run file
+    if job.derived is not None:
+        make_row(job.derived, job.configs[job.derived.name], out, log)
+        return
     plan = Plan((job.configs,), {name: {} for name in job.configs})
     folder = job.checkpoint(out).parent
     started = runs.run_state(folder) is not None

@@ -21,7 +21,7 @@ from lamella import runs
 from lamella.errors import LamellaError, counted, one_line
 from lamella.files import read_json
 from lamella.progress import silent
-from lamella.sweep.engine import PASSES, Job, Outcome, train_job
+from lamella.sweep.engine import PASSES, Job, Outcome, run_job
 
 
 class RayEngine:
@@ -100,7 +100,7 @@ def train_on_worker(job: Job, out: Path, marker: Path, working_folder: Path, mod
     if models is not None:
         unpack(models, out)
     try:
-        train_job(job, out, silent)
+        run_job(job, out, silent)
     except Exception as failure:
         error = one_line(failure) or type(failure).__name__
     folders = None if shared_disk else pack(out, [*job.configs, f"{PASSES}/{job.key}"])

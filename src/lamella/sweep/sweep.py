@@ -17,6 +17,7 @@ from lamella import runs
 from lamella.errors import LamellaError, RunError, UsageError, counted
 from lamella.files import read_json, write_json
 from lamella.progress import Log
+from lamella.sweep.derived import DerivedRow, check_same_row, is_current
 from lamella.sweep.engine import Engine, Job, LocalEngine
 from lamella.sweep.sweep_plan import Sweep, absolute_path
 from lamella.training.provenance import check_unchanged
@@ -52,16 +53,19 @@ def run_sweep(sweep: Sweep, out: Path, *, engine: Engine | None = None, log: Log
     config_of_folder = {out / name: config for name, config in sweep.runs.items()}
     check_same_options(config_of_folder, advice=ADVICE)
     check_unchanged(config_of_folder, advice=ADVICE)
+    for row in _derived_rows(sweep):
+        check_same_row(row, out, advice=ADVICE)
     outcomes = {name: _read_outcome(out, name) for name in sweep.runs if runs.is_over(out / name)}
+    outcomes |= {row.name: _read_outcome(out, row.name) for row in _derived_rows(sweep) if is_current(row, out)}
     jobs = _remaining_jobs(sweep, out)
     earlier = [name for name in (kind[1] if kind else []) if (out / name / runs.RUN).is_file()]
-    within = dict.fromkeys([*earlier, *sweep.runs])  # the record of the folder lists the runs of all its sweeps
+    within = dict.fromkeys([*earlier, *sweep.names])  # the record of the folder lists the runs of all its sweeps
     with suppress(_SomeFailedError), runs.new_run(out, "sweep", overwrite=True, resume=True, within=within):
         _run_jobs(jobs, sweep, out, engine or LocalEngine(out, log), outcomes, log)
         failed = [outcome.run for outcome in outcomes.values() if outcome.state != "finished"]
         if failed:
             raise _SomeFailedError(f"{len(failed)} of {counted(len(outcomes), 'run')} failed: {', '.join(failed)}")
-    return [outcomes[name] for name in sweep.runs]
+    return [outcomes[name] for name in sweep.names]
 
 
 def run_on_ray(
@@ -110,7 +114,11 @@ def _remaining_jobs(sweep: Sweep, out: Path) -> list[Job]:
         rest = {name: config for name, config in job.configs.items() if not runs.is_over(out / name)}
         if rest:
             remaining.append(job if job.checkpoint(out).is_file() else replace(job, configs=rest))
-    return remaining
+    return remaining + [job for job in sweep.derived.values() if job.derived and not is_current(job.derived, out)]
+
+
+def _derived_rows(sweep: Sweep) -> list[DerivedRow]:
+    return [job.derived for job in sweep.derived.values() if job.derived is not None]
 
 
 def _run_jobs(
@@ -124,9 +132,8 @@ def _run_jobs(
             failed = sorted(name for name in job.needs if name in outcomes and outcomes[name].state != "finished")
             if failed:
                 waiting.remove(job)
-                outcomes.update(
-                    {name: RunOutcome(name, "blocked", error=f"starts from {failed[0]}") for name in job.configs}
-                )
+                reason = f"{'is made from' if job.derived else 'starts from'} {failed[0]}"
+                outcomes.update({name: RunOutcome(name, "blocked", error=reason) for name in job.configs})
             elif job.needs <= set(outcomes):
                 waiting.remove(job)
                 engine.start(job)
@@ -159,12 +166,13 @@ def _write_summary(sweep: Sweep, out: Path, outcomes: Mapping[str, RunOutcome]) 
     first = next(iter(flat.values()))
     varied = sorted(key for key in first if any(options[key] != first[key] for options in flat.values()))
     summaries = []
-    for name, options in flat.items():
+    for name in sweep.names:
+        options = flat.get(name)  # a derived row has none of its own
         outcome = outcomes.get(name, RunOutcome(name, "unfinished"))
         summaries.append(
             {
                 "run": name,
-                "options": {key: options[key] for key in varied},
+                "options": {key: options[key] for key in varied} if options else {},
                 "scores": dict(outcome.scores or {}),
                 "state": outcome.state,
                 "error": outcome.error,

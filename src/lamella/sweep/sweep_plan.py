@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lamella import runs
 from lamella.config import RunConfig
 from lamella.errors import ConfigError, UnreadableError, UsageError, counted
-from lamella.plan import Plan, is_folder_name, load_plan, share_passes
+from lamella.plan import DerivedOptions, Plan, is_folder_name, load_plan, share_passes
 from lamella.run_file import read_table
+from lamella.sweep.derived import DerivedRow, derived_rows, is_current, source_config, with_seed
 from lamella.sweep.engine import Job
 
 LIST_KEY = "runs"  # the only key of a file that lists run files
@@ -20,10 +21,19 @@ LIST_KEY = "runs"  # the only key of a file that lists run files
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep by name, and its passes; a pass comes after the runs that it starts from."""
+    """The runs of a sweep by name, its passes, and the rows that are made from the runs.
+
+    A pass comes after the runs that it starts from.
+    """
 
     runs: Mapping[str, RunConfig]
     jobs: tuple[Job, ...]
+    derived: Mapping[str, Job] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all its run folders."""
+        return [*self.runs, *self.derived]
 
 
 def read_sweep(paths: Sequence[Path], out: Path, overrides: Sequence[str] = (), seeds: Sequence[int] = ()) -> Sweep:
@@ -34,8 +44,10 @@ def read_sweep(paths: Sequence[Path], out: Path, overrides: Sequence[str] = (), 
     files = list(dict.fromkeys(file for path in paths for file in _run_files(path)))
     configs: dict[str, RunConfig] = {}
     file_of: dict[str, Path] = {}
+    derived: dict[Path, DerivedOptions] = {}
     for file in files:
         plan = load_plan(file, overrides)
+        derived[file] = plan.derived
         if seeds:
             _check_one_seed(plan, file, overrides)
         for plan_name, config in plan.runs.items():
@@ -53,9 +65,10 @@ def read_sweep(paths: Sequence[Path], out: Path, overrides: Sequence[str] = (), 
                 )
             configs[name], file_of[name] = config, file
     out = absolute_path(out)
+    rows = [(row, file) for file, options in derived.items() for row in derived_rows(options, configs, seeds)]
     if seeds:
         _check_no_paths(configs, file_of, out)
-        file_of = {_seeded(name, seed): file for name, file in file_of.items() for seed in seeds}
+        file_of = {with_seed(name, seed): file for name, file in file_of.items() for seed in seeds}
         configs = _with_seeds(configs, seeds)
     needs = {name: _needed_runs(config, out) - {name} for name, config in configs.items()}
     for name, needed in needs.items():
@@ -65,20 +78,32 @@ def read_sweep(paths: Sequence[Path], out: Path, overrides: Sequence[str] = (), 
                     f"{file_of[name]}: expected the run {missing!r} to start from, but it is neither in this sweep nor "
                     f"in {out}; add its run file."
                 )
-    return Sweep(configs, _ordered_jobs(configs, {name: needed & set(configs) for name, needed in needs.items()}))
+    jobs = _ordered_jobs(configs, {name: needed & set(configs) for name, needed in needs.items()})
+    return Sweep(configs, jobs, _derived_jobs(rows, configs, out))
 
 
 def plan_lines(sweep: Sweep, out: Path) -> list[str]:
     """Describe what a sweep would do, one line per pass."""
     done = {name for name in sweep.runs if runs.is_over(absolute_path(out) / name)}
     head = f"{counted(len(sweep.runs), 'run')} in {counted(len(sweep.jobs), 'pass', 'passes')}"
+    if sweep.derived:
+        head += f", {counted(len(sweep.derived), 'derived row')}"
+        rows = {name: job.derived for name, job in sweep.derived.items() if job.derived is not None}
+        done |= {name for name, row in rows.items() if is_current(row, absolute_path(out))}
     lines = [head + (f", {len(done)} done" if done else "")]
     for number, job in enumerate(sweep.jobs, 1):
         config = next(iter(job.configs.values()))
         start = config.encoder.from_run or config.encoder.name
-        names = ", ".join(f"{name} (done)" if name in done else name for name in job.configs)
-        lines.append(f"{number}. {start}, {config.encoder.tuning['name']}: {names}")
+        lines.append(f"{number}. {start}, {config.encoder.tuning['name']}: {_listed(job.configs, done)}")
+    for title, ensembles in (("copies", False), ("ensembles", True)):
+        names = [name for name, job in sweep.derived.items() if job.derived and bool(job.derived.how) == ensembles]
+        if names:
+            lines.append(f"{title}: {_listed(names, done)}")
     return lines
+
+
+def _listed(names: Iterable[str], done: set[str]) -> str:
+    return ", ".join(f"{name} (done)" if name in done else name for name in names)
 
 
 def absolute_path(path: Path) -> Path:
@@ -125,13 +150,21 @@ def _with_seeds(configs: Mapping[str, RunConfig], seeds: Sequence[int]) -> dict[
             update: dict[str, Any] = {"learner": config.learner.model_copy(update={"seed": seed})}
             base, at, epoch = (config.encoder.from_run or "").partition("@")
             if base in configs:
-                update["encoder"] = config.encoder.model_copy(update={"from_run": _seeded(base, seed) + at + epoch})
-            seeded[_seeded(name, seed)] = config.model_copy(update=update)
+                update["encoder"] = config.encoder.model_copy(update={"from_run": with_seed(base + at + epoch, seed)})
+            seeded[with_seed(name, seed)] = config.model_copy(update=update)
     return seeded
 
 
-def _seeded(name: str, seed: int) -> str:
-    return f"{name}-seed{seed}"
+def _derived_jobs(
+    rows: Sequence[tuple[DerivedRow, Path]], configs: Mapping[str, RunConfig], out: Path
+) -> dict[str, Job]:
+    jobs: dict[str, Job] = {}
+    for row, file in rows:
+        if row.name in configs or row.name in jobs:
+            raise UsageError(f"{file}: expected a single row named {row.name}, got another; rename one.")
+        config = source_config(row, configs, out, file)
+        jobs[row.name] = Job({row.name: config}, row.sources & set(configs), row)
+    return jobs
 
 
 def _check_one_seed(plan: Plan, file: Path, overrides: Sequence[str]) -> None:
