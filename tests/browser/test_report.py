@@ -83,6 +83,9 @@ def test_everything_is_drawn_without_warnings_or_requests(browser: Chrome, repor
     )
     assert len(plots) == 3 + 2 + 1 + 1 + 2  # costs, curves, less data, layers, precision-recall and calibration
     assert all(marks > 0 for _, marks in plots), plots
+    # As the encoder counts its layers: 0 would be the embeddings, which these heads do not read.
+    numbers = browser.execute_script("return document.querySelector('#layers .plot').data[0].x")
+    assert numbers == ["1", "2", "3", "4", "5", "6"]
     assert warnings(browser) == []
     external = [url for url in requests(browser) if not url.startswith(("file:", "data:", "blob:"))]
     assert external == []

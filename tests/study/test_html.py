@@ -107,9 +107,9 @@ def test_layer_weights_are_gamma_times_w_as_the_mixer_applies_them(tmp_path: Pat
     make_run(tmp_path / "plain", weights=(w, gamma))
     make_run(tmp_path / "soft", weights=(w, gamma), normalise="softmax")
     plain, soft = (run["layers"] for run in collect([tmp_path / "plain", tmp_path / "soft"])["runs"])
-    assert plain == {"start": [0.2, 0.4, 0.6], "end": [0.0, 1.0, 2.0]}
-    assert sum(soft["start"]) == pytest.approx(2)
-    assert soft["end"][2] == pytest.approx(np.e**2 / (1 + np.e + np.e**2), abs=1e-4)
+    assert plain == {"numbers": [1, 2, 3], "weights": {"start": [0.2, 0.4, 0.6], "end": [0.0, 1.0, 2.0]}}
+    assert sum(soft["weights"]["start"]) == pytest.approx(2)
+    assert soft["weights"]["end"][2] == pytest.approx(np.e**2 / (1 + np.e + np.e**2), abs=1e-4)
 
 
 def test_parameters_come_from_cost_json_or_from_the_saved_model(tmp_path: Path) -> None:
@@ -127,6 +127,16 @@ def test_a_long_history_is_averaged_over_stretches(tmp_path: Path) -> None:
     assert len(curve["loss"]) == CURVE_POINTS
     assert curve["step"][0] == 5.5  # of steps 1 to 10
     assert len(curve["evaluations"]["f1"]) == len(curve["evaluations"]["step"]) == CURVE_POINTS
+
+
+def test_a_curve_has_the_parts_of_the_loss(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", steps=0)
+    steps = [{"event": "step", "step": n, "epoch": n / 2, "loss": 3.0, "start": 1.0, "distillation": n} for n in (1, 2)]
+    history = "".join(json.dumps({**step, "learning_rate": 1e-3}) + "\n" for step in steps)
+    (tmp_path / "run" / "history.jsonl").write_text(history, encoding="utf-8")
+    curve = collect([tmp_path / "run"])["runs"][0]["curve"]
+    assert curve["parts"] == {"start": [1.0, 1.0], "distillation": [1.0, 2.0]}
+    assert curve["loss"] == [3.0, 3.0]
 
 
 def test_runs_with_different_fractions_share_a_line(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def _shown_values(run: RunRecord, notes: list[str]) -> ReportValues:
         "metric": run.config.get("training", {}).get("metric", "f1"),
         "scores": {key: rounded(run.scores[key]) for key in SHOWN_SCORES if is_number(run.scores.get(key))},
         "cost": cost,
+        "efficiency": rounded(run.cost["efficiency"]) if is_number(run.cost.get("efficiency")) else None,
         "device": run.device,
         "train_seconds_from": source,
         "curve": read_curve(run.folder / runs.HISTORY),
@@ -63,7 +64,7 @@ def _shown_values(run: RunRecord, notes: list[str]) -> ReportValues:
 
 
 def _layer_weights(folder: Path, notes: list[str]) -> ReportValues | None:
-    """Return the learned weight of each layer, by stream: `{"start": [...], "end": [...]}`."""
+    """Return the learned weight of each layer by stream, and the numbers of the layers, as the encoder counts them."""
     try:
         learned = learned_weights(folder)
     except ModuleNotFoundError as error:  # the mixers are defined with torch
@@ -73,7 +74,8 @@ def _layer_weights(folder: Path, notes: list[str]) -> ReportValues | None:
             notes.append(WITHOUT_LAYERS)
         return None
     return learned and {
-        stream: [rounded(weight) for weight in weights] for stream, weights in learned["weights"].items()
+        "numbers": learned["layers"],
+        "weights": {stream: list(map(rounded, weights)) for stream, weights in learned["weights"].items()},
     }
 
 

@@ -36,6 +36,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "train_seconds": ("train s", "{:,.0f}"),
     "windows_per_second": ("windows/s", "{:,.0f}"),
     "inference_seconds_per_1000": ("ms/question", "{:.2f}"),
+    "efficiency": ("(F1 − 50) / log10 parameters", "{:.2f}"),
     "model_bytes": ("file", ""),
     "peak_memory_bytes": ("peak memory", ""),
     "device": ("device", ""),

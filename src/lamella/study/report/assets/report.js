@@ -206,6 +206,7 @@
       { name: "run", text: true, get: (run) => run.name },
       ...shown.map((key) => ({ name: NAMES[key], digits: 2, get: (run) => run.scores[key] })),
       ...Object.keys(COSTS).filter((key) => runs.some((run) => key in run.cost)).map((key) => ({ name: COSTS[key], digits: key === "parameters" ? 0 : 1, get: (run) => run.cost[key] })),
+      ...(runs.some((run) => run.efficiency !== null) ? [{ name: "(F1 − 50) / log₁₀ parameters", digits: 2, get: (run) => run.efficiency }] : []),
       ...(runs.some((run) => run.device) ? [{ name: "timed on", text: true, get: (run) => run.device }] : []),
       ...content.varied.slice(0, 6).map((key) => ({ name: shortKey(key), text: runs.some((run) => typeof run.options[key] === "string"), get: (run) => run.options[key] })),
       ...(runs.some((run) => run.state !== "finished") ? [{ name: "state", text: true, get: (run) => run.state }] : []),
@@ -253,12 +254,14 @@
     if (!trained.length) return;
     const many = trained.length > MANY;
     const where = section("learning", "Learning curves", "The loss is averaged over stretches of steps; the scores are those on the dev questions.");
-    const state = { x: "epoch", score: qualities.includes(metric) ? metric : "f1", all: false };
+    const parts = [...new Set(trained.flatMap((run) => Object.keys(run.curve.parts)))];
+    const state = { x: "epoch", loss: "loss", score: qualities.includes(metric) ? metric : "f1", all: false };
     const redrawCurves = [];
     const change = (key) => (value) => { state[key] = value; redrawCurves.forEach((redraw) => redraw()); };
     const controls = make("div", { class: "controls" },
       chooser("Score", qualities.map((key) => [key, NAMES[key]]), state.score, change("score")),
       chooser("X axis", [["epoch", "epoch"], ["step", "step"]], "epoch", change("x")));
+    if (parts.length) controls.append(chooser("Loss", [["loss", "in total"], ...parts.map((key) => [key, key])], "loss", change("loss")));
     if (many) controls.append(chooser("Runs", [["", `the best ${MANY}`], ["all", `all ${trained.length}`]], "", change("all")));
     where.append(controls);
     const grid = make("div", { class: "grid" });
@@ -269,8 +272,8 @@
       return { type: "scatter", mode, x, y, name: plain(run.name), line: { width: state.all && many ? 1 : 1.8, color: palette(index) }, marker: { size: 5 }, opacity: state.all && many ? 0.6 : 1, hovertemplate: `${plain(run.name)}<br>${state.x} %{x}: %{y:.3f}<extra></extra>` };
     });
     redrawCurves.push(plot(grid, "Training loss", (colours) => ({
-      traces: lines((run) => [run.curve[state.x], run.curve.loss], "lines"),
-      layout: { xaxis: axis(state.x, colours), yaxis: axis("loss", colours) },
+      traces: lines((run) => [run.curve[state.x], (state.loss === "loss" ? run.curve.loss : run.curve.parts[state.loss]) || []], "lines"),
+      layout: { xaxis: axis(state.x, colours), yaxis: axis(state.loss, colours) },
     })));
     redrawCurves.push(plot(grid, "Dev score", (colours) => ({
       traces: lines((run) => [run.curve.evaluations[state.x] || [], run.curve.evaluations[state.score] || []], "lines+markers"),
@@ -309,12 +312,14 @@
 
   function layers() {
     const mixing = ranked().filter((run) => run.layers);
-    const rows = mixing.slice(0, MOST_MIXES).flatMap((run) => Object.entries(run.layers).map(([stream, weights]) => [stream === "both" ? run.name : `${run.name} · ${stream}`, weights]));
+    const rows = mixing.slice(0, MOST_MIXES).flatMap((run) => Object.entries(run.layers.weights).map(([stream, weights]) => [stream === "both" ? run.name : `${run.name} · ${stream}`, weights, run.layers.numbers]));
     if (!rows.length) return;
-    const where = section("layers", "Layer weights", `The learned weight of each encoder layer, γ·w, with the best run on top${mixing.length > MOST_MIXES ? ` (${MOST_MIXES} of ${mixing.length})` : ""}. Layers are numbered from the first that the run reads.`);
+    const where = section("layers", "Layer weights", `The learned weight of each encoder layer, γ·w, with the best run on top${mixing.length > MOST_MIXES ? ` (${MOST_MIXES} of ${mixing.length})` : ""}. Layer 0 is the output of the embeddings.`);
     const cut = (name) => (name.length > 34 ? `${name.slice(0, 18)}…${name.slice(-14)}` : name);
     plot(where, "Weights by layer", (colours) => {
-      const most = Math.max(...rows.map(([, weights]) => weights.length));
+      const numbers = [...new Set(rows.flatMap(([, , read]) => read))].sort((a, b) => (typeof a === "number" && typeof b === "number" ? a - b : typeof a === "string" ? -1 : 1));
+      const most = numbers.length;
+      const byNumber = ([, weights, read]) => numbers.map((number) => weights[read.indexOf(number)] ?? null);
       const all = rows.flatMap(([, weights]) => weights);
       const reach = Math.max(...all.map(Math.abs), 1e-9);
       const [minus, zero, plus] = isDark() ? ["#f39a76", "#262d32", "#6cc0da"] : ["#c4532f", "#f3f4f4", "#1f6f8b"];
@@ -323,14 +328,14 @@
       return {
         height: 110 + (printing ? 18 : 26) * rows.length,
         traces: [{
-          type: "heatmap", x: Array.from({ length: most }, (_, layer) => layer + 1), y: rows.map((_, index) => index), z: rows.map(([, weights]) => weights),
-          text: rows.map(([name, weights]) => weights.map(() => plain(name))), zmin: signed ? -reach : Math.min(...all) * 0.8, zmax: reach, xgap: 2, ygap: 2,
+          type: "heatmap", x: numbers.map(String), y: rows.map((_, index) => index), z: rows.map(byNumber),
+          text: rows.map(([name]) => numbers.map(() => plain(name))), zmin: signed ? -reach : Math.min(...all) * 0.8, zmax: reach, xgap: 2, ygap: 2,
           colorscale: signed ? [[0, minus], [0.5, zero], [1, plus]] : [[0, zero], [1, plus]],
           colorbar: { thickness: 10, outlinewidth: 0, len: 1 }, hovertemplate: "%{text}<br>layer %{x}: %{z:.3f}<extra></extra>",
           texttemplate: most <= 12 && rows.length <= 30 && !narrow ? "%{z:.2f}" : "", hoverongaps: false,
         }],
         layout: {
-          xaxis: axis("layer", colours, { dtick: most > (narrow ? 7 : 26) ? 2 : 1, tickangle: 0, showgrid: false, ticks: "" }),
+          xaxis: axis("layer", colours, { type: "category", dtick: most > (narrow ? 7 : 26) ? 2 : 1, tickangle: 0, showgrid: false, ticks: "" }),
           yaxis: axis("", colours, { tickvals: rows.map((_, index) => index), ticktext: rows.map(([name]) => plain(narrow && name.length > 20 ? `…${name.slice(-18)}` : cut(name))), autorange: "reversed", showgrid: false, ticks: "" }),
         },
       };
