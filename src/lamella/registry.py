@@ -151,7 +151,8 @@ FAMILIES: dict[str, Family] = {
             "selects or adds the weights of the encoder that are trained",
             ("lamella.encoder.tuning",),
             # low_rank: a warm start can approximate by it what another model added to the encoder's weights
-            traits={"trains_encoder": True, "low_rank": False},
+            # top_layers: the option that gives the number of layers to train, from the top
+            traits={"trains_encoder": True, "low_rank": False, "top_layers": None},
         ),
         Family(
             "mixer",

@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
+from doubles import save_tiny_encoder, tiny_run_config
 from lamella import runs
 from lamella.errors import LamellaError
+from lamella.files import read_json, write_json
+from lamella.models.base_encoder import load_encoder
+from lamella.models.encoder_depth import encoder_depth
+from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
 from lamella.training import prepare
 from lamella.training.run import train_plan
@@ -61,3 +66,49 @@ def test_a_mistake_in_a_later_pass_is_reported_before_the_first(tmp_path: Path) 
     with pytest.raises(LamellaError, match="nowhere"):
         train_plan(plan_of(grid=grid), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_an_encoder_with_too_few_layers_for_some_rows_is_refused_before_any_is_trained(
+    command: str, lamella: Any, tmp_path: Path
+) -> None:
+    """One line that names the rows; `l1` on its own would fit, and `from-l1` is on the encoder of `l1`."""
+    encoder = save_tiny_encoder(tmp_path / "two", num_hidden_layers=2)
+    file = tmp_path / "table.toml"
+    file.write_text(
+        """
+        data = { train = "demo:train" }
+        [[run]]
+        name = "l1"
+        encoder.tuning = { name = "top_k", k = 1 }
+        [[run]]
+        name = "l12"
+        encoder.tuning = { name = "top_k", k = 12 }
+        [[run]]
+        name = "a64"
+        encoder.tuning = { name = "adapter", k = 3 }
+        [[run]]
+        name = "middle"
+        learner.layers = [2, 7]
+        """
+        + ('[[run]]\nname = "from-l1"\nencoder.from = "l1"\nlearner.layers = [5]\n' if command == "sweep" else "")
+    )
+    code, _, err = lamella(command, file, "--out", tmp_path / "out", "--set", f"encoder.name={encoder}")
+    rows = "l12 (encoder.tuning.k = 12), a64 (encoder.tuning.k = 3), middle (learner.layers = 7)"
+    rows += ", from-l1 (learner.layers = 5)" if command == "sweep" else ""
+    assert code == 2
+    assert err.count("\n") == 1
+    assert f"encoder.name: {encoder} has 2 layers, too few for {rows}. Choose" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_depth_of_an_encoder_is_known_without_loading_it(tmp_path: Path) -> None:
+    encoder = save_tiny_encoder(tmp_path / "three", num_hidden_layers=3)
+    distilled = save_tiny_encoder(tmp_path / "distilled", "distilbert", n_layers=4)
+    model = tmp_path / "model"
+    ReaderModel(load_encoder(str(encoder)), tiny_run_config()).save(model)
+    assert [encoder_depth(str(folder)) for folder in (encoder, distilled, model)] == [3, 4, 3]
+    assert encoder_depth("nobody/has-this") is None
+    config = read_json(model / "config.json")
+    write_json(model / "config.json", {**config, "base": {**config["base"], "name": str(model)}})
+    assert encoder_depth(str(model)) is None  # circular

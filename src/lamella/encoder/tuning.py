@@ -35,7 +35,7 @@ def frozen(encoder: Encoder) -> None:
     encoder.requires_grad_(False)
 
 
-@register("tuning", "top_k")
+@register("tuning", "top_k", top_layers="k")
 def top_k(encoder: Encoder, *, k: Count = 1) -> None:
     """Train the top k layers and every LayerNorm (Hulburd's Lk); if k is all layers, the embeddings too.
 
@@ -56,7 +56,7 @@ def top_k(encoder: Encoder, *, k: Count = 1) -> None:
     _train_layer_norms(encoder)
 
 
-@register("tuning", "adapter")
+@register("tuning", "adapter", top_layers="k")
 def adapter(
     encoder: Encoder,
     *,

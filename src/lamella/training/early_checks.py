@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lamella import registry, runs
 from lamella.config import RunConfig
 from lamella.data.demo import data_path
-from lamella.errors import ConfigError, UnreadableError
+from lamella.errors import ConfigError, UnreadableError, UsageError, counted
+from lamella.models.encoder_depth import encoder_depth
 from lamella.plan import Pass, Plan
 from lamella.training.folders import RunFolders
 
@@ -31,6 +32,7 @@ def check_before_loading(
             check_cacheable(config)
     for config in plan.runs.values():
         _check_metric_fits_task(config)
+    check_depths(plan.runs)
 
 
 def folders_read(configs: Pass) -> list[Path]:
@@ -53,6 +55,48 @@ def check_data_files(config: RunConfig, splits: Sequence[str]) -> None:
             path = data_path(name)
             if not os.path.exists(path):
                 raise UnreadableError(f"{path}: no such file; data.{split} names it.")
+
+
+def check_depths(configs: Mapping[str, RunConfig]) -> None:
+    """Check that no run trains or reads more layers than its encoder has, where the encoder is on this machine.
+
+    Tables of runs name layers, and another encoder (`--set encoder.name`) may have fewer.
+    """
+    too_deep: dict[tuple[str, int], list[str]] = {}
+    for run, config in configs.items():
+        wanted = _layers_named(config)
+        name = _encoder_name(config, configs) if wanted else None
+        depth = encoder_depth(name) if name is not None else None
+        if name is not None and depth is not None:
+            excess = [f"{run} ({option} = {layer})" for option, layer in wanted.items() if layer > depth]
+            too_deep[name, depth] = [*too_deep.get((name, depth), []), *excess]
+    problems = [
+        f"{name} has {counted(depth, 'layer')}, too few for {', '.join(named)}"
+        for (name, depth), named in too_deep.items()
+        if named
+    ]
+    if problems:
+        raise UsageError(f"encoder.name: {'; '.join(problems)}. Choose another encoder, or leave out these runs.")
+
+
+def _layers_named(config: RunConfig) -> dict[str, int]:
+    """Return the highest layer, or the number of layers, that each option of a run names."""
+    tuning, layers = config.encoder.tuning, config.learner.layers
+    option = registry.trait("tuning", tuning, "top_layers")
+    named = {f"encoder.tuning.{option}": int(tuning[option])} if option in tuning else {}
+    return named | ({"learner.layers": max(layers)} if isinstance(layers, list) and layers else {})
+
+
+def _encoder_name(config: RunConfig, configs: Mapping[str, RunConfig]) -> str | None:
+    """Return the name of the encoder below a run; None if it starts from a run that is not among `configs`."""
+    seen: set[str] = set()
+    while config.encoder.from_run is not None:
+        run = config.encoder.from_run.partition("@")[0]
+        if run in seen or run not in configs:
+            return None
+        seen.add(run)
+        config = configs[run]
+    return config.learner.start if "encoder.name" in config.inherited_options else config.encoder.name
 
 
 def check_cacheable(config: RunConfig) -> None:
