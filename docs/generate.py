@@ -63,7 +63,8 @@ encoder.tuning = "adapter"
 ```
 
 The options of each `[[run]]` go on top of the file's, by the rules of `extends`. `lamella sweep FILE --out DIR` trains
-every run into `DIR/NAME`; `lamella train FILE --run NAME --out RUN` trains one of them."""
+every run into `DIR/NAME`; `lamella train FILE --run NAME --out RUN` trains one of them. Rows that are not
+trained, but made from runs, are listed in `[derived]` ([sweeps](../how-to/sweep.md#rows-that-are-not-trained))."""
 
 
 def pages() -> dict[Path, str]:

@@ -1,7 +1,7 @@
 """The published values of the papers: tables with their rows, and what the authors concluded from them.
 
-The values are in `published/PAPER.toml`. Scores are in percent, times in seconds. A row that can be trained has the
-name of its run in `configs/papers`; a row that is made from other runs has the command that makes it.
+The values are in `published/PAPER.toml`. Scores are in percent, times in seconds. A row has the name of
+its run in `configs/papers`, or of a derived row there.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ class PublishedRow(Section):
 
     label: str = Field(min_length=1)  # as printed
     run: str = Field(min_length=1)  # its run in the table's run file, or FILE/RUN for a run of another one
-    made_by: Literal["evaluate", "ensemble"] | None = None  # the command that makes it, if it is not trained
     f1: float | None = None
     exact: float | None = None
     HasAns_exact: float | None = None
