@@ -1,16 +1,16 @@
 """Measure how many questions per second a Reader answers, against the question answering pipeline of transformers 4.
 
     python benchmarks/inference.py [--quick] [--out inference.json]
-    python benchmarks/inference.py --model FOLDER --data FILE [--questions 1000] [--out inference.json]
+    python benchmarks/inference.py --data FILE [--model MODEL] [--questions 300] [--out inference.json]
 
 The peer is the pipeline of transformers 4.57, the last version that had one, in its own environment (created in
 `.peers/` on first use, which takes minutes and needs the network). Both answer the same questions with the same weights
-on the same cores, with the pipeline's options: the peer one by one, ours in batches of similar length. The Reader runs
-the model with torch in fp32, with torch in bf16 if the CPU supports it, and with onnxruntime in fp32 and int8.
+on the same cores, with the pipeline's options: the peer one by one, ours in batches of similar length. The Reader is
+loaded as a user loads it (`auto`), in int8, with torch in fp32 and, on a CPU with AMX, with torch in bf16. `alone_ms`
+are the milliseconds of a question that is asked alone.
 
-By default, the model is the bundled encoder, trained to memorise the questions that it is asked (also created in
-`.peers/`): it knows the answers, so any loss from a faster variant is visible. With --model and --data, the model must
-be one that transformers can express (see `lamella export --as-transformers`).
+The model is the reader `default`, or one that transformers can express (see `lamella export --as-transformers`).
+Without --data, the questions are the bundled ones.
 
 `ratio` belongs to the fastest variant whose F1 is within 0.5 of fp32's. Answers are compared one by one with
 the peer's, separately for contexts that fit into one window and for longer ones.
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -32,90 +33,113 @@ from typing import Any
 import numpy as np
 import torch
 
-from lamella.config import DEFAULT_ENCODER
 from lamella.data.examples import Example
 from lamella.data.windows.features import featurise
-from lamella.encoder.device import choose_precision
-from lamella.environment import library_versions
-from lamella.export.onnx_export import export_onnx
+from lamella.encoder.sources import DEFAULT_READER
+from lamella.environment import has_amx, library_versions
 from lamella.export.transformers_checkpoint import save_as_transformers
 from lamella.files import write_json
 from lamella.inference.questions import read_questions
 from lamella.inference.reader import Reader
+from lamella.models.names import find_model
 from lamella.scoring.metrics import language_of, score
 
 ROOT = Path(__file__).resolve().parents[1]
 PREPARED = ROOT / ".peers"
 PEER = Path(__file__).with_name("peers") / "pipeline.py"
 PACKAGES = ("torch==2.13.0", "transformers==4.57.6")
-MEMORISED = 128  # questions
+ALONE = 32  # questions that are also asked alone
 WITHIN = 0.5  # F1 that a faster variant may lose
 
+# How each variant is loaded; `torch fp32` is what the others are compared with.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "int8": {"precision": "int8"},
+    "torch fp32": {"precision": "fp32", "backend": "torch"},
+    **({"torch bf16": {"precision": "bf16"}} if has_amx() else {}),
+}
+
 Answers = list[dict[str, Any]]
+Times = dict[str, list[float]]  # by variant
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the numbers to this json file")
-    parser.add_argument("--quick", action="store_true", help="96 questions, 2 repeats")
-    parser.add_argument("--model", help="a model folder; default: one that has memorised the questions")
+    parser.add_argument("--quick", action="store_true", help="64 questions, 2 repeats")
+    parser.add_argument("--model", default=DEFAULT_READER, help="a model; default: the bundled reader")
     parser.add_argument("--data", help="questions to ask, with their answers; default: the bundled ones")
     parser.add_argument("--questions", type=int, help="number of questions")
     parser.add_argument("--batch", type=int, default=16, help="windows per batch")
     arguments = parser.parse_args()
-    if (arguments.model is None) != (arguments.data is None):
-        parser.error("expected --model and --data together")
 
     peer_python = prepare_peer()
-    model = Path(arguments.model) if arguments.model else prepare_model()
-    folders = prepare_forms(model, PREPARED / ("given" if arguments.model else "memorised"))
-    most = arguments.questions or (96 if arguments.quick else MEMORISED if arguments.data is None else 600)
-    everything = read_questions(arguments.data or "demo:train", labelled=True)
-    examples = some_of(everything, most) if arguments.data else list(everything[:MEMORISED][:most])
-    readers = load_readers(folders, arguments.batch)
+    checkpoint = prepare_checkpoint(arguments.model)
+    everything = read_questions(arguments.data or "demo:dev", labelled=True)
+    examples = some_of(everything, arguments.questions or (64 if arguments.quick else 300))
+    readers = {
+        name: Reader.load(arguments.model, device="cpu", batch_size=arguments.batch, **options)
+        for name, options in VARIANTS.items()
+    }
     repeats = 2 if arguments.quick else 5
-    with Peer(peer_python, folders["torch"], examples) as peer:
-        seconds: dict[str, list[float]] = {name: [] for name in ["peer", *readers]}
-        answers: dict[str, Answers] = {}
+    names = ["peer", *readers]
+    seconds, processor, alone = ({name: [] for name in names} for _ in range(3))
+    answers: dict[str, Answers] = {}
+    load = [os.getloadavg()[0]]
+    with Peer(peer_python, checkpoint, examples) as peer:
+        for reader in readers.values():
+            ask(reader, examples[:1])
         for _ in range(repeats):  # in turn, so that load affects all alike
-            answers["peer"], taken = peer.answer()
-            seconds["peer"].append(taken)
+            answers["peer"], *times = peer.answer()
+            for table, taken in zip((seconds, processor), times, strict=True):
+                table["peer"].append(taken)
             for name, reader in readers.items():
-                answers[name], taken = answer(reader, examples)
-                seconds[name].append(taken)
-    result = summary(examples, readers["torch fp32"], seconds, answers) | {
+                began, cpu = time.perf_counter(), time.process_time()
+                answers[name] = ask(reader, examples)
+                seconds[name].append(time.perf_counter() - began)
+                processor[name].append(time.process_time() - cpu)
+            for example in examples[:ALONE]:
+                for name, reader in readers.items():
+                    began = time.perf_counter()
+                    ask(reader, [example])
+                    alone[name].append(time.perf_counter() - began)
+    alone["peer"] = [taken / len(examples) for taken in seconds["peer"]]
+    result = summary(examples, readers["torch fp32"], seconds, answers)
+    for name, row in result["variants"].items():
+        row["cpu_ms"] = 1000 * statistics.median(processor[name]) / len(examples)
+        row["alone_ms"] = 1000 * statistics.median(alone[name])
+    result |= {
         "questions": len(examples),
         "repeats": repeats,
         "batch_size": arguments.batch,
         "threads": torch.get_num_threads(),
-        "data": Path(arguments.data).name if arguments.data else "demo:train, memorised",
+        "load": [*load, os.getloadavg()[0]],
+        "model": str(arguments.model),
+        "data": Path(arguments.data).name if arguments.data else "demo:dev",
         "versions": library_versions(),
         "peer_versions": peer.facts,
     }
     if arguments.out:
         write_json(arguments.out, result)
-    for name, variant in result["variants"].items():
+    for name, row in result["variants"].items():
         print(
-            f"{name:<11} {variant['per_second']:6.1f} questions/s, {variant['ratio']:.1f} x the pipeline's "
-            f"({variant['spread'][0]:.1f} to {variant['spread'][1]:.1f}); F1 {variant['f1']:.2f}; "
-            f"answers equal to the pipeline's: "
-            f"{variant['equal_single']:.1%} in one window, {variant['equal_several']:.1%} in several"
+            f"{name:<11} {row['per_second']:6.1f} questions/s, {row['ratio']:.1f} x the pipeline's "
+            f"({row['spread'][0]:.1f} to {row['spread'][1]:.1f}); {row['cpu_ms']:.0f} ms of CPU time per question; "
+            f"{row['alone_ms']:.0f} ms alone; F1 {row['f1']:.2f}; answers equal to the pipeline's: "
+            f"{row['equal_single']:.1%} in one window, {row['equal_several']:.1%} in several"
         )
-    print(f"pipeline    {result['peer']:6.1f} questions/s; F1 {result['peer_f1']:.2f}")
     print(
         f"inference: {result['ratio']:.1f} x the questions per second of the pipeline with {result['fastest']} "
         f"({result['spread'][0]:.1f} to {result['spread'][1]:.1f})"
     )
 
 
-def summary(
-    examples: list[Example], plain: Reader, seconds: dict[str, list[float]], answers: dict[str, Answers]
-) -> dict[str, Any]:
+def summary(examples: list[Example], plain: Reader, seconds: Times, answers: dict[str, Answers]) -> dict[str, Any]:
     """Return the speed of every variant, its agreement with the peer and its F1."""
     features = featurise(examples, plain.model.tokenizer, plain.model.windows)
     single = np.bincount(features.example, minlength=len(examples)) == 1
     variants = {}
-    for name in [name for name in seconds if name != "peer"]:
+    for name in seconds:
         ratios = [its / mine for its, mine in zip(seconds["peer"], seconds[name], strict=True)]
         equal = np.array([place(a) == place(b) for a, b in zip(answers[name], answers["peer"], strict=True)])
         variants[name] = {
@@ -127,16 +151,18 @@ def summary(
             "several_windows": int((~single).sum()),
             "f1": f1(examples, answers[name]),
         }
-    good = [name for name, variant in variants.items() if variant["f1"] >= variants["torch fp32"]["f1"] - WITHIN]
-    fastest = max(good, key=lambda name: variants[name]["ratio"])
+    least = variants["torch fp32"]["f1"] - WITHIN
+    fastest = max(
+        (name for name in variants if name != "peer" and variants[name]["f1"] >= least),
+        key=lambda name: variants[name]["ratio"],
+    )
     return {
         "ratio": variants[fastest]["ratio"],
         "spread": variants[fastest]["spread"],
         "fastest": fastest,
         "ours": variants[fastest]["per_second"],
-        "peer": len(examples) / statistics.median(seconds["peer"]),
+        "peer": variants["peer"]["per_second"],
         "unit": "questions/s",
-        "peer_f1": f1(examples, answers["peer"]),
         "variants": variants,
     }
 
@@ -150,11 +176,10 @@ def f1(examples: list[Example], answers: Answers) -> float:
     return float(score(examples, texts, language=language_of(examples))["f1"])
 
 
-def answer(reader: Reader, examples: list[Example]) -> tuple[Answers, float]:
+def ask(reader: Reader, examples: Sequence[Example]) -> Answers:
     questions, contexts = [example.question for example in examples], [example.context.text for example in examples]
-    began = time.perf_counter()
-    answers = reader(question=questions, context=contexts, handle_impossible_answer=True)
-    return answers, time.perf_counter() - began
+    answers: Answers = reader(question=questions, context=contexts, handle_impossible_answer=True)
+    return answers
 
 
 class Peer:
@@ -178,11 +203,12 @@ class Peer:
         self.process.kill()
         self.process.wait()
 
-    def answer(self) -> tuple[Answers, float]:
+    def answer(self) -> tuple[Answers, float, float]:
+        """Return its answers, the seconds it took, and its CPU seconds."""
         assert self.process.stdin is not None
         print("again", file=self.process.stdin, flush=True)
         reply = self._line()
-        return reply["answers"], reply["seconds"]
+        return reply["answers"], reply["seconds"], reply["cpu"]
 
     def _line(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -191,21 +217,6 @@ class Peer:
             raise SystemExit(f"the peer process ended; run it to see why: {' '.join(self.command)}")
         reply: dict[str, Any] = json.loads(line)
         return reply
-
-
-def load_readers(folders: dict[str, Path], batch: int) -> dict[str, Reader]:
-    variants: dict[str, Reader] = {}
-    variants["torch fp32"] = Reader.load(
-        folders["torch"], device="cpu", precision="fp32", backend="torch", batch_size=batch
-    )
-    if choose_precision("auto", torch.device("cpu")) == "bf16":
-        variants["torch bf16"] = Reader.load(folders["torch"], device="cpu", precision="bf16", batch_size=batch)
-    threads = torch.get_num_threads()
-    for name in ("onnx", "onnx int8"):
-        variants[name] = Reader.load(folders[name], batch_size=batch, threads=threads)
-    for reader in variants.values():
-        reader.ask("Who?", "Nobody at all.")
-    return variants
 
 
 def some_of(examples: Sequence[Example], count: int) -> list[Example]:
@@ -224,41 +235,16 @@ def prepare_peer() -> Path:
     return python
 
 
-def prepare_model() -> Path:
-    """Train a reader that memorises the first bundled questions; return its run folder."""
-    run = PREPARED / "memorised-run"
-    if not (run / "model" / "config.json").exists():
-        print("memorising the questions, once", flush=True)
-        settings = {
-            "data.max_train_samples": MEMORISED,
-            "data.dev": [],
-            "encoder.name": DEFAULT_ENCODER,
-            "training.epochs": 14,
-        }
-        subprocess.run(
-            [sys.executable, "-m", "lamella", "train", str(ROOT / "configs" / "demo.toml"), "--out", str(run)]
-            + ["--overwrite"] * run.exists()
-            + [f"--set={key}={json.dumps(value)}" for key, value in settings.items()],
-            check=True,
-        )
-    return run
-
-
-def prepare_forms(model: Path, folder: Path) -> dict[str, Path]:
-    """Export the model for each variant, again whenever the model has changed; return the folders."""
-    folders = {name: folder / name.replace(" ", "-") for name in ("torch", "onnx", "onnx int8")}
-    stamp = folder / "made-of.txt"
-    weights = sorted(model.rglob("model.safetensors"))
-    identity = f"{model.resolve()} {[file.stat().st_mtime_ns for file in weights]}"
+def prepare_checkpoint(model: str) -> Path:
+    """Write the model as a checkpoint of transformers, again whenever it has changed; return the folder."""
+    folder, stamp = PREPARED / "checkpoint", PREPARED / "checkpoint-of.txt"
+    source = find_model(model).folder
+    identity = f"{source.resolve()} {[file.stat().st_mtime_ns for file in sorted(source.glob('model.safetensors'))]}"
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != identity:
-        print("exporting the model, once", flush=True)
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        save_as_transformers(model, folders["torch"])
-        export_onnx(folders["torch"], folders["onnx"])
-        export_onnx(folders["torch"], folders["onnx int8"], int8=True)
+        save_as_transformers(model, folder)
         stamp.write_text(identity, encoding="utf-8")
-    return folders
+    return folder
 
 
 if __name__ == "__main__":
