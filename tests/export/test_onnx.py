@@ -578,7 +578,7 @@ def test_out_of_memory_is_distinguished_from_a_broken_graph(
             raise Exception("[ONNXRuntimeError] : 6 : Failed to allocate memory for requested buffer of size 9")
 
     model = load_model(made["onnx"])
-    monkeypatch.setattr(model, "_session", Full())
+    monkeypatch.setattr(model, "_session", lambda threads: Full())
     message = refusal(RunError, lambda: predict(model, examples_about(corpus()[:1])))
     assert "lower the batch size" in message
 

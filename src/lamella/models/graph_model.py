@@ -114,15 +114,18 @@ class Recipe:
         )
 
 
-def load_as_graph(source: Source, *, precision: GraphPrecision = "fp32", threads: int | None = None) -> OnnxModel:
-    """Load a saved model or a checkpoint of transformers as a graph; raise NoGraphError if it has none."""
+def load_as_graph(source: Source, *, precision: GraphPrecision = "fp32", **options: Any) -> OnnxModel:
+    """Load a saved model or a checkpoint of transformers as a graph; raise NoGraphError if it has none.
+
+    `options` are those of OnnxModel.
+    """
     recipe = replace(read_recipe(source), precision=precision)
     folders = list(dict.fromkeys([*(folder for folder, _ in recipe.chain), recipe.base.folder]))
     config = recipe.describe()
     model = open_cached(
         recipe.key,
         recipe.build,
-        lambda graph: OnnxModel(folders, config, recipe.tokenizer, graph, threads=threads),
+        lambda graph: OnnxModel(folders, config, recipe.tokenizer, graph, **options),
     )
     model.count_parameters = recipe.count_parameters
     return model

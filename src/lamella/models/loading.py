@@ -61,7 +61,7 @@ def load_model(
         raise UsageError(f"threads: expected at least 1, got {threads}.")
     folder = named_folder(os.fspath(name))
     if os.path.isdir(folder) and is_exported(folder):
-        return _load_exported(folder, device, precision, backend, threads)
+        return _load_exported(folder, device, precision, backend, threads=threads, few_questions=few_questions)
     source = find_model(os.fspath(name))
     _warn_of_unfinished_run(source.folder)
     if backend == "torch" and precision == "int8":
@@ -73,7 +73,12 @@ def load_model(
         from lamella.models.graph_model import load_as_graph
 
         try:
-            return load_as_graph(source, precision="int8" if precision == "int8" else "fp32", threads=threads)
+            return load_as_graph(
+                source,
+                precision="int8" if precision == "int8" else "fp32",
+                threads=threads,
+                few_questions=few_questions,
+            )
         except NoGraphError as reason:
             problem = f"{os.fspath(name)}: no ONNX graph can be made from this model: {reason}"
         if precision == "int8":
@@ -95,7 +100,7 @@ def torch_if_installed(name: str | os.PathLike[str], precision: Precision) -> Ba
     return "auto" if only_onnx or importlib.util.find_spec("torch") is None else "torch"
 
 
-def _load_exported(folder: Path, device: Any, precision: str, backend: str, threads: int | None) -> OnnxModel:
+def _load_exported(folder: Path, device: Any, precision: str, backend: str, **options: Any) -> OnnxModel:
     if backend == "torch":
         raise UsageError(
             f"{folder}: an ONNX export cannot run on backend 'torch'; load the model it was exported from."
@@ -104,7 +109,7 @@ def _load_exported(folder: Path, device: Any, precision: str, backend: str, thre
     if precision not in ("auto", config.precision):
         raise UsageError(f"{folder}: this ONNX export is in {config.precision}, got precision {precision!r}.")
     _check_onnx_options(str(folder), device, precision)
-    return OnnxModel.open(folder, config, threads=threads)
+    return OnnxModel.open(folder, config, **options)
 
 
 def _check_onnx_options(name: str, device: Any, precision: str) -> None:

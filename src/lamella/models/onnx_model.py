@@ -8,8 +8,11 @@ tokenizer.json
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,6 +42,11 @@ INPUTS: dict[str, Callable[[Padded], NDArray[Any]]] = {
     "token_type_ids": lambda padded: padded.token_types,
     "is_context": lambda padded: padded.is_context,
 }
+
+# Up to this number, windows run one after the other, each on several cores; more run one per core. A window takes half
+# the time on two cores, but many windows take 15 % longer than with a core each (docs/decisions/0038-one-window.md).
+FEW_WINDOWS = 4
+MOST_THREADS = 8  # that share a window: each must be woken for every product
 
 # On a CPU, these fused kernels of onnxruntime are slower than the separate ones: the first takes three times as long.
 SLOW_FUSIONS = ("SkipLayerNormFusion", "BiasGeluFusion")
@@ -95,8 +103,9 @@ class ExportConfig(Section):
 class OnnxModel:
     """A reader as an ONNX graph. Threads may share it.
 
-    Every window runs by itself, on the next free core: this needs no padding and keeps the arrays in the processor's
-    cache. In int8, where a run has one scale for all its windows, answers do not depend on the rest of a batch.
+    Every window runs by itself, so that no padding is computed, and no answer depends on the rest of a batch: a few
+    windows on several cores, many windows on a core each. These are two sessions; the second is opened when it is first
+    needed. The logits are the same to the last bit.
     """
 
     def __init__(
@@ -107,32 +116,38 @@ class OnnxModel:
         graph: Path | bytes,
         *,
         threads: int | None = None,
+        few_questions: bool = False,
     ) -> None:
-        """Open a graph, a file or its bytes; `folders` are those that the model was read from."""
+        """Open a graph, a file or its bytes; `folders` are those that the model was read from.
+
+        `few_questions` opens the session for a few windows instead of the one for many.
+        """
         self.config, self.folders = config, tuple(folders)
         self.windows, self.decoding, self.gives_text = config.windows, config.decoding, config.gives_text
         self.precision, self.tokenizer = config.precision, tokenizer
         self.count_parameters: Callable[[], ParameterCounts | None] = lambda: None  # an exported folder does not say
-        self._session = _open(graph)
         self.threads = threads or _cores()
         self._pool = ThreadPoolExecutor(self.threads, "lamella-onnx")
-        self.inputs = [tensor.name for tensor in self._session.get_inputs()]
+        first = self._sharing if few_questions else 1
+        self._sessions = {first: _open(graph, first)}  # by the number of threads that share a window
+        self._graph, self._opening = graph if isinstance(graph, Path) else None, threading.Lock()
+        self.inputs = [tensor.name for tensor in self._sessions[first].get_inputs()]
         if unknown := set(self.inputs) - set(INPUTS):
             raise ModelError(
                 f"{graph!s}: expected inputs among {', '.join(INPUTS)}, found {', '.join(sorted(unknown))}."
             )
 
     @classmethod
-    def load(cls, folder: Path, *, threads: int | None = None) -> OnnxModel:
+    def load(cls, folder: Path, **options: Any) -> OnnxModel:
         """Load an exported folder; `threads` defaults to the number of cores."""
-        return cls.open(folder, read_export(folder), threads=threads)
+        return cls.open(folder, read_export(folder), **options)
 
     @classmethod
-    def open(cls, folder: Path, config: ExportConfig, *, threads: int | None = None) -> OnnxModel:
+    def open(cls, folder: Path, config: ExportConfig, **options: Any) -> OnnxModel:
         """Open the graph and the tokenizer of an exported folder."""
         special = {"cls_token_id": config.cls_token_id, "pad_token_id": config.pad_token_id}
         tokenizer = TokenizerFile(read_tokenizer(folder), folder / TOKENIZER, **special)
-        return cls([folder], config, tokenizer, folder / ONNX_GRAPH, threads=threads)
+        return cls([folder], config, tokenizer, folder / ONNX_GRAPH, **options)
 
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """Return the logits of a padded batch; 0 at the padding."""
@@ -143,20 +158,38 @@ class OnnxModel:
             {name: array[row : row + 1, :length] for name, array in feed.items()} for row, length in enumerate(lengths)
         ]
         logits = np.zeros((2, len(windows), padded.mask.shape[1] if self.gives_text else 1), np.float32)
-        for row, output in enumerate(self._pool.map(self._run, windows)):
+        few = len(windows) <= FEW_WINDOWS
+        session = self._session(self._sharing if few else 1)
+        for row, output in enumerate((map if few else self._pool.map)(partial(self._run, session), windows)):
             logits[:, row, : output.shape[2]] = output[:, 0]
         return logits  # [2, B, T], or [2, B, 1]
 
     def logits_in_one_run(self, padded: Padded) -> NDArray[np.float32]:
         """Return the same from one run of the graph on the padded batch, as other programs would use it."""
-        return self._run(self._feed(padded))
+        return self._run(self._session(1), self._feed(padded))
+
+    @property
+    def _sharing(self) -> int:
+        """The number of threads that share a window if there are few windows."""
+        return min(self.threads, MOST_THREADS)
+
+    def _session(self, threads: int) -> Any:
+        """Return the session in which this number of threads share a window."""
+        with self._opening:
+            if threads not in self._sessions:
+                (opened,) = self._sessions.values()
+                self._sessions[threads] = opened
+                with suppress(ModelError):  # another process has removed the graph from the cache
+                    if self._graph is not None:  # a graph in memory is not kept for a second session
+                        self._sessions[threads] = _open(self._graph, threads)
+            return self._sessions[threads]
 
     def _feed(self, padded: Padded) -> dict[str, NDArray[Any]]:
         return {name: INPUTS[name](padded) for name in self.inputs}
 
-    def _run(self, feed: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+    def _run(self, session: Any, feed: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
         try:
-            (output,) = self._session.run(None, feed)
+            (output,) = session.run(None, feed)
         except Exception as error:  # onnxruntime raises a class for each kind of failure, none of them a MemoryError
             if "allocate memory" in str(error):
                 raise MemoryError(one_line(error)) from None
@@ -196,7 +229,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _open(graph: Path | bytes) -> Any:
+def _open(graph: Path | bytes, threads: int) -> Any:
     try:
         import onnxruntime
     except ModuleNotFoundError:
@@ -204,7 +237,9 @@ def _open(graph: Path | bytes) -> Any:
     if isinstance(graph, Path) and not graph.is_file():
         raise ModelError(f"{graph}: no such file; the exported folder is incomplete.")
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # per run; several run at once
+    options.intra_op_num_threads = threads
+    # Threads that wait for the next node must not spin: on a busy machine, that would take the cores from others.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4  # warnings were reported at export, and errors are raised
     try:
         return onnxruntime.InferenceSession(
