@@ -27,6 +27,7 @@ from lamella.errors import EncoderError
 from lamella.heads.head import Head
 
 FINAL_NORM = ("eurobert", "modernbert")
+PACKED = ("modernbert",)  # its padding is not computed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,6 +45,14 @@ def direct(encoder: Encoder, batch: Batch) -> tuple[Tensor, ...]:
     return states
 
 
+def assert_same(family: str, actual: Tensor, expected: Tensor, batch: Batch, name: str = "") -> None:
+    """Check for equality, or for equality but for rounding where transformers computes the padding too."""
+    if family in PACKED:
+        torch.testing.assert_close(actual[batch.mask], expected[batch.mask], atol=1e-5, rtol=1e-5, msg=name or None)
+    else:
+        assert torch.equal(actual, expected), name
+
+
 def test_the_doubles_cover_the_family_table() -> None:
     assert sorted(FAMILIES) == sorted(FAMILY_TABLE)
 
@@ -57,7 +66,7 @@ def test_every_layer_can_be_requested_in_any_order(family: str) -> None:
         hidden = encoder(batch, layers)
         assert len(hidden.layers) == len(layers)
         for layer, state in zip(layers, hidden.layers, strict=True):
-            assert torch.equal(state, expected[layer]), f"layer {layer} of {layers}"
+            assert_same(family, state, expected[layer], batch, f"layer {layer} of {layers}")
         assert hidden.mask is batch.mask
         assert hidden.is_context is batch.is_context
 
@@ -91,10 +100,10 @@ def test_a_layer_that_is_not_requested_is_freed_during_the_run(family: str) -> N
         alive.clear()
         hidden = encoder(batch, requested)
         assert alive == expected
-        normed = {5} if family in FINAL_NORM else set()  # the output itself is not kept
-        assert [number for number, output in enumerate(seen, start=1) if output() is not None] == sorted(
-            {*requested} - {0} - normed
-        )
+        remaining = set() if family in PACKED else {*requested} - {0}  # with padding, they are other tensors
+        if family in FINAL_NORM:
+            remaining -= {5}  # the output itself is not kept
+        assert [number for number, output in enumerate(seen, start=1) if output() is not None] == sorted(remaining)
         del hidden
         assert all(output() is None for output in seen)
 
@@ -130,13 +139,20 @@ def test_layers_and_gradients_in_training_equal_transformers(family: str, tuning
         torch.manual_seed(3)  # for the dropout
         layers = run()
         chance = torch.Generator().manual_seed(4)
-        torch.stack([(layer * torch.randn(layer.shape, generator=chance)).sum() for layer in layers]).sum().backward()
+        real = batch.mask[..., None]
+        terms = [(layer * real * torch.randn(layer.shape, generator=chance)).sum() for layer in layers]
+        torch.stack(terms).sum().backward()
         outputs.append([layer.detach() for layer in layers])
         gradients.append({name: value.grad for name, value in encoder.named_parameters() if value.grad is not None})
-    assert all(torch.equal(actual, expected) for actual, expected in zip(*outputs, strict=True))
+    for actual, expected in zip(*outputs, strict=True):
+        assert_same(family, actual, expected, batch)
     assert gradients[0].keys() == gradients[1].keys()
     assert gradients[0]
-    assert all(torch.equal(value, gradients[1][name]) for name, value in gradients[0].items())
+    for name, value in gradients[0].items():
+        if family in PACKED:
+            torch.testing.assert_close(value, gradients[1][name], atol=1e-4, rtol=1e-4, msg=name)
+        else:
+            assert torch.equal(value, gradients[1][name]), name
 
 
 def test_shared_layers_in_several_groups() -> None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lamella.environment import has_amx
 
@@ -51,3 +52,9 @@ def is_out_of_memory(error: Exception) -> bool:
 
     # CUDA's matrix library has its own message for the case that it cannot allocate its workspace.
     return should_reduce_batch_size(error) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)
+
+
+def dtype_of_products(x: Tensor) -> torch.dtype:
+    """Return the type that a product with x is computed in: the type of x, or the type of autocast."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from lamella.config import POOLED
+from lamella.encoder.acceleration import model_inputs, use_fast_attention
 from lamella.encoder.dropout import use_fast_dropout
 from lamella.encoder.families import family_of, positions_of, reads_token_types
-from lamella.encoder.fast_attention import suitable_kernels, use_fast_attention
+from lamella.encoder.fast_attention import suitable_kernels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -97,9 +98,7 @@ class Encoder(nn.Module):
     def forward(self, batch: Batch, layers: Sequence[int]) -> HiddenStates:
         """Run the encoder. If none of it is trained, no graph is kept and dropout is off."""
         numbers = [layer for layer in layers if layer != POOLED]
-        inputs: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
-        if self.token_types:
-            inputs["token_type_ids"] = batch.token_types
+        inputs, packing = model_inputs(self.model, batch, token_types=self.token_types)
         run, outer = _Run(frozenset(numbers)), _IN_PROGRESS.run
         _IN_PROGRESS.run = run
         try:
@@ -109,7 +108,7 @@ class Encoder(nn.Module):
         finally:
             _IN_PROGRESS.run = outer
         run.stored[self.depth] = output.last_hidden_state
-        states = tuple(run.stored[layer] for layer in numbers)
+        states = tuple(run.stored[layer] if packing is None else packing.unpack(run.stored[layer]) for layer in numbers)
         pooled = output.pooler_output if POOLED in layers else None
         return HiddenStates(states, batch.mask, batch.is_context, pooled, tuple(numbers))
 

@@ -12,34 +12,17 @@ from __future__ import annotations
 
 import functools
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from lamella.encoder.dropout import draw_kept
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 ATTENTION = "lamella"  # the name of this implementation in transformers
-
-
-def use_fast_attention(model: PreTrainedModel) -> None:
-    """Use this attention in a model that allows it; MPNet and DeBERTa have their own."""
-    if model.config.model_type == "deberta-v2":
-        from lamella.encoder.fast_deberta import use_distances
-
-        use_distances(model)
-    elif model.config.model_type == "mpnet":
-        from lamella.encoder.fast_mpnet import use_kernels
-
-        use_kernels(model)
-    elif model.config._attn_implementation == "sdpa":
-        _register()
-        model.set_attn_implementation(ATTENTION)
 
 
 def suitable_kernels(device: torch.device) -> AbstractContextManager[None]:
@@ -89,11 +72,9 @@ def _attend_windows(query: Tensor, key: Tensor, value: Tensor, lengths: list[int
     """Compute softmax(s Q Kᵀ) V for each window and head."""
     B, N, T, D = query.shape
     attended = query.new_zeros(B, T, N, D)
-    unused = query.new_empty(1, 1, 1)  # beta = 0 ignores it
     for window, length in enumerate(lengths):
-        here = (window, slice(None), slice(length))  # [N, t, D]
-        scores = torch.baddbmm(unused, query[here], key[here].mT, beta=0, alpha=scale)  # [N, t, t]
-        attended[window, :length] = torch.bmm(scores.softmax(-1), value[here]).transpose(0, 1)
+        q, k, v = (x[window : window + 1, :, :length] for x in (query, key, value))  # [1, N, t, D]
+        attended[window, :length] = scaled_dot_product_attention(q, k, v, scale=scale)[0].transpose(0, 1)
     return attended
 
 
@@ -155,7 +136,7 @@ class _Attention(torch.autograd.Function):
 
 
 @functools.cache
-def _register() -> None:
+def register_attention() -> None:
     """Register this attention. Imports transformers, which is slow, only here: heads and run files do not need it."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask

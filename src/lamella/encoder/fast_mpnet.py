@@ -15,6 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetModel, MPNetSelfAttention
 
+from lamella.encoder.device import dtype_of_products
+
 
 def use_kernels(model: nn.Module) -> None:
     """Replace the attention of a model in place; its weights stay the same objects."""
@@ -30,12 +32,6 @@ def use_kernels(model: nn.Module) -> None:
 def on_gpu(x: Tensor) -> bool:
     """Return whether the kernels should be used."""
     return x.device.type == "cuda"
-
-
-def _dtype_of_products(x: Tensor) -> torch.dtype:
-    """Return the type that a product with x is computed in: the type of x, or the type of autocast."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 class FastMPNetSelfAttention(MPNetSelfAttention):
@@ -55,7 +51,7 @@ class FastMPNetSelfAttention(MPNetSelfAttention):
             )
             return output
         split = (*hidden_states.shape[:2], self.num_attention_heads, self.attention_head_size)
-        rounded = hidden_states.to(_dtype_of_products(hidden_states))  # once, instead of in each of the three
+        rounded = hidden_states.to(dtype_of_products(hidden_states))  # once, instead of in each of the three
         query, key, value = (linear(rounded).view(split).transpose(1, 2) for linear in (self.q, self.k, self.v))
         bias = position_bias if attention_mask is None else position_bias + attention_mask
         dropped = self.dropout.p if self.training else 0.0
@@ -84,7 +80,7 @@ class FastMPNetEncoder(MPNetEncoder):
             bias = bias + attention_mask  # [B, N, T, T]
         # In the type of the products, or every layer would round it again. Contiguous, or PyTorch finds no kernel for
         # it and silently computes step by step.
-        bias = bias.to(_dtype_of_products(hidden_states)).contiguous()
+        bias = bias.to(dtype_of_products(hidden_states)).contiguous()
         for layer in self.layer:
             hidden_states = layer(hidden_states, None, bias)[0]
         last: Any = hidden_states

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.windows.batches import Batch
 from lamella.data.windows.padding import Padded, check_window_length
+from lamella.encoder.acceleration import model_inputs, use_fast_attention
 from lamella.encoder.device import autocast
 from lamella.encoder.families import FAMILIES, positions_of, reads_token_types
-from lamella.encoder.fast_attention import suitable_kernels, use_fast_attention
+from lamella.encoder.fast_attention import suitable_kernels
 from lamella.encoder.pretrained import load_tokenizer, quiet
 from lamella.encoder.sources import Source
 from lamella.errors import ModelError, one_line
@@ -80,10 +81,11 @@ class StockModel:
         """Return the start and end logits of a padded batch."""
         check_window_length(padded, self.positions)
         batch = Batch.of(padded).to(self.device)
-        inputs = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
-        if self.reads_token_types:
-            inputs["token_type_ids"] = batch.token_types
+        inputs, packing = model_inputs(self.model, batch, token_types=self.reads_token_types)
         with autocast(self.device, self.precision), suitable_kernels(self.device):
             output = self.model(**inputs)
-        logits: NDArray[np.float32] = torch.stack([output.start_logits, output.end_logits]).float().cpu().numpy()
+        both = [output.start_logits, output.end_logits]
+        if packing is not None:
+            both = [packing.unpack(logits) for logits in both]
+        logits: NDArray[np.float32] = torch.stack(both).float().cpu().numpy()
         return logits  # [2, B, T]
