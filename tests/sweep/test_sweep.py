@@ -450,7 +450,7 @@ def test_listing_a_sweep_writes_nothing(tmp_path: Path, encoder: Path, lamella: 
     assert out.splitlines() == ["2 runs in 1 pass", f"1. {encoder}, frozen: seed0, seed1"]
     assert not (tmp_path / "out").exists()
     code, out, _ = lamella("sweep", file, "--out", tmp_path / "out", "--list", "--json")
-    assert json.loads(out) == {"passes": [["seed0", "seed1"]]}
+    assert json.loads(out) == {"passes": [["seed0", "seed1"]], "derived": []}
 
 
 def test_without_ray_the_extra_is_named_and_nothing_is_written(
