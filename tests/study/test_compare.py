@@ -78,6 +78,34 @@ def test_runs_that_differ_only_in_seeds_are_one_reader(tmp_path: Path, data: Pat
     assert (difference.wins, difference.losses) == (70, 0)
 
 
+def test_a_reader_is_named_after_its_runs_and_not_after_their_folders(tmp_path: Path, data: Path) -> None:
+    for mixer, right in (("dot", 60), ("last", 40)):
+        for seed in (0, 1):
+            folder = tmp_path / f"table2-seed{seed}" / mixer
+            write_run(folder, data, [1] * right + [0] * (100 - right), config=config(mixer, seed))
+    folders = [tmp_path / f"table2-seed{seed}" for seed in (0, 1)]
+    assert [(reader.name, len(reader.runs)) for reader in compare(folders).readers] == [("dot", 2), ("last", 2)]
+    for seed in (0, 1):  # another reader of the same name: then the folders tell them apart
+        write_run(tmp_path / f"table3-seed{seed}" / "dot", data, [1] * 100, config=config("scalar_mix", seed))
+    folders += [tmp_path / f"table3-seed{seed}" for seed in (0, 1)]
+    names = {reader.name: len(reader.runs) for reader in compare(folders).readers}
+    assert names == {"table2/dot": 2, "last": 2, "table3/dot": 2}
+
+
+def test_heads_on_runs_that_differ_only_in_their_seeds_are_one_reader(tmp_path: Path, data: Path) -> None:
+    """`encoder.from` becomes the path of a model: with another seed, or in another folder, it is the same row."""
+    bases = ["/a/bert-seed0/models/0.3", "/b/bert-seed1/models/0.3", "/a/bert-seed2/models/1", "/a/bert-seed3/model"]
+    for seed, base in enumerate(bases):
+        options = {**config("dot", seed), "encoder": {"name": base}}
+        write_run(tmp_path / f"head-seed{seed}", data, [1] * 50 + [0] * 50, config=options)
+    readers = compare([tmp_path / f"head-seed{seed}" for seed in range(4)]).readers
+    assert [[run.name for run in reader.runs] for reader in readers] == [
+        ["head-seed0", "head-seed1"],
+        ["head-seed2"],
+        ["head-seed3"],
+    ]
+
+
 def test_a_difference_within_the_variation_of_seeds_is_reported_as_such(tmp_path: Path, data: Path) -> None:
     folders = [
         write_run(tmp_path / name, data, [1] * right + [0] * (100 - right), config=config(name[0], seed))

@@ -111,13 +111,27 @@ def test_derived_rows_of_a_failed_run_are_blocked(file: Path, tmp_path: Path) ->
     assert rows[2].error == "is made from bert"
 
 
-def test_derived_rows_have_the_seeds_of_their_runs(file: Path, tmp_path: Path) -> None:
-    sweep = read_sweep([file], tmp_path, seeds=[0, 4])
-    rows = {name: job.derived.models for name, job in sweep.derived.items() if job.derived}
-    assert rows["bert@0.5-seed4"] == ("bert-seed4@0.5",)
-    assert rows["both-seed4"] == ("head-seed4", "bert-seed4@0.5")
-    assert len(rows) == 6
-    assert sweep.derived["both-seed4"].needs == {"head-seed4", "bert-seed4"}
+def test_one_sweep_with_seeds_gives_a_published_table(tmp_path: Path, encoder: Path, lamella: Lamella) -> None:
+    """The seeds of a trained row, of a head on it, of its copy and of an ensemble are averaged."""
+    names = {"head": "a386-skip-at-0.3", "bert@0.5": "bert@0.3", "both": "ensemble-at-0.3", "[0.5, 1]": "[0.3, 1]"}
+    file = write(tmp_path / "rows.toml", encoder, RUNS + DERIVED)
+    for old, new in names.items():
+        file.write_text(file.read_text().replace(old, new))
+    out = tmp_path / "bertvision-span"
+    sweep = read_sweep([file], out, seeds=[0, 4])
+    assert sweep.derived["ensemble-at-0.3-seed4"].needs == {"a386-skip-at-0.3-seed4", "bert-seed4"}
+    assert {row.error for row in run_sweep(sweep, out, log=quiet)} == {None}
+    assert read_json(out / "bert@0.3-seed4" / runs.RUN)["model"]["name"] == str(out / "bert-seed4" / "models" / "0.3")
+    expected = {"bert", "a386-skip-at-0.3", "bert@0.3", "bert@1", "ensemble-at-0.3"}
+    for folder in (out, tmp_path / "kept"):
+        if folder != out:
+            assert lamella("compare", out, "--keep", folder)[0] == 0
+        assert {reader.name: len(reader.runs) for reader in compare([folder]).readers} == dict.fromkeys(expected, 2)
+        page = ("report", "--paper", "bertvision-table3", folder, "--out", tmp_path / f"{folder.name}.md", "--json")
+        code, printed, err = lamella(*page)
+        assert code == 0, err
+        rows = {row["run"]: row for row in json.loads(printed)["tables"][0]["rows"]}
+        assert {name for name, row in rows.items() if row["seeds"] == 2} == expected - {"bert", "bert@1"}
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from lamella.study.records import (
     TaskScore,
     is_number,
     score_records,
+    without_seed,
 )
 from lamella.study.result_files import Result
 
@@ -145,14 +146,11 @@ def group_by_reader(selection: RunSelection, data: str | None = None) -> tuple[N
         examples, scores = score_records(selection.records, data)
         paragraphs = np.unique([example.context.text for example in examples], return_inverse=True)[1]
     records = selection.records
-    taken_names = {run.name for run in records}
+    groups = _same_options(records)
+    names = _reader_names([[records[index].name for index in indices] for indices in groups])
     readers: list[ComparedReader] = []
-    for indices in _same_options(records):
+    for name, indices in zip(names, groups, strict=True):
         members = tuple(records[index] for index in indices)
-        name, own_names = members[0].name, {run.name for run in members}
-        if len(members) > 1 and (common := _common_name([run.name for run in members])) not in taken_names - own_names:
-            name = common
-            taken_names.add(name)
         readers.append(
             ComparedReader(
                 name=name,
@@ -197,6 +195,22 @@ def _same_options(records: Sequence[RunRecord]) -> list[list[int]]:
         taken.add((key, run.seeds))
         groups.setdefault(key, []).append(index)
     return list(groups.values())
+
+
+def _reader_names(groups: Sequence[Sequence[str]]) -> list[str]:
+    """Return a name for every group of runs: their own name without seed, with their folder only if it is needed."""
+    own = [without_seed(group[0].rpartition("/")[2]) for group in groups]
+    taken = {name for group in groups for name in group}
+    names = []
+    for group, name in zip(groups, own, strict=True):
+        candidates = [_common_name(group)]
+        if all(without_seed(run.rpartition("/")[2]) == name for run in group):  # `table-seed0/dot`, `table-seed1/dot`
+            folder = _common_name([run.rpartition("/")[0] for run in group])
+            candidates = [*([name] if own.count(name) == 1 else []), f"{folder}/{name}" if folder else name]
+        free = [candidate for candidate in candidates if candidate not in taken - set(group)]
+        names.append(free[0] if free and len(group) > 1 else group[0])
+        taken.add(names[-1])
+    return names
 
 
 def _common_name(names: Sequence[str]) -> str:

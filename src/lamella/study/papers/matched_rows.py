@@ -15,7 +15,7 @@ from lamella.scoring.significance import Difference, bootstrap_differences
 from lamella.study.compared_readers import ComparedReader, f1_of_no_answer
 from lamella.study.keep import add_results, comparable_results
 from lamella.study.papers.published_tables import PublishedRow, PublishedTable, known_run_files
-from lamella.study.records import SEED_OPTIONS, RunRecord, RunSelection
+from lamella.study.records import BASE_OPTIONS, SEED_OPTIONS, RunRecord, RunSelection, name_of_base
 from lamella.study.result_files import Result
 
 _SEEDS = r"(?:[-_](?:order_)?seed[-_=]?\d+)*"
@@ -211,5 +211,7 @@ def _different_options(first: RunRecord, second: RunRecord) -> list[str]:
         for run in (first, second)
         if run.result is not None
     )
+    for options in (one, two):
+        options.update({key: name_of_base(options.get(key)) for key in map(".".join, BASE_OPTIONS)})
     seeds = {".".join(key) for key in SEED_OPTIONS}
     return sorted(key for key in {*one, *two} - seeds if one.get(key) != two.get(key))
