@@ -3,19 +3,23 @@
     python benchmarks/ask.py [--quick] [--out ask.json]
 
 The peer imports torch and transformers and loads the encoder and its tokenizer, nothing else. Ours is `lamella ask`
-with the bundled reader: with its graph in the cache, and the first time, with an empty cache. The processes are started
-in turn; the first of each kind does not count.
+with the bundled reader: with its graph in the cache; the first time, with an empty cache; and with a process that spins
+on every core (`busy`). `cpu` are CPU seconds: they must not grow on a busy machine, where a thread that waits actively
+would use the time that it is kept waiting. The processes are started in turn; the first of each kind does not count.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +49,22 @@ def main() -> None:
         "peer": [sys.executable, "-c", PEER.format(folder=str(find_encoder(DEFAULT_ENCODER).folder))],
         "ours": ask,
         "first": ask,
+        "busy": ask,
     }
     seconds: dict[str, list[float]] = {name: [] for name in commands}
+    cpu: dict[str, list[float]] = {name: [] for name in commands}
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(repeats + 1):
             for name, command in commands.items():
                 cache = Path(folder) / (f"first-{turn}" if name == "first" else "cache")
-                began = time.perf_counter()
-                subprocess.run(command, check=True, capture_output=True, env=os.environ | {"LAMELLA_CACHE": str(cache)})
-                if turn:
-                    seconds[name].append(time.perf_counter() - began)
+                with other_work(name == "busy"):
+                    began, before = time.perf_counter(), cpu_seconds()
+                    environment = os.environ | {"LAMELLA_CACHE": str(cache)}
+                    subprocess.run(command, check=True, capture_output=True, env=environment)
+                    if turn:
+                        seconds[name].append(time.perf_counter() - began)
+                        cpu[name].append(cpu_seconds() - before)
 
     ratios = {
         name: [own / peer for own, peer in zip(times, seconds["peer"], strict=True)]
@@ -68,6 +78,9 @@ def main() -> None:
         "peer": statistics.median(seconds["peer"]),
         "unit": "s",
         "first": statistics.median(seconds["first"]),
+        "busy": statistics.median(seconds["busy"]),
+        "cpu": {name: statistics.median(times) for name, times in cpu.items()},
+        "load": [load, os.getloadavg()[0]],
         "repeats": repeats,
         "versions": library_versions(),
     }
@@ -75,9 +88,29 @@ def main() -> None:
         write_json(arguments.out, result)
     for name, times in seconds.items():
         ratio = f", {statistics.median(ratios[name]):.2f} x the peer's" if name in ratios else ""
-        print(f"{name}: {statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f}){ratio}")
+        spread = f"{min(times):.2f} to {max(times):.2f}"
+        print(f"{name}: {statistics.median(times):.2f} s ({spread}), CPU {statistics.median(cpu[name]):.2f} s{ratio}")
     least, most = result["spread"]
     print(f"ask: {result['ratio']:.2f} x the time of a bare import and load ({least:.2f} to {most:.2f})")
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of all processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+@contextlib.contextmanager
+def other_work(there_is: bool) -> Iterator[None]:
+    """Keep every core busy."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1 if there_is else 0)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 if __name__ == "__main__":
