@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,3 +171,52 @@ def test_recommend_chooses_a_classifier_by_accuracy(trained: Path, lamella: Lame
     )
     out = lamella("recommend", trained / "dot", trained / "last")[1]
     assert out.startswith(f"take {best['name']}: accuracy {best['answerability_accuracy']:.2f}")
+
+
+def content_of(report: Path) -> dict[str, Any]:
+    found = re.search(r'<script[^>]*id="content"[^>]*>(.*?)</script>', report.read_text(encoding="utf-8"), re.DOTALL)
+    assert found
+    return dict(json.loads(found[1]))
+
+
+def test_the_html_report_shows_the_scores_of_classifiers(trained: Path, lamella: Lamella, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(trained / "dot", old)
+    config = read_json(old / runs.CONFIG)
+    config["training"]["metric"] = None
+    write_json(old / runs.CONFIG, config)
+    for folders in ([trained / "dot", trained / "last"], [old], [trained]):
+        code, _, err = lamella("report", *folders, "--out", tmp_path / "report.html", "--overwrite")
+        assert (code, err) == (0, "")
+        content = content_of(tmp_path / "report.html")
+        assert content["metric"] == "answerability_accuracy"
+        for run in content["runs"]:
+            assert content["metric"] in run["scores"]
+            if run["task"] == "answerability":
+                assert sum(run["confusion"].values()) == run["questions"]
+                right = [count for title, count in run["confusion"].items() if "correctly" in title]
+                assert 100 * sum(right) / run["questions"] == pytest.approx(
+                    run["scores"]["answerability_accuracy"], abs=0.01
+                )
+                assert run["reliability"]
+                assert {answer["text"] for answer in run["answers"]} <= {"", "has an answer"}
+
+
+def test_classifiers_are_analysed_by_their_decisions(trained: Path, lamella: Lamella, tmp_path: Path) -> None:
+    for folders, names in (([trained / "dot", trained / "last"], CLASSIFIERS), ([trained], (*CLASSIFIERS, "span"))):
+        code, out, err = lamella("analyse", *folders, "--sample", 4, "--out", tmp_path / f"{len(names)}")
+        assert (code, err) == (0, "")
+        assert "accuracy by question word" in out
+        assert "EM" not in out
+        numbers = read_json(tmp_path / f"{len(names)}" / runs.ANALYSIS)
+        assert [run["run"] for run in numbers["runs"]] == [*names]
+        for run in numbers["runs"]:
+            stored = results(trained / run["run"])
+            assert run["answerability_accuracy"] == pytest.approx(stored["answerability_accuracy"])
+            assert run["answerability_f1"] == pytest.approx(stored["answerability_f1"])
+            wrong = run["confusion"]["abstained_wrongly"] + run["confusion"]["answered_the_unanswerable"]
+            assert wrong + run["right"]["count"] == stored["total"]
+        assert numbers["runs"][0]["layer_attention"]["questions"] == 4
+        mistakes = (tmp_path / f"{len(names)}" / runs.MISTAKES).read_text(encoding="utf-8")
+        assert re.search(r"predicted: (no answer|has an answer) \(\d", mistakes)
+        assert "⟦" not in mistakes.partition("\n## ")[2]

@@ -12,8 +12,15 @@ from lamella.data.examples import Example
 from lamella.errors import DataError, UsageError, counted
 from lamella.files import write_json, write_text
 from lamella.inference.prediction_files import AnswerSet, read_answers
-from lamella.scoring.metrics import QuestionScores, language_of, score_readers, summarise
-from lamella.study.analysis.confident_mistakes import confident_mistakes, mistakes_markdown
+from lamella.scoring.metrics import (
+    QuestionScores,
+    answer_groups,
+    language_of,
+    score_questions,
+    score_readers,
+    summarise,
+)
+from lamella.study.analysis.confident_mistakes import confident_decisions, confident_mistakes, mistakes_markdown
 from lamella.study.analysis.groups import Grouping, grouped_scores, groupings
 from lamella.study.analysis.layer_weights import learned_weights, mean_attention
 from lamella.study.analysis.mistake_kinds import (
@@ -23,7 +30,8 @@ from lamella.study.analysis.mistake_kinds import (
     only_right,
     second_best,
 )
-from lamella.study.records import RunRecord, read_examples, read_records
+from lamella.study.compared_readers import f1_of_no_answer
+from lamella.study.records import ANSWERABILITY, SPAN, RunRecord, read_examples, read_json_object, read_records
 
 SAMPLE = 200
 
@@ -34,7 +42,7 @@ class AnalysedRun:
 
     name: str
     folder: Path
-    answered: AnswerSet
+    answered: AnswerSet | None  # None if the decisions to answer are analysed, and not texts
     scores: QuestionScores
 
 
@@ -51,20 +59,34 @@ def analyse(names: Sequence[str], *, data: str | None = None, sample: int = SAMP
     """Analyse finished runs on the questions that all of them answered; a folder of several runs means all of them.
 
     Without `data`, the questions are read from the files that the runs record. Models with attention over the layers
-    are run on a `sample` of the questions, 0 for none; no other model is run.
+    are run on a `sample` of the questions, 0 for none; no other model is run. If any run is a classifier of
+    answerability, all are analysed by what all do: decide whether there is an answer.
     """
     selection = read_records(names, requires=runs.NBEST)
     files = [data] if data is not None else _common_data_files(selection.records)
     everything = read_examples(selection.records[0], data)
-    answers = [read_answers(record.folder) for record in selection.records]
-    examples = [example for example in everything if all(example.id in answered.texts for answered in answers)]
+    decides = any(record.task == ANSWERABILITY for record in selection.records)
+    answers = [None if decides else read_answers(record.folder) for record in selection.records]
+    texts = [
+        record.answers() if answered is None else answered.texts
+        for record, answered in zip(selection.records, answers, strict=True)
+    ]
+    examples = [example for example in everything if all(example.id in of_run for of_run in texts)]
     if not examples:
         raise DataError(
             f"{', '.join(files)}: expected questions that all the runs answered, got none among "
             f"{counted(len(everything), 'question')}; pass the file that the runs were scored on with --data."
         )
     language = language_of(examples)
-    scores = score_readers(examples, [answered.texts for answered in answers], language=language)
+    if decides:
+        scores = [
+            record.decisions(examples)
+            if record.task == ANSWERABILITY
+            else score_questions(examples, of_run, language=language).on_answerability()
+            for record, of_run in zip(selection.records, texts, strict=True)
+        ]
+    else:
+        scores = score_readers(examples, texts, language=language)
     analysed = [
         AnalysedRun(record.name, record.folder, answered, run_scores)
         for record, answered, run_scores in zip(selection.records, answers, scores, strict=True)
@@ -77,6 +99,7 @@ def analyse(names: Sequence[str], *, data: str | None = None, sample: int = SAMP
         "questions": len(examples),
         "questions_left_out": len(everything) - len(examples),
         "language": language,
+        "task": ANSWERABILITY if decides else SPAN,
         "runs_left_out": dict(selection.left_out),
         "runs": [
             {
@@ -95,7 +118,9 @@ def write_analysis(folder: Path, analysis: Analysis) -> None:
     """Write `analysis.json` and the most confident mistakes into an open run folder."""
     write_json(folder / runs.ANALYSIS, analysis.numbers)
     mistakes = {
-        run.name: confident_mistakes(analysis.examples, run.scores, run.answered.texts, run.answered.predictions)
+        run.name: confident_decisions(analysis.examples, run.scores, read_json_object(run.folder / runs.NA_PROB))
+        if run.answered is None
+        else confident_mistakes(analysis.examples, run.scores, run.answered.texts, run.answered.predictions)
         for run in analysis.runs
     }
     write_text(folder / runs.MISTAKES, mistakes_markdown(mistakes))
@@ -112,18 +137,32 @@ def _analyse_answers(
     run: AnalysedRun, examples: Sequence[Example], groups: Mapping[str, Grouping], language: str
 ) -> dict[str, Any]:
     """Return the numbers of a run that follow from its answers alone."""
-    texts, predictions = run.answered.texts, run.answered.predictions
     right = [example for example, exact in zip(examples, run.scores.exact, strict=True) if exact == 1]
-    return {
+    numbers: dict[str, Any] = {
         "run": run.name,
         "folder": str(run.folder),
-        **summarise(run.scores),
+        **(summarise(run.scores) if run.answered else _decision_scores(run.scores)),
         "confusion": confusion(run.scores),
-        "second_best": second_best(examples, run.scores, texts, predictions, language=language),
         "groups": {name: grouped_scores(run.scores, grouping) for name, grouping in groups.items()},
         "right": {key: value for key, value in describe_questions(right).items() if key != "ids"},
+    }
+    if run.answered is None:  # a decision has no runner-up and no boundaries
+        return numbers
+    texts, predictions = run.answered.texts, run.answered.predictions
+    return {
+        **numbers,
+        "second_best": second_best(examples, run.scores, texts, predictions, language=language),
         "near_misses": near_misses(examples, run.scores, texts, predictions),
     }
+
+
+def _decision_scores(decisions: QuestionScores) -> dict[str, Any]:
+    """Return the accuracy of decisions to answer, of all questions and by kind, and the F1 of "no answer"."""
+    accuracy = {
+        f"{prefix}answerability_accuracy": 100 * float(decisions.exact[chosen].mean())
+        for prefix, chosen in answer_groups(decisions.answerable).items()
+    }
+    return {**accuracy, "answerability_f1": f1_of_no_answer(decisions), "total": len(decisions.ids)}
 
 
 def _common_data_files(records: Sequence[RunRecord]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -15,6 +16,8 @@ from lamella.study.analysis.mistake_kinds import chosen_candidate, gold_spans
 MOST = 50
 AROUND = 300  # characters of the context shown on each side of a mark
 GOLD, PREDICTED = ("⟪", "⟫"), ("⟦", "⟧")
+HAS_ANSWER = "has an answer"  # the answer of a classifier that does not abstain
+TINY = 1e-12  # the smallest probability that has odds
 _LIST = re.compile(r"^(\d*)([-+=.)])")  # would begin a list, or turn the previous line into a heading
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~&])")
 
@@ -49,6 +52,20 @@ def confident_mistakes(
     return sorted(mistakes, key=lambda mistake: -mistake.confidence)[:most]
 
 
+def confident_decisions(
+    examples: Sequence[Example], scores: QuestionScores, na_prob: Mapping[str, float], *, most: int = MOST
+) -> list[Mistake]:
+    """Return the wrong decisions to answer with the highest probability; ties stay in their order."""
+    mistakes = []
+    for example, exact, answered in zip(examples, scores.exact.tolist(), scores.answered.tolist(), strict=True):
+        if exact < 1 and example.id in na_prob:
+            no_answer = float(na_prob[example.id])
+            odds = math.log(max(no_answer, TINY) / max(1 - no_answer, TINY))
+            chosen = Candidate(HAS_ANSWER if answered else "", 0, 0, odds, 1 - no_answer if answered else no_answer)
+            mistakes.append(Mistake(example, Prediction((chosen,), odds), chosen))
+    return sorted(mistakes, key=lambda mistake: -mistake.confidence)[:most]
+
+
 def mistakes_markdown(mistakes: Mapping[str, Sequence[Mistake]]) -> str:
     """Return the Markdown text, with a section per run."""
     marks = f"True answers are marked {GOLD[0]}…{GOLD[1]}, predicted answers {PREDICTED[0]}…{PREDICTED[1]}."
@@ -65,7 +82,7 @@ def marked_context(example: Example, chosen: Candidate) -> str:
     """Return the context around the answers with both marked. The spans may overlap, so the marks are not tags."""
     text = example.context.text
     spans = [(*span, GOLD) for span in gold_spans(example)]
-    if chosen.text:
+    if chosen.end_char > chosen.begin_char:
         spans.append((chosen.begin_char, chosen.end_char, PREDICTED))
     # At one position an end comes before a begin; of two spans that begin together, the longer one is outside.
     marks = [(begin, 1, -end, signs[0]) for begin, end, signs in spans]

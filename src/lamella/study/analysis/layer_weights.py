@@ -102,7 +102,7 @@ def mean_attention(run: Path, examples: Sequence[Example], *, batch_size: int = 
                 weights = model.head.layer_weights(hidden)
             if weights is None:
                 return None
-            kinds = token_kinds(features, padded)
+            kinds = token_kinds(features, padded)[:, : weights.shape[-1]]  # a classifier reads the first token alone
             sums = sums + sums_by_kind(weights.float().cpu().numpy(), kinds)
             counts += np.bincount(kinds[kinds != PAD], minlength=len(KINDS))
             advance(len(windows))

@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from lamella.errors import counted
+from lamella.study.records import SPAN
 
 WIDTH = 160  # where the output is not a terminal
 TITLES = {
@@ -35,7 +36,10 @@ def print_analysis(numbers: Mapping[str, Any]) -> None:
     for name, reason in numbers["runs_left_out"].items():
         console.print(f"left out: {name} ({reason})")
     runs = numbers["runs"]
-    tables = (_scores(runs), _second_best(runs), *_groups(runs), _only_right(runs), _near_misses(runs))
+    if numbers["task"] == SPAN:
+        tables = (_scores(runs), _second_best(runs), *_groups(runs), _only_right(runs), _near_misses(runs))
+    else:
+        tables = (_decisions(runs), *_groups(runs, decisions=True), _only_right(runs))
     for table in (*tables, _layer_weights(runs), _layer_attention(runs)):
         for part in _fit(table, console) if table is not None and table.rows else ():
             console.print()
@@ -104,6 +108,23 @@ def _scores(runs: Sequence[Mapping[str, Any]]) -> _Rows:
     )
 
 
+def _decisions(runs: Sequence[Mapping[str, Any]]) -> _Rows:
+    return _table(
+        "decisions whether there is an answer, and number of questions by outcome",
+        runs,
+        {
+            "accuracy": lambda run: run["answerability_accuracy"],
+            "no-answer F1": lambda run: run["answerability_f1"],
+            "HasAns accuracy": lambda run: run.get("HasAns_answerability_accuracy"),
+            "NoAns accuracy": lambda run: run.get("NoAns_answerability_accuracy"),
+            "right, has answer": lambda run: run["confusion"]["right_has_answer"],
+            "wrong, has answer": lambda run: run["confusion"]["abstained_wrongly"],
+            "right, no answer": lambda run: run["confusion"]["right_no_answer"],
+            "wrong, no answer": lambda run: run["confusion"]["answered_the_unanswerable"],
+        },
+    )
+
+
 def _second_best(runs: Sequence[Mapping[str, Any]]) -> _Rows:
     return _table(
         "the second-best answer where the first is wrong",
@@ -118,13 +139,13 @@ def _second_best(runs: Sequence[Mapping[str, Any]]) -> _Rows:
     )
 
 
-def _groups(runs: Sequence[Mapping[str, Any]]) -> list[_Rows]:
+def _groups(runs: Sequence[Mapping[str, Any]], *, decisions: bool = False) -> list[_Rows]:
     """Return a table per grouping; all runs are scored on the same questions, so their groups are the same."""
     tables = []
     for name, rows in runs[0]["groups"].items():
-        columns = {_heading(row): _group_cell(name, number) for number, row in enumerate(rows)}
+        columns = {_heading(row): _group_cell(name, number, decisions) for number, row in enumerate(rows)}
         if columns:
-            tables.append(_table(f"EM / F1 {TITLES[name]}", runs, columns))
+            tables.append(_table(f"{'accuracy' if decisions else 'EM / F1'} {TITLES[name]}", runs, columns))
     return tables
 
 
@@ -133,10 +154,10 @@ def _heading(row: Mapping[str, Any]) -> str:
     return f"{row['group']}\nn = {row['count']}" + (f"\n{100 * share:.0f} % HasAns" if share < 1 else "")
 
 
-def _group_cell(name: str, number: int) -> Callable[[Mapping[str, Any]], Any]:
+def _group_cell(name: str, number: int, decisions: bool) -> Callable[[Mapping[str, Any]], Any]:
     def cell(run: Mapping[str, Any]) -> str:
         row = run["groups"][name][number]
-        return f"{row['exact']:.1f} / {row['f1']:.1f}"
+        return f"{row['exact']:.1f}" if decisions else f"{row['exact']:.1f} / {row['f1']:.1f}"
 
     return cell
 

@@ -15,9 +15,10 @@ from lamella.errors import LamellaError, UsageError
 from lamella.inference.questions import read_questions
 from lamella.scoring.metrics import QuestionScores, language_of, score_questions, summarise
 from lamella.scoring.threshold import expected_calibration_error
+from lamella.study.analysis.confident_mistakes import HAS_ANSWER
 from lamella.study.analysis.groups import Grouping, grouped_scores, groupings
 from lamella.study.analysis.mistake_kinds import confusion
-from lamella.study.records import RunRecord, is_number, read_json_object
+from lamella.study.records import ANSWERABILITY, RunRecord, is_number, read_json_object
 from lamella.study.report.values import SHOWN_SCORES, ReportValues, rounded, without_folders
 
 PR_POINTS = 60
@@ -30,6 +31,12 @@ OUTCOMES = {  # the labels in the report for the counts of `confusion`
     "abstained_wrongly": "abstained although there is an answer",
     "right_no_answer": "abstained correctly",
     "answered_the_unanswerable": "answered an unanswerable question",
+}
+DECISION_OUTCOMES = {  # of a classifier, which answers nothing
+    "right_has_answer": "has an answer, decided correctly",
+    "abstained_wrongly": "has an answer, decided wrongly",
+    "right_no_answer": "has no answer, decided correctly",
+    "answered_the_unanswerable": "has no answer, decided wrongly",
 }
 
 Bools = NDArray[np.bool_]
@@ -45,9 +52,10 @@ def add_answers(
         names = (data,) if data else run.data_files
         key = " + ".join(names)
         values["data"], values["data_set"] = " + ".join(map(without_folders, names)), key
-        if not (run.folder / runs.PREDICTIONS).is_file():
+        decides = run.task == ANSWERABILITY and run.folder.is_dir() and bool(run.scores)
+        if not decides and not (run.folder / runs.PREDICTIONS).is_file():
             continue
-        predictions = run.predictions()
+        predictions = run.answers()
         if key not in data_sets:
             data_sets[key] = _read_data_set(names, data is not None, notes)
         data_set = data_sets[key]
@@ -63,9 +71,13 @@ def add_answers(
         if not examples:
             notes.append(f"{values['name']} answers no question of {values['data']}: the file has changed.")
             continue
-        answers = _ScoredAnswers(
-            examples, score_questions(examples, predictions, language=data_set.language), predictions
-        )
+        if decides:
+            scores = run.decisions(examples)
+            texts = (HAS_ANSWER if answered else "" for answered in scores.answered)
+            predictions = dict(zip(scores.ids, texts, strict=True))
+        else:
+            scores = score_questions(examples, predictions, language=data_set.language)
+        answers = _ScoredAnswers(examples, scores, predictions)
         _add_analysis(values, run.folder, answers, data_set)
         scored.setdefault(key, []).append((values, answers))
     numbers = {key: number for number, key in enumerate(scored)}
@@ -121,7 +133,7 @@ def _read_data_set(names: Sequence[str], is_required: bool, notes: list[str]) ->
 
 
 def _add_analysis(values: ReportValues, folder: Path, answers: _ScoredAnswers, data_set: _DataSet) -> None:
-    ids = answers.scores.ids
+    ids, decides = answers.scores.ids, values["task"] == ANSWERABILITY
     odds, probabilities = (
         {id: content[id] for id in ids if is_number(content.get(id))}
         for content in (read_json_object(folder / runs.NULL_ODDS), read_json_object(folder / runs.NA_PROB))
@@ -132,9 +144,10 @@ def _add_analysis(values: ReportValues, folder: Path, answers: _ScoredAnswers, d
             key: rounded(value) for key, value in summarise(answers.scores).items() if key in SHOWN_SCORES
         }
     values["questions"] = len(ids)
-    values["confusion"] = {OUTCOMES[name]: count for name, count in confusion(answers.scores).items()}
+    outcomes, counts = DECISION_OUTCOMES if decides else OUTCOMES, confusion(answers.scores)
+    values["confusion"] = {title: counts[name] for name, title in outcomes.items()}
     values["groups"] = _groups(data_set, answers.scores)
-    if len(no_answer_scores) == len(ids):
+    if len(no_answer_scores) == len(ids) and not decides:
         values["precision_recall"] = precision_recall(answers.scores, np.array([no_answer_scores[id] for id in ids]))
     if len(probabilities) == len(ids):
         values["reliability"] = reliability(np.array([probabilities[id] for id in ids]), ~answers.scores.answerable)

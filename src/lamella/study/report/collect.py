@@ -9,7 +9,14 @@ from pathlib import Path
 from lamella import runs
 from lamella.errors import UsageError
 from lamella.study.analysis.layer_weights import learned_weights
-from lamella.study.records import RunRecord, is_number, read_records
+from lamella.study.records import (
+    ANSWERABILITY,
+    DEFAULT_METRICS,
+    TASK_SCORES,
+    RunRecord,
+    is_number,
+    read_records,
+)
 from lamella.study.report.answers import add_answers
 from lamella.study.report.curves import read_curve
 from lamella.study.report.option_names import add_varied_options
@@ -52,7 +59,8 @@ def _shown_values(run: RunRecord, notes: list[str]) -> ReportValues:
     return {
         "name": run.name,
         "state": run.state,
-        "metric": run.config.get("training", {}).get("metric", "f1"),
+        "task": run.task,
+        "metric": run.config.get("training", {}).get("metric") or DEFAULT_METRICS[run.task],
         "scores": {key: rounded(run.scores[key]) for key in SHOWN_SCORES if is_number(run.scores.get(key))},
         "cost": cost,
         "efficiency": rounded(run.cost["efficiency"]) if is_number(run.cost.get("efficiency")) else None,
@@ -80,7 +88,13 @@ def _layer_weights(folder: Path, notes: list[str]) -> ReportValues | None:
 
 
 def _metric(shown: Sequence[ReportValues]) -> str:
-    """Return the metric that the runs' checkpoints were selected by if all share it, otherwise F1."""
+    """Return the score to rank the runs by.
+
+    It is the metric that selected the checkpoints if all runs share it, otherwise F1. With classifiers of
+    answerability among them, it is the score that all have: the accuracy of the decision to answer.
+    """
+    if any(run["task"] == ANSWERABILITY for run in shown):
+        return TASK_SCORES[ANSWERABILITY].key
     metrics = {run["metric"] for run in shown}
     metric = metrics.pop() if len(metrics) == 1 else "f1"
     return metric if any(metric in run["scores"] for run in shown) else "f1"

@@ -26,6 +26,8 @@
   const qualities = scoreKeys.filter((key) => !["ece", "threshold", "epoch"].includes(key));
   const darkScreen = window.matchMedia("(prefers-color-scheme: dark)");
   const drawings = []; // functions to call when the colours change
+  const decides = (run) => run.task === "answerability"; // it only decides whether there is an answer
+  const decisionScores = runs.some(decides) ? ["answerability_accuracy", "answerability_f1"] : [];
   let metric = content.metric in NAMES ? content.metric : "f1";
   let printing = false;
 
@@ -136,7 +138,7 @@
 
   function hover(run) {
     const options = Object.entries(run.options).map(([key, value]) => `${shortKey(key)}: ${plain(format(value))}`);
-    const scores = ["exact", "f1", "best_f1", "HasAns_f1", "NoAns_f1"].filter((key) => key in run.scores)
+    const scores = ["exact", "f1", "best_f1", "HasAns_f1", "NoAns_f1", ...decisionScores].filter((key) => key in run.scores)
       .map((key) => `${NAMES[key]} ${format(run.scores[key], 2)}`);
     const costs = Object.keys(COSTS).filter((key) => key in run.cost).map((key) => `${COSTS[key]}: ${format(run.cost[key])}`);
     const device = run.device && TIMES.some((key) => key in run.cost) ? [`timed on ${plain(run.device)}`] : [];
@@ -193,7 +195,7 @@
     const tiles = make("div", { class: "tiles" });
     const tile = (value, name, wide) => tiles.append(make("div", { class: wide ? "tile wide-text" : "tile" }, make("b", {}, value), make("span", {}, name)));
     tile(best.name, runs.length > 1 ? `best of ${runs.length} runs by ${NAMES[metric]}` : "run", true);
-    for (const key of [...new Set([metric, "f1", "exact"])].filter((key) => key in best.scores)) tile(format(best.scores[key], 2), `${NAMES[key]}, %`);
+    for (const key of [...new Set([metric, ...decisionScores, "f1", "exact"])].filter((key) => key in best.scores)) tile(format(best.scores[key], 2), `${NAMES[key]}, %`);
     if (best.cost.parameters) tile(format(best.cost.parameters), COSTS.parameters);
     if (best.questions) tile(format(best.questions), "questions");
     main.append(tiles);
@@ -201,7 +203,7 @@
 
   function allRuns() {
     const where = section("runs", "Runs", "Click a heading to sort by it; click again to reverse the order.");
-    const shown = [...new Set([metric, "f1", "exact", "best_f1", "HasAns_f1", "NoAns_f1", "ece", "epoch"])].filter((key) => scoreKeys.includes(key));
+    const shown = [...new Set([metric, ...decisionScores, "f1", "exact", "best_f1", "HasAns_f1", "NoAns_f1", "ece", "epoch"])].filter((key) => scoreKeys.includes(key));
     const columns = [
       { name: "run", text: true, get: (run) => run.name },
       ...shown.map((key) => ({ name: NAMES[key], digits: 2, get: (run) => run.scores[key] })),
@@ -393,8 +395,9 @@
           { name: "outcome", text: true, get: (row) => row[0] }, { name: "questions", get: (row) => row[1] }, { name: "%", digits: 1, get: (row) => (100 * row[1]) / total },
         ], Object.entries(run.confusion))),
         ...Object.entries(run.groups).filter(([, rows]) => rows.length).map(([name, rows]) => card(name === "answerable" ? "By answerability" : `By ${name}${name.endsWith("length") ? ", in words" : name.endsWith("position") ? " in the context" : ""}`, table([
-          { name: name === "answerable" ? "question" : name, text: true, get: (row) => row.group }, { name: "questions", get: (row) => row.questions }, { name: "EM", digits: 1, get: (row) => row.exact },
-          { name: "F1", digits: 1, get: (row) => row.f1 }, { name: "answered, %", digits: 1, get: (row) => row.answered },
+          { name: name === "answerable" ? "question" : name, text: true, get: (row) => row.group }, { name: "questions", get: (row) => row.questions },
+          ...(decides(run) ? [{ name: "accuracy", digits: 1, get: (row) => row.exact }] : [{ name: "EM", digits: 1, get: (row) => row.exact }, { name: "F1", digits: 1, get: (row) => row.f1 }]),
+          { name: "answered, %", digits: 1, get: (row) => row.answered },
         ], rows))));
       showAnswers(samples, run);
     };
