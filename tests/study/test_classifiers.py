@@ -220,3 +220,39 @@ def test_classifiers_are_analysed_by_their_decisions(trained: Path, lamella: Lam
         mistakes = (tmp_path / f"{len(names)}" / runs.MISTAKES).read_text(encoding="utf-8")
         assert re.search(r"predicted: (no answer|has an answer) \(\d", mistakes)
         assert "⟦" not in mistakes.partition("\n## ")[2]
+
+
+@pytest.mark.parametrize("how", ["mean", "max", "product", "vote"])
+def test_classifiers_decide_together(trained: Path, lamella: Lamella, tmp_path: Path, how: str) -> None:
+    members = [trained / name for name in CLASSIFIERS]
+    code, out, err = lamella("ensemble", *members, "--how", how, "--data", "demo:dev", "--out", tmp_path / "ran")
+    assert (code, err) == (0, "")
+    assert f"{how}, at the question level" in out
+    assert re.search(r"over dot +answerability_accuracy [+-]\d", out)
+    odds = [read_json(member / runs.NULL_ODDS) for member in members]
+    together = read_json(tmp_path / "ran" / runs.NULL_ODDS)
+    for id, combined in together.items():
+        first, second = (of_member[id] for of_member in odds)
+        if first > 0 and second > 0:
+            assert combined > 0
+        if how == "product":
+            assert combined == pytest.approx((first + second) / 2, abs=1e-3)
+    scores = results(tmp_path / "ran")
+    gain = scores["gains"]["dot"]["answerability_accuracy"]
+    assert gain == pytest.approx(scores["answerability_accuracy"] - results(trained / "dot")["answerability_accuracy"])
+    assert lamella("compare", tmp_path / "ran", *members)[0] == 0
+
+
+def test_an_ensemble_of_stored_decisions_needs_no_model(trained: Path, lamella: Lamella, tmp_path: Path) -> None:
+    members = [trained / name for name in CLASSIFIERS]
+    assert lamella("ensemble", *members, "--out", tmp_path / "together")[0] == 0
+    assert len(read_json(tmp_path / "together" / runs.NULL_ODDS)) == results(trained / "dot")["total"]
+    for more, expected in (
+        ([trained / "span"], "dot, last, which only decide whether there is an answer, and span, which finds it"),
+        (["--level", "span"], "leave it out"),
+    ):
+        code, _, err = lamella("ensemble", *members, *more, "--out", tmp_path / "refused")
+        assert code in (1, 2)
+        assert expected in err
+        assert len(err.splitlines()) == 1
+        assert not (tmp_path / "refused").exists()

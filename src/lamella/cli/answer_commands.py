@@ -276,15 +276,22 @@ def _print_gains(results: dict[str, Any]) -> None:
     """Print the scores of an ensemble and its gain over each member."""
     if "gains" not in results:
         return
-    best, threshold = results["best_f1"], results["best_f1_thresh"]
-    typer.echo(f"exact {results['exact']:.2f}  f1 {results['f1']:.2f}  best_f1 {best:.2f} at threshold {threshold:.2f}")
+    keys = [
+        key
+        for key in ("exact", "f1", "answerability_accuracy")
+        if f"{key}_interval" in next(iter(results["gains"].values()))
+    ]
+    scores = "  ".join(f"{key} {results[key]:.2f}" for key in keys)
+    if best := "best_f1" in results:
+        scores += f"  best_f1 {results['best_f1']:.2f} at threshold {results['best_f1_thresh']:.2f}"
+    typer.echo(scores)
     width = max(map(len, results["gains"]))
     for name, gain in results["gains"].items():
         gains = "  ".join(
             f"{key} {gain[key]:+.2f} [{gain[f'{key}_interval'][0]:+.2f}, {gain[f'{key}_interval'][1]:+.2f}]"
-            for key in ("exact", "f1")
+            for key in keys
         )
-        typer.echo(f"over {name:<{width}}  {gains}  best_f1 {gain['best_f1']:+.2f}")
+        typer.echo(f"over {name:<{width}}  {gains}" + (f"  best_f1 {gain['best_f1']:+.2f}" if best else ""))
 
 
 def _warn(line: str) -> None:

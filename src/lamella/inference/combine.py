@@ -92,6 +92,17 @@ def combine_spans(
     return rank(list(spans.values())[:n_best], null)
 
 
+def combine_decisions(null_odds: Sequence[float], how: Combination, *, abstained: int = 0) -> float:
+    """Combine the null odds of members that only decide whether there is an answer into one.
+
+    The probability of "no answer" of member m is 1 / (1 + exp(-odds_m)). `vote` counts the members that `abstained`.
+    """
+    odds = np.array(null_odds, np.float64)
+    log_p = np.stack([-np.logaddexp(0, -odds), -np.logaddexp(0, odds)])  # [2, M]: no answer, answer
+    none, some = _combine(log_p, how, [abstained, len(odds) - abstained]).tolist()
+    return float(none - some)
+
+
 def _combine(log_p: NDArray[np.float64], how: Combination, votes: Sequence[int]) -> NDArray[np.float64]:
     """Return one log-probability per place, from those of all members [places, M]."""
     if how == "max":

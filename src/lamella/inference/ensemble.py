@@ -5,6 +5,8 @@ tokens that may be chosen, are combined token by token, and are decoded as the l
 level only the answers must be comparable: the candidates of the members' n-best lists, "no answer" included, are
 matched by their places in the text. So readers with different tokenizers can answer together.
 
+Members that only decide whether there is an answer are combined by the probability of their decisions.
+
 Members that run a model share one pass of a common encoder. Members whose run folders hold predictions, or logits for
 the token level, are combined without a model, and without torch.
 """
@@ -25,11 +27,11 @@ from lamella.data.examples import Example
 from lamella.data.windows.features import Features, featurise
 from lamella.data.windows.padding import Padded, longest_first, pad
 from lamella.errors import DataError, UsageError, counted
-from lamella.inference.combine import Combination, combine_logits, combine_spans
+from lamella.inference.combine import Combination, combine_decisions, combine_logits, combine_spans
 from lamella.inference.decode import decode
 from lamella.inference.members import Member
-from lamella.inference.predict import explain_out_of_memory
-from lamella.inference.prediction import Prediction
+from lamella.inference.predict import decode_batch, explain_out_of_memory
+from lamella.inference.prediction import Prediction, decision
 from lamella.inference.prediction_files import AnswerSet
 from lamella.inference.protocols import QAModel
 from lamella.inference.question_ids import check_unique_ids
@@ -38,6 +40,7 @@ from lamella.inference.window_merger import WindowMerger
 from lamella.progress import progress
 
 Level = Literal["auto", "token", "span"]
+CombinedAt = Literal["token", "span", "question"]  # question: members that only decide whether there is an answer
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,11 @@ class EnsembleAnswers:
     """The combined predictions of an ensemble, and the answers of each member."""
 
     how: Combination
-    level: Literal["token", "span"]
+    level: CombinedAt
     decoding: DecodingOptions
     predictions: Mapping[str, Prediction]
     members: Mapping[str, AnswerSet]
-    gives_text = True
+    gives_text: bool = True
 
 
 class Ensemble:
@@ -78,14 +81,21 @@ class Ensemble:
         self.decoding = members[0].decoding.model_copy(update=changes)
         self.windows = _MemberWindows(examples)
         self.questions = _common_questions(members, examples)
+        self.gives_text = members[0].gives_text
+        self.level: CombinedAt = "question"
+        self.why_not_by_token: str | None = None
+        if not self.gives_text:
+            if level != "auto":
+                raise UsageError(f"--level {level}: the members only decide whether there is an answer; leave it out.")
+            return
         self.why_not_by_token = _why_not_by_token(members, how, self.windows, self.questions)
         if level == "token" and self.why_not_by_token:
             raise UsageError(f"--level token: {self.why_not_by_token}.")
-        self.level: Literal["token", "span"] = "span" if self.why_not_by_token or level == "span" else "token"
+        self.level = "span" if self.why_not_by_token or level == "span" else "token"
 
     def answer(self, *, batch_size: int = 32) -> EnsembleAnswers:
         """Run the members that have a model, and combine the answers of all."""
-        answer = self._by_token if self.level == "token" else self._by_span
+        answer = {"token": self._by_token, "span": self._by_span, "question": self._by_question}[self.level]
         predictions, answers = answer(batch_size)
         names = [member.name for member in self.members]
         return EnsembleAnswers(
@@ -94,6 +104,7 @@ class Ensemble:
             self.decoding,
             {id: predictions[id] for id in self.questions},
             dict(zip(names, answers, strict=True)),
+            self.gives_text,
         )
 
     def _by_token(self, batch_size: int) -> tuple[dict[str, Prediction], list[AnswerSet]]:
@@ -123,6 +134,20 @@ class Ensemble:
                 texts=[member.texts[id] for member in answers],
                 n_best=self.decoding.n_best_size,
                 question=id,
+            )
+            for id in self.questions
+        }
+        return predictions, answers
+
+    def _by_question(self, batch_size: int) -> tuple[dict[str, Prediction], list[AnswerSet]]:
+        answers = _answer_separately(self.members, self.windows, batch_size)
+        predictions = {
+            id: decision(
+                combine_decisions(
+                    [member.predictions[id].null_odds for member in answers],
+                    self.how,
+                    abstained=sum(not member.texts[id] for member in answers),
+                )
             )
             for id in self.questions
         }
@@ -188,13 +213,20 @@ def _answer_separately(members: Sequence[Member], windows: _MemberWindows, batch
     for group in groups.values():
         features = windows.of(members[group[0]])
         models = [cast(QAModel, members[index].model) for index in group]
-        mergers = [WindowMerger(model.decoding) for model in models]
+        mergers = [WindowMerger(model.decoding, gives_text=model.gives_text) for model in models]
         for padded, logits in _iterate_batches(models, features, batch_size):
             for merger, model, model_logits in zip(mergers, models, logits, strict=True):
-                merger.add(features, decode(model_logits, padded, model.decoding))
+                merger.add(features, decode_batch(model, padded, model_logits))
         for index, merger, model in zip(group, mergers, models, strict=True):
-            answers[index] = AnswerSet.from_predictions(merger.predictions(features.examples), model.decoding)
+            answers[index] = _answer_set(model, merger.predictions(features.examples))
     return [answers[index] for index in range(len(members))]
+
+
+def _answer_set(model: QAModel, predictions: Mapping[str, Prediction]) -> AnswerSet:
+    if model.gives_text:
+        return AnswerSet.from_predictions(predictions, model.decoding)
+    odds = {id: prediction.null_odds for id, prediction in predictions.items()}
+    return AnswerSet.from_decisions(odds, model.decoding.null_score_diff_threshold)
 
 
 def _iterate_batches(

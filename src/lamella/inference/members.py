@@ -15,7 +15,7 @@ from lamella.encoder.sources import is_saved_model, model_folder
 from lamella.errors import RunError, UsageError
 from lamella.files import same_file
 from lamella.inference.model_record import model_record
-from lamella.inference.prediction_files import AnswerSet, read_answers
+from lamella.inference.prediction_files import AnswerSet, read_answers, read_decisions
 from lamella.inference.protocols import QAModel
 from lamella.inference.stored_logits import StoredLogits, has_logits
 from lamella.models.loading import Precision, load_model, torch_if_installed
@@ -31,6 +31,7 @@ class Member:
     model: QAModel | None = None
     answers: AnswerSet | None = None
     stored_logits: StoredLogits | None = None
+    gives_text: bool = True  # False if it only decides whether there is an answer
 
     @property
     def logits(self) -> QAModel | StoredLogits | None:
@@ -61,6 +62,7 @@ def open_members(names: Sequence[str], *, run: bool, precision: Precision = "aut
     for name, short in zip(names, short_names(names), strict=True):
         members.append(_open(name, short, run, precision))
         _check_new(members[-1].model, name, opened)
+        _check_one_kind(members)
         _share_encoders([member.model for member in members])  # at once, so that memory never holds many encoders
     return members
 
@@ -91,23 +93,33 @@ def _open(name: str, short: str, run: bool, precision: Precision) -> Member:
     folder = Path(os.path.expanduser(name))
     has_model = folder.is_dir() and is_saved_model(model_folder(folder))
     if (folder / runs.NBEST).is_file() and not (has_model and run):
-        if (state := runs.run_state(folder)) not in ("finished", None):
-            raise RunError(f"{name}: expected a finished run, got one that is {state}.")
+        _check_finished(folder, name)
         logits = StoredLogits(folder) if has_logits(folder) else None
         return Member(short, (folder,), answers=read_answers(folder), stored_logits=logits)
-    if (folder / runs.NULL_ODDS).is_file() and not has_model:
-        raise UsageError(_without_texts(name))
+    if (folder / runs.NULL_ODDS).is_file() and not (has_model and run):
+        _check_finished(folder, name)
+        return Member(short, (folder,), answers=read_decisions(folder), gives_text=False)
     if not run:
         raise UsageError(f"{name}: expected a run with predictions; to run this model, pass the questions with --data.")
     backend = torch_if_installed(name, precision)  # in torch, members share an encoder
     model = load_model(name, precision=precision, backend=backend)
-    if not model.gives_text:
-        raise UsageError(_without_texts(name))
-    return Member(short, model.folders, model=model)
+    return Member(short, model.folders, model=model, gives_text=model.gives_text)
 
 
-def _without_texts(name: str) -> str:
-    return f"{name}: expected a model that finds answers, got one that only decides whether there is one."
+def _check_finished(folder: Path, name: str) -> None:
+    if (state := runs.run_state(folder)) not in ("finished", None):
+        raise RunError(f"{name}: expected a finished run, got one that is {state}.")
+
+
+def _check_one_kind(members: Sequence[Member]) -> None:
+    """Check that all members find answers, or all only decide whether there is one."""
+    finding, deciding = ([member.name for member in members if member.gives_text is gives] for gives in (True, False))
+    if finding and deciding:
+        raise UsageError(
+            f"ensemble: expected members of one kind, got {', '.join(deciding)}, which only "
+            f"{'decides' if len(deciding) == 1 else 'decide'} whether there is an answer, and {', '.join(finding)}, "
+            f"which {'finds' if len(finding) == 1 else 'find'} it; combine each kind alone."
+        )
 
 
 def _share_encoders(models: Sequence[QAModel | None]) -> None:

@@ -81,6 +81,12 @@ def rank(spans: Sequence[ScoredSpan], null: float, windows: int = 1) -> Predicti
     return Prediction(rows, null_odds=null - best, windows=windows)
 
 
+def decision(null_odds: float) -> Prediction:
+    """Return the prediction of a model that only decides whether there is an answer."""
+    probability = 1 / (1 + math.exp(-max(-500.0, min(500.0, null_odds))))
+    return Prediction((Candidate("", 0, 0, null_odds, probability),), null_odds=null_odds)
+
+
 def rank_together(predictions: Sequence[Prediction], n_best: int) -> Prediction:
     """Return one prediction for a question, from the predictions made separately on each of its contexts."""
     if len(predictions) == 1:

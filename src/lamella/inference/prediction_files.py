@@ -12,12 +12,14 @@ import numpy as np
 from lamella import runs
 from lamella.config import DecodingOptions
 from lamella.data.examples import Example
-from lamella.errors import UnreadableError
+from lamella.errors import RunError, UnreadableError
 from lamella.files import read_json, write_entries
 from lamella.inference.no_answer import na_probability
-from lamella.inference.prediction import Candidate, Prediction
+from lamella.inference.prediction import Candidate, Prediction, decision
 from lamella.inference.protocols import AnswerSource
 from lamella.inference.several_contexts import answers_by_question, has_several_contexts
+
+HAS_ANSWER = "has an answer"  # stands for the text of a model that only decides whether there is one
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class AnswerSet:
     def from_predictions(cls, predictions: Mapping[str, Prediction], decoding: DecodingOptions) -> AnswerSet:
         """Choose the texts at the threshold of `decoding`."""
         return cls(predictions, _texts(predictions, decoding.null_score_diff_threshold))
+
+    @classmethod
+    def from_decisions(cls, null_odds: Mapping[str, float], threshold: float) -> AnswerSet:
+        """Return the decisions of a model without texts: `HAS_ANSWER`, or "" where the odds exceed the threshold."""
+        predictions = {id: decision(odds) for id, odds in null_odds.items()}
+        return cls(predictions, {id: "" if odds > threshold else HAS_ANSWER for id, odds in null_odds.items()})
 
 
 def write_predictions(
@@ -69,6 +77,23 @@ def read_answers(folder: Path) -> AnswerSet:
         raise UnreadableError(
             f"{folder}: expected text, probability, score, start and end of every candidate in {runs.NBEST}, and a "
             f"text for every question in {runs.PREDICTIONS}; predict again."
+        ) from None
+
+
+def read_decisions(folder: Path) -> AnswerSet:
+    """Read the null odds of a run whose model only decides whether there is an answer, with its threshold."""
+    odds, path = read_json(folder / runs.NULL_ODDS), folder / runs.RESULTS
+    threshold = (read_json(path) if path.is_file() else {}).get("threshold")
+    if not isinstance(threshold, int | float):
+        raise RunError(
+            f"{folder}: expected {runs.RESULTS} with the threshold of the model, got none; score it with: "
+            "lamella evaluate DATA --model RUN --out OUT"
+        )
+    try:
+        return AnswerSet.from_decisions({str(id): float(value) for id, value in odds.items()}, float(threshold))
+    except (AttributeError, TypeError, ValueError):
+        raise UnreadableError(
+            f"{folder / runs.NULL_ODDS}: expected a number for every question; predict again."
         ) from None
 
 

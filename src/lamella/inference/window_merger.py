@@ -17,7 +17,7 @@ from lamella.data.examples import Example
 from lamella.data.windows.features import Features
 from lamella.inference.abstention import calibrated
 from lamella.inference.decode import WindowSpans
-from lamella.inference.prediction import Candidate, Prediction, ScoredSpan, rank
+from lamella.inference.prediction import Prediction, ScoredSpan, decision, rank
 
 WINDOWS_KEPT = 64  # windows per question before they are reduced to the n best spans
 
@@ -64,8 +64,7 @@ class WindowMerger:
         return calibrated(prediction, self.options)
 
     def _predict_answerability(self, example: Example) -> Prediction:
-        odds = self._nulls[example.id]
-        return Prediction((Candidate("", 0, 0, odds, _logistic(odds)),), null_odds=odds)
+        return decision(self._nulls[example.id])
 
 
 _Spans = tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]]  # scores, begin and end characters
@@ -92,7 +91,3 @@ def _as_arrays(spans: Sequence[ScoredSpan]) -> _Spans:
     """Pack spans into arrays, which take less memory."""
     _, begins, ends, scores, _ = zip(*spans, strict=True) if spans else ((),) * 5
     return np.array(scores, np.float64), np.array(begins, np.int32), np.array(ends, np.int32)
-
-
-def _logistic(value: float) -> float:
-    return 1 / (1 + math.exp(-max(-500.0, min(500.0, value))))

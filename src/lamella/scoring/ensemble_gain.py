@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lamella import runs
 from lamella.data.examples import Example
 from lamella.files import write_json
 from lamella.inference.ensemble import EnsembleAnswers
 from lamella.inference.prediction_files import write_predictions
+from lamella.scoring.best_answers import null_odds_of
 from lamella.scoring.evaluate import score_predictions
-from lamella.scoring.metrics import language_of, score_questions
+from lamella.scoring.metrics import language_of, score_all_answered, score_questions
 from lamella.scoring.significance import paired_difference
 
 
@@ -40,9 +43,12 @@ def write_ensemble(
 def gains(ensemble: EnsembleAnswers, examples: Sequence[Example], language: str) -> dict[str, Any]:
     """Return the gain over each member in F1 and exact match, in points, with 95 % intervals.
 
-    Each side answers at its own threshold. `best_f1` compares both at their best thresholds, and has no interval.
+    Each side answers at its own threshold. `best_f1` compares both at their best thresholds, and has no interval. The
+    gain of members that only decide whether there is an answer is in accuracy.
     """
     threshold = ensemble.decoding.null_score_diff_threshold
+    if not ensemble.gives_text:
+        return _decision_gains(ensemble, examples, threshold)
     texts = {id: prediction.text(threshold) for id, prediction in ensemble.predictions.items()}
     ensemble_scores = score_questions(examples, texts, language=language)
     ensemble_best = score_predictions(ensemble, examples, ensemble.predictions, language=language)["best_f1"]
@@ -58,5 +64,19 @@ def gains(ensemble: EnsembleAnswers, examples: Sequence[Example], language: str)
             "exact": exact.value,
             "exact_interval": [exact.low, exact.high],
             "best_f1": ensemble_best - member_best,
+        }
+    return gains_by_member
+
+
+def _decision_gains(ensemble: EnsembleAnswers, examples: Sequence[Example], threshold: float) -> dict[str, Any]:
+    answered = score_all_answered(examples)
+    together = answered.withheld(null_odds_of(examples, ensemble.predictions) > threshold)
+    gains_by_member = {}
+    for name, member in ensemble.members.items():
+        alone = answered.withheld(np.array([not member.texts[example.id] for example in examples]))
+        gain = paired_difference(together.exact, alone.exact).in_percent()
+        gains_by_member[name] = {
+            "answerability_accuracy": gain.value,
+            "answerability_accuracy_interval": [gain.low, gain.high],
         }
     return gains_by_member

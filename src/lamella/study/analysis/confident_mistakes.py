@@ -10,13 +10,13 @@ from typing import NamedTuple
 from lamella.data.examples import Example
 from lamella.errors import counted
 from lamella.inference.prediction import Candidate, Prediction
+from lamella.inference.prediction_files import HAS_ANSWER
 from lamella.scoring.metrics import QuestionScores
 from lamella.study.analysis.mistake_kinds import chosen_candidate, gold_spans
 
 MOST = 50
 AROUND = 300  # characters of the context shown on each side of a mark
 GOLD, PREDICTED = ("⟪", "⟫"), ("⟦", "⟧")
-HAS_ANSWER = "has an answer"  # the answer of a classifier that does not abstain
 TINY = 1e-12  # the smallest probability that has odds
 _LIST = re.compile(r"^(\d*)([-+=.)])")  # would begin a list, or turn the previous line into a heading
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~&])")

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from lamella import runs
 from lamella.data.examples import Example
 from lamella.errors import LamellaError, UsageError
+from lamella.inference.prediction_files import HAS_ANSWER
 from lamella.inference.questions import read_questions
 from lamella.scoring.metrics import QuestionScores, language_of, score_questions, summarise
 from lamella.scoring.threshold import expected_calibration_error
-from lamella.study.analysis.confident_mistakes import HAS_ANSWER
 from lamella.study.analysis.groups import Grouping, grouped_scores, groupings
 from lamella.study.analysis.mistake_kinds import confusion
 from lamella.study.records import ANSWERABILITY, RunRecord, is_number, read_json_object
