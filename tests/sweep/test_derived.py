@@ -72,7 +72,9 @@ def swept(file: Path) -> Path:
 
 def test_derived_rows_are_result_folders_of_the_sweep(file: Path, swept: Path, lamella: Lamella) -> None:
     last, copy = outcome(swept / "bert"), outcome(swept / "bert@1")
-    assert copy["predictions.json"] == last["predictions.json"]  # `keep = "last"`: the copy at the end is the model
+    for name in ("predictions.json", "null_odds.json"):
+        assert copy[name] == last[name]  # `keep = "last"`: the copy at the end is the model
+    assert read_json(swept / "bert@1" / runs.COST)["device"] == read_json(swept / "bert" / runs.COST)["device"]
     assert copy["null_odds.json"] != outcome(swept / "bert@0.5")["null_odds.json"]
     scores = {name: read_json(swept / name / runs.RESULTS) for name in ROWS}
     assert set(scores["both"]["gains"]) == {"head", "0.5"}
@@ -127,6 +129,8 @@ def test_one_sweep_with_seeds_gives_a_published_table(tmp_path: Path, encoder: P
         if folder != out:
             assert lamella("compare", out, "--keep", folder)[0] == 0
         assert {reader.name: len(reader.runs) for reader in compare([folder]).readers} == dict.fromkeys(expected, 2)
+        assert lamella("report", folder, "--out", tmp_path / f"runs-{folder.name}.md")[0] == 0
+        assert ", by way of bert@0.3 |" in (tmp_path / f"runs-{folder.name}.md").read_text()
         page = ("report", "--paper", "bertvision-table3", folder, "--out", tmp_path / f"{folder.name}.md", "--json")
         code, printed, err = lamella(*page)
         assert code == 0, err

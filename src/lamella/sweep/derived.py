@@ -130,7 +130,8 @@ def _evaluate_copy(row: DerivedRow, config: RunConfig, dev: Dataset, out: Path) 
     from lamella.scoring.evaluate import evaluate_model
 
     path = str(_model_path(row.models[0], out))
-    model = load_model(path, precision=config.training.precision)
+    # On torch, as in training: the copy at the end of a run answers as the run does, and times can be compared.
+    model = load_model(path, precision=config.training.precision, backend="torch")
     run, _, epoch = row.models[0].partition("@")
     options = {**read_json(out / run / runs.CONFIG), "copy": {"epoch": float(epoch)}}
     with runs.new_run(

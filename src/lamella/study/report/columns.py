@@ -9,7 +9,7 @@ from typing import Any
 
 from lamella.scoring.significance import bootstrap_differences
 from lamella.study.compared_readers import ComparedReader, f1_of_no_answer
-from lamella.study.records import ANSWERABILITY, SPAN
+from lamella.study.records import ANSWERABILITY, SPAN, without_seed
 from lamella.study.report.option_names import readable_option
 
 NOTHING = "–"
@@ -120,7 +120,8 @@ def _encoder(labels: Labels, reader: ComparedReader) -> str:
     encoder = _content(reader)["encoder"]
     name = encoder.get("name")
     text = NOTHING if name is None else labels.names.get(name, name)
-    return text + "".join(f", by way of {labels.names.get(way, way)}" for way in encoder.get("by_way_of", [])[:1])
+    ways = [without_seed(way) if len(reader.runs) > 1 else way for way in encoder.get("by_way_of", [])[:1]]
+    return text + "".join(f", by way of {labels.names.get(way, way)}" for way in ways)
 
 
 def _train(labels: Labels, reader: ComparedReader) -> str:
