@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import ModernBertForQuestionAnswering
 
 from doubles import DEPTH, tiny_batch, tiny_config, tiny_encoder
@@ -19,7 +20,7 @@ from lamella.data.windows.batches import Batch
 from lamella.encoder import fast_modernbert
 from lamella.encoder.acceleration import model_inputs, use_fast_attention
 from lamella.encoder.encoder import Encoder
-from lamella.encoder.fast_modernbert import FastModernBertAttention
+from lamella.encoder.fast_modernbert import FastModernBertAttention, WindowBounds
 from lamella.encoder.packing import pack
 from lamella.encoder.tuning import full
 
@@ -35,6 +36,7 @@ LENGTHS = {  # local layers see 8 tokens on either side, in blocks of 8
     "as long as the reach": (8, 9, 10),
     "blocks that end with a window": (16, 17, 24, 25),
 }
+KINDS = ("full_attention", "sliding_attention")
 VARIANTS: dict[str, dict[str, Any]] = {
     "as published": {},
     "with biases": {"attention_bias": True, "mlp_bias": True, "norm_bias": True},
@@ -153,6 +155,47 @@ def test_a_batch_is_packed_and_unpacked() -> None:
 def test_bounds_separate_tokens_from_padding() -> None:
     mask = torch.arange(5) < torch.tensor([[5], [2], [1]])
     assert fast_modernbert._find_bounds(mask).tolist() == [0, 5, 5, 7, 10, 11, 15]
+
+
+def test_bounds_give_the_logits_and_gradients_of_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the kernel of a GPU replaced by its definition: all else is as on a GPU."""
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend_as_defined)
+    batch = make_batch((40, 23, 1))
+    windows = WindowBounds(fast_modernbert._find_bounds(batch.mask), 40)
+    inputs = {"input_ids": batch.input_ids, "attention_mask": dict.fromkeys(KINDS, windows)}
+    stock, ours = pair()
+    gradients = []
+    for model, given in ((stock, {**inputs, "attention_mask": batch.mask.long()}), (ours, inputs)):
+        output = model(**given)
+        logits = torch.stack([output.start_logits, output.end_logits])[:, batch.mask]
+        (logits * torch.linspace(-1, 1, logits.numel()).view(logits.shape)).sum().backward()
+        gradients.append([logits, *(parameter.grad for parameter in model.parameters())])
+    for actual, expected in zip(gradients[1], gradients[0], strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+
+
+def attend_as_defined(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    begins: Tensor,
+    key_begins: Tensor,
+    longest: int,
+    longest_key: int,
+    *,
+    window_size: tuple[int, int],
+) -> Tensor:
+    """Do what PyTorch's attention for windows of different lengths does, which exists on a GPU only."""
+    assert begins.dtype == torch.int32
+    assert begins is key_begins
+    assert int(begins.diff().max()) <= longest == longest_key
+    places = torch.arange(len(query))
+    window = torch.bucketize(places, begins[1:], right=True)
+    left, right = (len(query) if side < 0 else side for side in window_size)
+    distance = places[:, None] - places
+    seen = (window[:, None] == window) & (distance <= left) & (-distance <= right)
+    q, k, v = (x.transpose(0, 1) for x in (query, key, value))  # [N, T, D]
+    return scaled_dot_product_attention(q, k, v, seen).transpose(0, 1)
 
 
 def test_the_replaced_model_can_be_pickled_and_has_the_same_tensors() -> None:

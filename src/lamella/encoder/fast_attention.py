@@ -1,8 +1,8 @@
 """Fast attention: window by window on a CPU, by a suitable kernel on a GPU.
 
 On a CPU, PyTorch computes attention for a whole batch, including the padding. With dropout, it allocates arrays of
-[B, heads, T, T], so large that they are requested from the system each time; without dropout, its kernel is optimised
-for longer texts. One window at a time, without padding, the arrays fit into the processor's cache.
+[B, heads, T, T], so large that they are requested from the system each time. One window at a time, without padding, the
+arrays fit into the processor's cache. Without dropout and gradients, its kernel runs on one window at a time.
 
 On a GPU, nothing may be read back during a step. cuDNN's kernel is excluded: it is planned again for every shape, which
 takes tens of milliseconds, and batches of texts have many shapes.
@@ -45,8 +45,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Compute attention with the interface of transformers; all tensors are [B, N, T, D], with N heads of width D.
 
-    The padding is skipped: its output is 0, and nothing reads it. PyTorch's own attention is used for gradients without
-    dropout, in half precision, on other devices, in an exported graph and for local attention.
+    The padding is skipped: its output is 0, and nothing reads it. The whole batch is left to PyTorch for gradients
+    without dropout, in half precision, on other devices, in an exported graph and for local attention.
     """
     dropped = dropout if module.training else 0.0
     ours = 0 < dropped < 1 or (dropped == 0 and not torch.is_grad_enabled())

@@ -74,15 +74,17 @@ def inputs_without_masks(model: PreTrainedModel, batch: Batch) -> tuple[dict[str
         inputs = {"input_ids": packing.pack(batch.input_ids), "position_ids": packing.positions}
         return {**inputs, "attention_mask": dict.fromkeys(config.layer_types, windows)}, packing
     longest = batch.input_ids.shape[1]
-    if device == "cuda" and kind in HALF_TYPES.values() and longest > LONG and _has_varlen_kernel():
+    width = config.hidden_size // config.num_attention_heads
+    if device == "cuda" and kind in HALF_TYPES.values() and longest > LONG and _has_kernel(width):
         windows = WindowBounds(_find_bounds(batch.mask), longest)
         return {"input_ids": batch.input_ids, "attention_mask": dict.fromkeys(config.layer_types, windows)}, None
     return {}, None
 
 
 @functools.cache
-def _has_varlen_kernel() -> bool:
-    return torch.cuda.get_device_capability() >= (8, 0)
+def _has_kernel(width: int) -> bool:
+    """Return whether this GPU has the kernel for windows of different lengths and heads of this width."""
+    return torch.cuda.get_device_capability() >= (8, 0) and width % 8 == 0 and width <= 256
 
 
 class FastModernBertAttention(ModernBertAttention):
