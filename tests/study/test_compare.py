@@ -85,7 +85,7 @@ def test_a_reader_is_named_after_its_runs_and_not_after_their_folders(tmp_path: 
             write_run(folder, data, [1] * right + [0] * (100 - right), config=config(mixer, seed))
     folders = [tmp_path / f"table2-seed{seed}" for seed in (0, 1)]
     assert [(reader.name, len(reader.runs)) for reader in compare(folders).readers] == [("dot", 2), ("last", 2)]
-    for seed in (0, 1):  # another reader of the same name: then the folders tell them apart
+    for seed in (0, 1):  # another reader of the same name: then the folders distinguish them
         write_run(tmp_path / f"table3-seed{seed}" / "dot", data, [1] * 100, config=config("scalar_mix", seed))
     folders += [tmp_path / f"table3-seed{seed}" for seed in (0, 1)]
     names = {reader.name: len(reader.runs) for reader in compare(folders).readers}

@@ -137,7 +137,7 @@ def _add_result(run: RunRecord, task: str, data: str | None, cache: ExampleCache
     if not run.folder.is_dir():
         raise UsageError(
             f"{run.folder}: expected a classifier of answerability, as others of these runs are, got the result file "
-            "of a reader, which does not tell where it abstained; give its run folder, or compare it with readers only."
+            "of a reader, which does not record where it abstained; give its run folder, or compare it with readers."
         )
     try:
         scored = (_score_decisions if task == ANSWERABILITY else _score_answers)(run, data, cache)
