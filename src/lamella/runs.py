@@ -36,6 +36,7 @@ QUESTION_NULL_ODDS = "question_null_odds.json"
 LOGITS = "logits.safetensors"  # written with `--keep-logits`
 LOGITS_INDEX = "logits.json"
 RESULTS = "eval_results.json"
+LAYERS = "layers.json"  # mean layer weights, for heads that weigh layers
 COST = "cost.json"
 CHECKPOINT = "checkpoint.pt"  # only during training
 SUMMARY = "runs.json"  # of several runs made by one command, each in its own folder
@@ -56,6 +57,7 @@ FILES = (
     LOGITS,
     LOGITS_INDEX,
     RESULTS,
+    LAYERS,
     COST,
     CHECKPOINT,
     SUMMARY,

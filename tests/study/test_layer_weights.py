@@ -18,16 +18,10 @@ from lamella.encoder.sources import MODEL_CONFIG, MODEL_WEIGHTS
 from lamella.errors import ModelError
 from lamella.files import read_json, write_json
 from lamella.heads.pooling import ScalarMix
+from lamella.inference.layer_means import KINDS, sums_by_kind, token_kinds
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
-from lamella.study.analysis.layer_weights import (
-    KINDS,
-    learned_weights,
-    mean_attention,
-    shares,
-    sums_by_kind,
-    token_kinds,
-)
+from lamella.study.analysis.layer_weights import learned_weights, mean_attention, shares
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EXAMPLES = [
@@ -103,7 +97,7 @@ def test_a_damaged_model_is_reported_as_such(tmp_path: Path) -> None:
 
 def test_sums_by_kind() -> None:
     """Two layers, one window of four tokens: special, question, context, pad; a second of question, answer, pads."""
-    weights = np.array([[[[1, 2, 3, 99], [4, 5, 99, 99]], [[10, 20, 30, 99], [40, 50, 99, 99]]]])  # [1, 2, 2, 4]
+    weights = torch.tensor([[[[1, 2, 3, 99], [4, 5, 99, 99]], [[10, 20, 30, 99], [40, 50, 99, 99]]]])  # [1, 2, 2, 4]
     kinds = np.array([[0, 1, 2, -1], [1, 3, -1, -1]])
     assert sums_by_kind(weights, kinds).tolist() == [[[1, 10], [6, 60], [3, 30], [5, 50]]]
 

@@ -486,3 +486,57 @@ def test_a_real_dev_set_makes_a_small_file(real_data: Path, tmp_path: Path) -> N
     _, (file,) = keep_and_compare([run], tmp_path / "kept")
     assert len(read_result(file).f1) == 6078
     assert file.stat().st_size < 65_000
+
+
+def write_history(folder: Path, evaluations: int, steps_between: int = 3) -> None:
+    """A history in which the loss of step n is n, and its distance to the teacher n / 1000."""
+    lines: list[dict[str, Any]] = []
+    for number in range(1, evaluations + 1):
+        steps = range(steps_between * (number - 1) + 1, steps_between * number + 1)
+        lines += [{"event": "step", "step": n, "epoch": n / 10, "loss": n, "distillation": n / 1000} for n in steps]
+        at = {"step": steps[-1], "epoch": steps[-1] / 10, "exact": 50.123, "f1": 60.126}
+        lines.append({"event": "evaluation", **at, "dev_loss": 1 / number, "seconds": 1.5 * number})
+    (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_curve_and_the_layer_weights_are_kept(data: Path, tmp_path: Path) -> None:
+    run = write_scored_run(tmp_path / "runs" / "dot", data, seed=0)
+    write_history(run, 3)
+    layers = {"layers": [0, 1], "weights": {"start": {"all": [0.25, 0.75]}, "end": {"all": [0.5, 0.5]}}}
+    (run / "layers.json").write_text(json.dumps(layers))
+    keep_and_compare([run], tmp_path / "kept.json")
+    content = read_result(tmp_path / "kept.json").content
+    assert content["layers"] == layers
+    assert content["curve"] == {
+        "epoch": [0.3, 0.6, 0.9],
+        "seconds": [1.5, 3.0, 4.5],
+        "dev_loss": [1.0, 0.5, 0.33333],
+        "exact": [50.12, 50.12, 50.12],
+        "f1": [60.13, 60.13, 60.13],
+        "loss": [2.0, 5.0, 8.0],
+        "parts": {"distillation": [0.002, 0.005, 0.008]},
+    }
+    changed = {**content, "curve": {**content["curve"], "f1": [60.13, 60.13, 61.0]}}
+    (tmp_path / "changed.json").write_text(json.dumps(changed))
+    with pytest.raises(UnreadableError, match="its sha256 does not match"):
+        read_result(tmp_path / "changed.json")
+    (tmp_path / "short.json").write_text(result_text({**content, "curve": {**content["curve"], "f1": [60.13]}}))
+    with pytest.raises(UnreadableError, match="a value is missing or has the wrong type"):
+        read_result(tmp_path / "short.json")
+
+
+def test_a_long_curve_is_thinned_out_evenly(data: Path, tmp_path: Path) -> None:
+    run = write_scored_run(tmp_path / "runs" / "dot", data, seed=0)
+    write_history(run, 119)
+    keep_and_compare([run], tmp_path / "kept.json")
+    curve = read_result(tmp_path / "kept.json").content["curve"]
+    assert len(curve["epoch"]) == 60
+    assert (curve["epoch"][0], curve["epoch"][-1]) == (0.3, 35.7)
+    assert curve["loss"][:3] == [2.0, 6.5, 12.5]  # means over all steps since the point before
+    assert (tmp_path / "kept.json").read_text().count("\n") < 200
+
+
+def test_a_run_without_a_history_has_no_curve(data: Path, tmp_path: Path) -> None:
+    run = write_scored_run(tmp_path / "runs" / "dot", data, seed=0)
+    keep_and_compare([run], tmp_path / "kept.json")
+    assert not {"curve", "layers"} & read_result(tmp_path / "kept.json").content.keys()

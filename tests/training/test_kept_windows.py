@@ -11,14 +11,9 @@ from lamella import runs
 from lamella.data.windows import feature_cache
 from lamella.plan import make_plan
 from lamella.training.run import train_plan
+from outcomes import outcome
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
-
-
-def outcome(out: Path) -> dict[str, bytes]:
-    """Return all files of a run, except those with times."""
-    clocks = (runs.RUN, runs.ENVIRONMENT, runs.COST)
-    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*.*") if path.name not in clocks}
 
 
 def test_cached_windows_train_and_score_as_fresh_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

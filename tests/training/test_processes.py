@@ -19,7 +19,7 @@ from lamella.data.file_formats.formats import read
 from lamella.data.file_formats.writers import write
 from lamella.plan import make_plan
 from lamella.training.run import train_plan
-from outcomes import outcome
+from outcomes import outcome, timeless_history
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -133,9 +133,7 @@ def test_two_processes_train_as_one_does(folder: Path, name: str) -> None:
     assert [path.name for path in ones] == [path.name for path in twos]
     assert len(ones) == (4 if name == "many" else 1)
     for single, double in zip(ones, twos, strict=True):
-        before, after = (
-            [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()] for run in (single, double)
-        )
+        before, after = (timeless_history(run / "history.jsonl") for run in (single, double))
         assert len(before) == len(after)
         for left, right in zip(before, after, strict=True):
             assert left.keys() == right.keys()

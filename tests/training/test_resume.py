@@ -186,6 +186,21 @@ def test_the_time_of_a_resumed_pass_is_added_up(encoder: Path, tmp_path: Path, m
     assert 1000 + content["seconds"] < cost["pass_seconds"] < 1100
 
 
+def test_the_seconds_of_a_resumed_history_go_on(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = interrupted(encoder, tmp_path / "out", monkeypatch)
+    content = torch.load(out / runs.CHECKPOINT, weights_only=True)
+    (learner,) = content["learners"].values()
+    before = learner["head_seconds"]  # on the CPU a learner's own clock counts, not that of the pass
+    learner["head_seconds"] += 1000
+    torch.save(content, out / runs.CHECKPOINT)
+    train_plan(make_plan(table(encoder), where="test"), out, resume=True)
+    records = [json.loads(line) for line in (out / runs.HISTORY).read_text().splitlines()]
+    seconds = [record["seconds"] for record in records if record["event"] == "evaluation"]
+    assert seconds == sorted(set(seconds))
+    assert seconds[0] <= before < 1000 + before < seconds[1]  # the checkpoint came after the first evaluation
+    assert seconds[-1] == pytest.approx(read_json(out / runs.COST)["train_seconds"], abs=1e-3)
+
+
 def test_other_options_are_refused(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = interrupted(encoder, tmp_path / "out", monkeypatch)
     before = outcome(out)

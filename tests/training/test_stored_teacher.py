@@ -40,6 +40,7 @@ from lamella.training.fitting import bookkeeping
 from lamella.training.fitting.learner import make_learner
 from lamella.training.fitting.objective import Forward
 from lamella.training.run import train_plan
+from outcomes import timeless_history
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
 TEXT = "Christiaan Huygens discovered Titan in 1655 with a telescope that he had built himself."
@@ -811,5 +812,5 @@ def test_a_run_does_not_resume_with_other_logits(tmp_path: Path, monkeypatch: py
     weights = [sorted((tmp_path / name / runs.MODEL).rglob("*.safetensors")) for name in ("whole", "out")]
     assert weights[0]
     assert [path.read_bytes() for path in weights[0]] == [path.read_bytes() for path in weights[1]]
-    histories = [(tmp_path / name / runs.HISTORY).read_text() for name in ("whole", "out")]
+    histories = [timeless_history(tmp_path / name / runs.HISTORY) for name in ("whole", "out")]
     assert histories[0] == histories[1]

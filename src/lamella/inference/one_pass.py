@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,14 @@ from lamella.stopwatch import Stopwatch
 Encode = Callable[[Batch, Sequence[int]], HiddenStates]  # an encoder, or a cache of its hidden states
 
 
+class Measures(Protocol):
+    """Measures a model while it answers: sees each batch, and then the sums of the other processes."""
+
+    def add(self, features: Features, padded: Padded, hidden: HiddenStates, logits: NDArray[np.float32]) -> None: ...
+
+    def join(self, gather: Callable[[list[Any]], list[Any]]) -> None: ...
+
+
 def predict_many(
     models: Sequence[ReaderModel],
     features: Features,
@@ -34,11 +42,13 @@ def predict_many(
     processes: int = 1,
     gather: Callable[[list[Any]], list[Any]] = list,
     clocks: Sequence[Stopwatch] = (),
+    measures: Sequence[Measures] = (),
 ) -> list[dict[str, Prediction]]:
     """Return the predictions of several heads on one encoder, from one pass of it (or of `encode` instead).
 
     Several processes divide the windows among them; `gather` joins their spans, so that each has all of them. `clocks`
-    (one per model) measure the seconds from windows to logits, as if each model had the encoder to itself.
+    (one per model) measure the seconds from windows to logits, as if each model had the encoder to itself. `measures`
+    (one per model, or none) see the hidden layers and the logits of every batch.
     """
     if not models:
         return []
@@ -52,14 +62,17 @@ def predict_many(
             for indices in batches:
                 padded = pad(features, indices)
                 with explain_out_of_memory(padded):
-                    for model_spans, model, logits in zip(
-                        spans, models, logits_of_heads(models, padded, encode, clocks), strict=True
-                    ):
+                    hidden, all_logits = _run_heads(models, padded, encode, clocks)
+                    for model_spans, model, logits in zip(spans, models, all_logits, strict=True):
                         model_spans.append(decode_batch(model, padded, logits))
+                    for measured, logits in zip(measures, all_logits, strict=bool(measures)):
+                        measured.add(features, padded, hidden, logits)
                 advance(len(indices))
     finally:
         for model, mode in zip(models, was_training, strict=True):
             model.train(mode)
+    for measured in measures:
+        measured.join(gather)
     predictions = []
     for model, model_spans in zip(models, spans, strict=True):
         merger = WindowMerger(model.decoding, gives_text=model.gives_text)
@@ -70,13 +83,18 @@ def predict_many(
 
 
 @torch.inference_mode()
-def logits_of_heads(
+def logits_of_heads(models: Sequence[ReaderModel], padded: Padded) -> list[NDArray[np.float32]]:
+    """Return the logits of several heads on one encoder for some windows; the encoder runs once."""
+    return _run_heads(models, padded)[1]
+
+
+def _run_heads(
     models: Sequence[ReaderModel],
     padded: Padded,
     encode: Encode | None = None,
     clocks: Sequence[Stopwatch] = (),
-) -> list[NDArray[np.float32]]:
-    """Return the logits of several heads on one encoder for some windows; the encoder runs once."""
+) -> tuple[HiddenStates, list[NDArray[np.float32]]]:
+    """Return the hidden layers of some windows, computed once, and the logits of every head."""
     layers = sorted({layer for model in models for layer in model.head.layers})
     batch = Batch.of(padded).to(models[0].device)
     clocks = clocks or [Stopwatch() for _ in models]
@@ -89,7 +107,7 @@ def logits_of_heads(
         clock.seconds += encoding.seconds
         with clock:
             logits.append(model(batch, hidden).float().cpu().numpy())
-    return logits
+    return hidden, logits
 
 
 def share_encoders(models: Sequence[ReaderModel]) -> None:

@@ -29,6 +29,7 @@ from lamella.scoring.metrics import (
     summarise,
 )
 from lamella.scoring.threshold import assign_folds, cross_fit
+from lamella.study.learning_curve import compact_curve
 from lamella.study.records import (
     ANSWERABILITY,
     SPAN,
@@ -236,6 +237,7 @@ def _make_result(run: RunRecord, data: str | None, scored: _Scored) -> Result:
             if key in ENVIRONMENT_KEYS
         },
         "options": _options(run.config),
+        **_course(run),
         "per_question": per_question(
             own if crossfit is None else crossfit, at_0, paragraph_of, "own" if crossfit is None else "crossfit"
         ),
@@ -251,6 +253,12 @@ def _identity(run: RunRecord) -> dict[str, Any]:
         "finished": record.get("ended"),
         "seed": {"learner": learner, "order": order},
     }
+
+
+def _course(run: RunRecord) -> dict[str, Any]:
+    """Return the learning curve and the mean layer weights, where the run recorded them."""
+    course = {"curve": compact_curve(run.folder / runs.HISTORY), "layers": read_json_object(run.folder / runs.LAYERS)}
+    return {key: value for key, value in course.items() if value}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ compared question by question. `FORMAT` distinguishes it from any other JSON fil
     scores                              `at_0`, `own` (at the model's own threshold), `best`, and `crossfit`: every
                                         article at the threshold that is best on the others
     cost, environment                   as the run recorded them
+    curve                               a list per column, with an entry per evaluation; the first files have none
+    layers                              for heads that weigh layers: their numbers and mean weights
     per_question                        one entry per question, in the order of the sorted ids:
         scored_at    `crossfit`, or `own` where nothing can be tuned: all questions have an answer, or one context
         answerable   a text of 0 and 1
@@ -46,6 +48,7 @@ F1_SCALE = 10_000  # of F1 in the file
 SUFFIX = ".json"
 HEAD_BYTES = 100  # within which a result file names its format
 HASH = "sha256"  # the key of the file's own hash
+LISTS = ("curve", "layers", "per_question")  # written with a line per list
 SUMMARY_SCORES = ("exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1")
 
 
@@ -96,7 +99,7 @@ def result_text(content: Mapping[str, Any]) -> str:
     """Return the text of a result file: one line per score and option, and one per list of all questions."""
     parts = []
     for key, value in {**content, HASH: content_hash(content)}.items():
-        if key == "per_question":
+        if key in LISTS:
             inner = ",\n".join(f"    {json.dumps(name)}: {_compact(values)}" for name, values in value.items())
             text = f"{{\n{inner}\n  }}"
         else:
@@ -213,6 +216,10 @@ def _find_problem(result: Result) -> str | None:
     for key in ("encoder", "tuning", "train", "dev", "options", "cost", "environment", "scores"):
         if not isinstance(content[key], dict):
             return f"{key} is not an object"
+    for key in {"curve", "layers"} & content.keys():
+        if not isinstance(content[key], dict):
+            return f"{key} is not an object"
+    _check_curve(content.get("curve", {}))
     if not count or any(len(values) != count for values in (result.paragraphs, result.answerable)):
         return "its lists of questions differ in length"
     if content["dev"]["questions"] != count or not isinstance(result.ids_sha256, str):
@@ -230,6 +237,15 @@ def _find_problem(result: Result) -> str | None:
     if HASH in content and content[HASH] != content_hash(content):  # the first files had none
         return f"its {HASH} does not match its content: it was changed after it was written"
     return None
+
+
+def _check_curve(curve: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless the columns of a curve have one length and hold numbers, or null for a missing one."""
+    columns = [*curve.get("parts", {}).values(), *(column for key, column in curve.items() if key != "parts")]
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError
+    if not all(value is None or type(value) in (int, float) for column in columns for value in column):
+        raise ValueError
 
 
 def _f1_of(index: int, value: int, count: int) -> float:

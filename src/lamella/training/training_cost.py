@@ -47,15 +47,10 @@ def write_costs(
 
 
 def _times(learner: Learner, prepared: PreparedPass, processes: Processes, pass_seconds: float) -> dict[str, Any]:
-    """Return the training times as if this learner were alone: the encoder, which it may share, and its own steps.
-
-    A GPU runs asynchronously, so on one only the time of the whole pass is known.
-    """
-    times: dict[str, Any] = {"train_seconds": pass_seconds}
-    if processes.device.type == "cpu":
-        times = {"train_seconds": learner.encoder_seconds + learner.head_seconds}
-        if prepared.hidden_states.encode is not None:
-            times |= {"encoder_seconds": learner.encoder_seconds, "head_seconds": learner.head_seconds}
+    """Return the training times; on the CPU also those of a shared encoder and of the learner's own steps."""
+    times: dict[str, Any] = {"train_seconds": learner.training_seconds(pass_seconds)}
+    if processes.device.type == "cpu" and prepared.hidden_states.encode is not None:
+        times |= {"encoder_seconds": learner.encoder_seconds, "head_seconds": learner.head_seconds}
     windows = learner.windows * processes.count
     return {
         **times,

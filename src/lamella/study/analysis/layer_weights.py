@@ -15,19 +15,15 @@ from numpy.typing import NDArray
 
 from lamella import registry
 from lamella.data.examples import Example
-from lamella.data.windows.features import Features
-from lamella.data.windows.padding import Padded
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_WEIGHTS, is_saved_model, model_folder
 from lamella.errors import ModelError, UnknownNameError, one_line
 from lamella.files import read_json
+from lamella.inference.layer_means import KINDS, LayerMeans
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from lamella.heads.head import Stage
-
-KINDS = ("special", "question", "context", "answer")  # context: without the answer
-PAD = -1
 
 
 def learned_weights(run: Path) -> dict[str, Any] | None:
@@ -92,51 +88,22 @@ def mean_attention(run: Path, examples: Sequence[Example], *, batch_size: int = 
     if not isinstance(model, ReaderModel):
         raise ModelError(f"{run}: expected a model trained with Lamella.")
     features = featurise(examples, model.tokenizer, model.windows)
-    sums: NDArray[np.float64] | float = 0.0
-    counts = np.zeros(len(KINDS), np.int64)
+    means = LayerMeans(model.head)
     with progress("weighing layers", len(features)) as advance, torch.inference_mode():
         for windows in longest_first(features.lengths, batch_size):
             padded = pad(features, windows)
             with explain_out_of_memory(padded):
-                hidden = model.encode(Batch.of(padded).to(model.device), model.head.layers)
-                weights = model.head.layer_weights(hidden)
-            if weights is None:
-                return None
-            kinds = token_kinds(features, padded)[:, : weights.shape[-1]]  # a classifier reads the first token alone
-            sums = sums + sums_by_kind(weights.float().cpu().numpy(), kinds)
-            counts += np.bincount(kinds[kinds != PAD], minlength=len(KINDS))
+                means.add(features, padded, model.encode(Batch.of(padded).to(model.device), model.head.layers))
             advance(len(windows))
-    means = np.asarray(sums) / np.maximum(counts, 1)[:, None]  # [O, K, L]
+    if means.sums is None:
+        return None
     return {
         "mixer": mixer["name"],
         "layers": list(model.head.main_layers),
         "questions": len(examples),
-        "tokens": dict(zip(KINDS, counts.tolist(), strict=True)),
-        "weights": {
-            output: {kind: means[number, place].tolist() for place, kind in enumerate(KINDS) if counts[place]}
-            for number, output in enumerate(model.head.task.choice_names)
-        },
+        "tokens": dict(zip(KINDS, means.counts.tolist(), strict=True)),
+        "weights": means.by_kind(),
     }
-
-
-def token_kinds(features: Features, padded: Padded) -> NDArray[np.int64]:
-    """Return the kind of every token [B, T]: its index in KINDS, or PAD."""
-    positions = np.arange(padded.mask.shape[1])
-    begin = features.context_begin[padded.windows, None]
-    template = features.template
-    kinds = np.where(padded.mask, KINDS.index("special"), PAD)
-    kinds[(positions >= len(template.prefix)) & (positions < begin - len(template.middle))] = KINDS.index("question")
-    kinds[padded.is_context] = KINDS.index("context")
-    answer = (positions >= padded.start[:, None]) & (positions <= padded.end[:, None])
-    kinds[padded.is_context & answer] = KINDS.index("answer")
-    return kinds
-
-
-def sums_by_kind(weights: NDArray[Any], kinds: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Sum weights [O, L, B, T] over the tokens of each kind: [O, K, L]."""
-    is_kind = np.stack([kinds == kind for kind in range(len(KINDS))]).astype(np.float64)  # [K, B, T]
-    sums: NDArray[np.float64] = np.einsum("olbt,kbt->okl", weights.astype(np.float64), is_kind)
-    return sums
 
 
 def _first_stage(run: Path) -> tuple[dict[str, Any] | None, type[Stage] | None]:

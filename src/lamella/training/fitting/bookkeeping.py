@@ -26,6 +26,7 @@ from lamella.scoring.metrics import language_of
 from lamella.stopwatch import Stopwatch
 from lamella.training.fitting.batch_splitting import Splitter
 from lamella.training.fitting.checkpoint import save_checkpoint
+from lamella.training.fitting.dev_measures import DevMeasures
 from lamella.training.fitting.learner import Learner, Record
 from lamella.training.fitting.processes import Processes
 from lamella.training.fitting.steps import Position
@@ -56,13 +57,13 @@ class Bookkeeper:
         self.language = language_of(self.dev.examples)
         self.metrics = build_metrics(self.options.metrics)
         self.answer_seconds: dict[str, float] = {}  # by learner: the time its last answers to the dev questions took
-        self.evaluation_clock = Stopwatch()
+        self.not_training = Stopwatch()  # evaluations, saved models, checkpoints
         self.earlier_seconds, self.began = earlier_seconds, time.perf_counter()
 
     @property
     def pass_seconds(self) -> float:
-        """How long the pass has trained, also before it was resumed, without its evaluations."""
-        return self.earlier_seconds + time.perf_counter() - self.began - self.evaluation_clock.seconds
+        """How long the pass has trained, also before it was resumed, without evaluations and saving."""
+        return self.earlier_seconds + time.perf_counter() - self.began - self.not_training.seconds
 
     def write_history(self, learner: Learner, records: Sequence[Record]) -> None:
         """Append records to the learner's history, and send them to the trackers."""
@@ -77,10 +78,11 @@ class Bookkeeper:
 
         Without dev data, the last model is saved.
         """
-        with self.evaluation_clock:
-            self._evaluate(learners, epoch)
+        seconds = {learner.name: learner.training_seconds(self.pass_seconds) for learner in learners}
+        with self.not_training:
+            self._evaluate(learners, epoch, seconds)
 
-    def _evaluate(self, learners: Sequence[Learner], epoch: float) -> None:
+    def _evaluate(self, learners: Sequence[Learner], epoch: float, seconds: Mapping[str, float]) -> None:
         if not len(self.dev):
             self._save(learners, runs.MODEL)
             return
@@ -88,21 +90,30 @@ class Bookkeeper:
             if not learner.has_finite_weights():
                 learner.ended = learner.failed = "its weights are not finite: training has diverged."
         learners = [learner for learner in learners if not learner.failed]
-        for learner, predictions in zip(learners, self._predict(learners, self.dev, self.encode_dev), strict=True):
-            self._record_evaluation(learner, predictions, epoch)
+        measures = [DevMeasures(learner.model) for learner in learners]
+        answers = self._predict(learners, self.dev, self.encode_dev, measures)
+        for learner, predictions, measured in zip(learners, answers, measures, strict=True):
+            self._record_evaluation(learner, predictions, measured, epoch, seconds[learner.name])
         if len(self.learners) > 1 and learners:
             leader = max(learners, key=lambda learner: learner.kept[self._metric(learner, learner.kept)])
             scores = describe_scores(leader.model, leader.kept, self.options.metric_names)
             self.log(f"epoch {epoch:.2f}: {leader.name} leads, {scores}")
 
-    def _record_evaluation(self, learner: Learner, predictions: Mapping[str, Prediction], epoch: float) -> None:
+    def _record_evaluation(
+        self,
+        learner: Learner,
+        predictions: Mapping[str, Prediction],
+        measured: DevMeasures,
+        epoch: float,
+        seconds: float,
+    ) -> None:
         """Score one learner, save it if it is to be kept so far, and decide whether it stops."""
         results = self._score(learner, predictions)
-        record = {"event": "evaluation", "step": learner.steps, "epoch": round(epoch, 6), **results}
-        self.write_history(learner, [record])
         metric = self._metric(learner, results)
+        scores = {"step": learner.steps, "epoch": round(epoch, 6), **results}
+        beside = {"seconds": round(seconds, 3), "dev_loss": measured.dev_loss}
+        self.write_history(learner, [{"event": "evaluation", **scores, **beside}])
         improved = not learner.best or results[metric] > learner.best[metric]
-        scores = {key: value for key, value in record.items() if key != "event"}
         if improved:
             learner.best, learner.stale = scores, 0
         else:
@@ -111,6 +122,8 @@ class Bookkeeper:
             learner.kept = scores
             self._save([learner], runs.MODEL)
             self._write_kept(learner, predictions)
+            if self.processes.is_main and (layers := measured.layer_weights()):
+                write_json(self.folders[learner.name] / runs.LAYERS, layers)
         target = self.targets.get(learner.name, self.options.target)
         if target is not None and results[metric] >= target - 1e-9:
             learner.ended = f"reached {metric} {results[metric]:.2f}"
@@ -152,24 +165,31 @@ class Bookkeeper:
 
     def save_models(self, learners: Sequence[Learner], epoch: float) -> None:
         """Save the models of an epoch of `save_at`."""
-        self._save(learners, f"{runs.MODELS}/{epoch:g}")
+        with self.not_training:
+            self._save(learners, f"{runs.MODELS}/{epoch:g}")
 
     def save_checkpoint(self, position: Position) -> None:
         """Write the checkpoint that `--resume` continues from."""
         histories = {name: _file_size(folder / runs.HISTORY) for name, folder in self.folders.items()}
-        save_checkpoint(
-            self.checkpoint_path,
-            self.learners,
-            position,
-            self.processes,
-            pieces=self.splitter.pieces,
-            histories=histories,
-            source_hashes=self.source_hashes,
-            seconds=self.pass_seconds,
-        )
+        seconds = self.pass_seconds
+        with self.not_training:
+            save_checkpoint(
+                self.checkpoint_path,
+                self.learners,
+                position,
+                self.processes,
+                pieces=self.splitter.pieces,
+                histories=histories,
+                source_hashes=self.source_hashes,
+                seconds=seconds,
+            )
 
     def _predict(
-        self, learners: Sequence[Learner], features: Features, encode: Encode | None
+        self,
+        learners: Sequence[Learner],
+        features: Features,
+        encode: Encode | None,
+        measures: Sequence[DevMeasures] = (),
     ) -> list[dict[str, Prediction]]:
         clocks = [Stopwatch() for _ in learners]
         predictions = predict_many(
@@ -181,6 +201,7 @@ class Bookkeeper:
             processes=self.processes.count,
             gather=self.processes.gather,
             clocks=clocks,
+            measures=measures,
         )
         if features is self.dev and encode is None:  # from a cache, the encoder's time would be missing
             seconds = [clock.seconds * self.processes.count for clock in clocks]

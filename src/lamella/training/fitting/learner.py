@@ -151,6 +151,13 @@ class Learner:
             records.append({"event": "step", "step": step, "epoch": round(epoch, 6), **terms, "learning_rate": rate})
         return records, None
 
+    def training_seconds(self, pass_seconds: float) -> float:
+        """Return how long it has trained, as if it were alone: the encoder, which it may share, and its own steps.
+
+        A GPU runs asynchronously, so on one only the time of the whole pass is known.
+        """
+        return self.encoder_seconds + self.head_seconds if self.model.device.type == "cpu" else pass_seconds
+
     def has_finite_weights(self) -> bool:
         return all(bool(parameter.isfinite().all()) for parameter in self.parameters)
 
