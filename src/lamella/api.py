@@ -287,7 +287,7 @@ def report(
         out: The file to write; its suffix chooses the format: `.html` or `.md`.
         data: The file that the runs were scored on, if they do not record it or it has moved.
         title: The heading.
-        paper: The id of a published table (`"pce-table2"`) or paper (`"pce"`) to compare the runs with.
+        paper: The id of a published table (`"pce-table2"`) or paper (`"pce"`) to compare the runs with, or `"all"`.
         overwrite: Replace an existing file.
 
     Returns:

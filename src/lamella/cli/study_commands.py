@@ -81,7 +81,9 @@ def report(
     paper: Annotated[
         str | None,
         typer.Option(
-            "--paper", metavar="ID", help="Compare the runs with a published table (pce-table2) or paper (pce)."
+            "--paper",
+            metavar="ID",
+            help="Compare the runs with a published table (pce-table2), a paper (pce), or all papers (all).",
         ),
     ] = None,
     overwrite: OverwriteFile = False,

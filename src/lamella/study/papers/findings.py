@@ -97,9 +97,21 @@ def _planned(matched: MatchedTable, finding: Finding, better: str, worse: str) -
     missing = [row.row.run for row in (first, second) if row.reader is None]
     if missing:
         return replace(planned, reason=f"no run of {' and '.join(missing)}")
-    if finding.about == "encoder" and _encoder(first) == _encoder(second):
+    if (first, second) in same_encoder(matched, finding):
         return replace(planned, reason="both rows have the same encoder")
     return _compare_costs(planned, first, second) if is_cost else planned
+
+
+def same_encoder(matched: MatchedTable, finding: Finding) -> list[tuple[MatchedRow, MatchedRow]]:
+    """Return the rows that a finding about encoders compares, although they were trained on the same encoder."""
+    if finding.about != "encoder":
+        return []
+    pairs = [(matched.row(better), matched.row(worse)) for better, worse in finding.pairs]
+    return [
+        (first, second)
+        for first, second in pairs
+        if first.reader and second.reader and _encoder(first) == _encoder(second)
+    ]
 
 
 def _encoder(row: MatchedRow) -> tuple[object, object]:

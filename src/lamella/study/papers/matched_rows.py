@@ -18,7 +18,7 @@ from lamella.study.papers.published_tables import PublishedRow, PublishedTable, 
 from lamella.study.records import BASE_OPTIONS, SEED_OPTIONS, RunRecord, RunSelection, name_of_base
 from lamella.study.result_files import Result
 
-_SEEDS = r"(?:[-_](?:order_)?seed[-_=]?\d+)*"
+SEEDS = r"(?:[-_](?:order_)?seed[-_=]?\d+)*"  # at the end of a run's name
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,16 +106,29 @@ def question_lists(result: Result, at_0: bool) -> tuple[NDArray[np.float64], NDA
     return result.at_0 if at_0 and result.at_0 is not None else (result.exact, result.f1)
 
 
+def identify(record: RunRecord) -> tuple[str | None, str]:
+    """Return the run file that the name or the folder of a run starts with, if any, and the name without it."""
+    name = record.folder.stem if record.result else record.folder.name
+    run_file = run_file_of(name)
+    if run_file:
+        rest = name.removeprefix(run_file).lstrip("-_.")
+        return run_file, re.sub(r"^(?:order_)?seed\d+[-_]", "", rest)  # `pce-table2-seed1-dot` is a dot
+    return run_file_of(record.folder.resolve().parent.name), name
+
+
+def run_file_of(name: str) -> str | None:
+    """Return the run file of a paper that a name starts with, if any."""
+    names = [run_file for run_file in known_run_files() if re.match(rf"{re.escape(run_file)}(?![a-z0-9])", name)]
+    return max(names, key=len, default=None)
+
+
 def _runs_of_row(
     table: PublishedTable, row: PublishedRow, tables: Sequence[PublishedTable], records: Sequence[RunRecord]
 ) -> list[RunRecord]:
-    accepted = {table.run_file_of(row)}
-    if not any(other is not row and other.run == row.run_name for other in table.row):
-        accepted.add(table.run_file)  # a row of another run file, repeated in this one as a baseline
     found = []
     for record in records:
-        run_file, name = _identify(record)
-        if not re.fullmatch(re.escape(row.run_name) + _SEEDS, name):
+        run_file, name = identify(record)
+        if not re.fullmatch(re.escape(row.run_name) + SEEDS, name):
             continue
         homes = {other.run_file_of(twin) for other in tables for twin in other.row if twin.run_name == row.run_name}
         if run_file is None and len(homes) > 1:
@@ -123,24 +136,9 @@ def _runs_of_row(
                 f"{record.folder}: expected a folder or file named after its run file, {' or '.join(sorted(homes))}, "
                 f"since each has a run {row.run_name}; rename it, or choose a table that has only one."
             )
-        if run_file is None or run_file in accepted:
+        if run_file in (None, table.run_file_of(row)):
             found.append(record)
     return found
-
-
-def _identify(record: RunRecord) -> tuple[str | None, str]:
-    """Return the run file that the name or the folder of a run starts with, if any, and the name without it."""
-    name = record.folder.stem if record.result else record.folder.name
-    run_file = _run_file_of(name)
-    if run_file:
-        rest = name.removeprefix(run_file).lstrip("-_.")
-        return run_file, re.sub(r"^(?:order_)?seed\d+[-_]", "", rest)  # `pce-table2-seed1-dot` is a dot
-    return _run_file_of(record.folder.resolve().parent.name), name
-
-
-def _run_file_of(name: str) -> str | None:
-    names = [run_file for run_file in known_run_files() if re.match(rf"{re.escape(run_file)}(?![a-z0-9])", name)]
-    return max(names, key=len, default=None)
 
 
 def _check_task(table: PublishedTable, runs: Sequence[RunRecord]) -> None:

@@ -19,6 +19,7 @@ from lamella.option_errors import explain
 from lamella.section import Section
 
 PAPERS = ("pce", "bertvision", "efficiency", "korquad")
+ALL = "all"  # the id of the summary of all papers
 
 # What a finding compares, and how a page calls it. Higher is better, except for costs.
 SCORE_METRICS = {
@@ -120,6 +121,7 @@ class Protocol(Section):
     threshold: str
     encoder: str
     train: str
+    training: str
     dev: str
     seeds: str = "one seed"
 
@@ -184,7 +186,7 @@ def find_tables(id: str) -> tuple[Paper, list[PublishedTable]]:
         for table in read_paper(name).table if id.startswith(f"{name}-") else []:
             if id == table.id:
                 return read_paper(name), [table]
-    raise UsageError(f"--paper: expected a paper or one of its tables ({', '.join(known_ids())}), got {id!r}.")
+    raise UsageError(f"--paper: expected {ALL}, a paper or one of its tables ({', '.join(known_ids())}), got {id!r}.")
 
 
 def known_ids() -> list[str]:

@@ -15,6 +15,7 @@ WIDTH, LEFT, RIGHT = 840, 350, 800
 LINE, PANEL_HEAD, PANEL_FOOT = 24, 44, 40  # heights in pixels
 PUBLISHED, OURS = "#d55e00", "#0072b2"  # distinct for colour-blind eyes
 MAX_LABEL = 50  # characters
+DIFFERENCES = "Differences behind the findings, in points: to the right of 0 as the authors conclude"
 
 
 @dataclass(frozen=True)
@@ -27,19 +28,27 @@ class _Mark:
     interval: tuple[float, float] | None
 
 
-def draw(matched: MatchedTable, findings: Sequence[JudgedFinding]) -> str:
-    """Return the figure as SVG: a panel with the score of every row, and one with the compared differences."""
+def draw(matched: MatchedTable, findings: Sequence[JudgedFinding], *, published: bool = True) -> str:
+    """Return the figure as SVG: a panel with the score of every row, and one with the compared differences.
+
+    Without `published`, the rows are ours alone, and the differences are those from a baseline.
+    """
     title = "Accuracy" if matched.table.task == "answerability" else SCORE_METRICS[matched.metric]
     panels = [(f"{title} by row, in percent", _row_marks(matched))]
     if marks := _difference_marks(matched, findings):
-        panels.append(("Differences behind the findings, in points: to the right of 0 as the authors conclude", marks))
+        panels.append((DIFFERENCES if published else "Differences from the first row, in points", marks))
     height = sum(PANEL_HEAD + LINE * len(marks) + PANEL_FOOT for _, marks in panels) + LINE
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
         f'font-family="sans-serif" font-size="12" fill="#222">',
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
-        f'<circle cx="{LEFT + 4}" cy="14" r="5" fill="#fff" stroke="{PUBLISHED}" stroke-width="2"/>',
-        f'<text x="{LEFT + 14}" y="18">published</text>',
+    ]
+    if published:
+        lines += [
+            f'<circle cx="{LEFT + 4}" cy="14" r="5" fill="#fff" stroke="{PUBLISHED}" stroke-width="2"/>',
+            f'<text x="{LEFT + 14}" y="18">published</text>',
+        ]
+    lines += [
         f'<circle cx="{LEFT + 104}" cy="14" r="5" fill="{OURS}"/>',
         f'<text x="{LEFT + 114}" y="18">ours, with its 95 % interval</text>',
     ]

@@ -42,6 +42,13 @@ class Paragraph:
 
 
 @dataclass(frozen=True)
+class Prose:
+    """A text in Markdown, of a file that the author of the page wrote."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Bullets:
     """A list."""
 
@@ -66,7 +73,7 @@ class Figure:
     description: str
 
 
-Block = Heading | Paragraph | Bullets | Table | Figure
+Block = Heading | Paragraph | Prose | Bullets | Table | Figure
 
 
 def markdown_page(blocks: Sequence[Block]) -> str:
@@ -81,6 +88,8 @@ def markdown_block(block: Block) -> str:
             return f"{'#' * level} {_markdown(text)}"
         case Paragraph(text):
             return _markdown(text)
+        case Prose(text):
+            return text.strip()
         case Bullets(items):
             return "\n".join(f"- {_markdown(item)}" for item in items)
         case Figure(name, _, description):
@@ -123,6 +132,8 @@ def _html_block(block: Block) -> str:
             return f"<h{level}>{_html(text)}</h{level}>"
         case Paragraph(text):
             return f"<p>{_html(text)}</p>"
+        case Prose(text):
+            return "\n".join(f"<p>{_html_prose(part)}</p>" for part in text.strip().split("\n\n") if part)
         case Bullets(items):
             return "<ul>" + "".join(f"<li>{_html(item)}</li>" for item in items) + "</ul>"
         case Figure(_, svg, description):
@@ -147,6 +158,13 @@ def _html(text: str) -> str:
         f"<code>{html.escape(part[1:-1])}</code>" if _CODE.fullmatch(part) else html.escape(part)
         for part in _CODE.split(text)
     )
+
+
+def _html_prose(text: str) -> str:
+    """Return a paragraph of Markdown as HTML: code, bold, emphasis and links; everything else is escaped."""
+    text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", _html(text))
+    text = re.sub(r"\*(.+?)\*", r"<em>\1</em>", text)
+    return re.sub(r"\[([^]]+)\]\(([\w./#-]+)\)", r'<a href="\2">\1</a>', text)
 
 
 def _markdown(text: str) -> str:

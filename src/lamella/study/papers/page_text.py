@@ -1,0 +1,70 @@
+"""The text of the papers' pages: `papers.toml`, a file beside the results with introductions and rows of our own."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from lamella.errors import ConfigError, UnreadableError, UsageError
+from lamella.files import read_text
+from lamella.option_errors import explain
+from lamella.section import Section
+from lamella.study.papers.published_tables import PAPERS
+
+TEXT_FILE = "papers.toml"
+
+
+class BeyondOptions(Section):
+    """Rows that the paper does not have, compared with one that it has."""
+
+    title: str = Field(min_length=1)
+    text: str = ""
+    baseline: str = Field(pattern=r"^[^/]+/[^/]+$")  # RUN_FILE/RUN; the other rows are runs of this run file
+    runs: list[str] = Field(default=["*"])  # patterns of their names without seeds
+
+
+class PageText(Section):
+    """The text of one page; texts are Markdown."""
+
+    paper: str
+    file: str = Field(min_length=1)  # the page, as the summary links it
+    title: str = ""  # by default that of the paper
+    intro: str = ""
+    beyond: list[BeyondOptions] = Field(default=[])
+
+
+class PaperTexts(Section):
+    """The text of all pages, and of the summary."""
+
+    title: str = "Published findings, and what was found here"
+    intro: str = ""
+    names: dict[str, str] = Field(default={})  # the words for encoders, files and runs
+    page: list[PageText] = Field(default=[])
+
+    def of(self, paper: str) -> PageText:
+        """Return the text of a paper's page; it is empty if the file has none."""
+        pages = [page for page in self.page if page.paper == paper]
+        return pages[0] if pages else PageText(paper=paper, file=f"{paper}.md")
+
+
+def read_texts(paths: Sequence[str | os.PathLike[str]]) -> PaperTexts:
+    """Read the text file of the first folder that has one; without any, all texts are empty."""
+    files = [Path(os.path.expanduser(path)) / TEXT_FILE for path in paths]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        return PaperTexts()
+    try:
+        table = tomllib.loads(read_text(file))
+    except tomllib.TOMLDecodeError as error:
+        raise UnreadableError(f"{file}: broken TOML: {error}.") from None
+    try:
+        texts = PaperTexts.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(str(file), explain(error, table, PaperTexts)) from None
+    if unknown := [page.paper for page in texts.page if page.paper not in PAPERS]:
+        raise UsageError(f"{file}: page.paper: expected one of {', '.join(PAPERS)}, got {unknown[0]!r}.")
+    return texts

@@ -1,0 +1,174 @@
+"""The pages of the papers in `docs/results`, and how they are made: introductions, rows of our own, the summary."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lamella.study.keep import add_results, write_results
+from lamella.study.papers.judged_papers import result_folders
+from lamella.study.papers.matched_rows import run_file_of
+from lamella.study.papers.published_tables import PAPERS, read_paper
+from lamella.study.records import read_records
+from lamella.study.report.write import write_report
+from paper_rows import write_articles, write_row
+
+Lamella = Callable[..., tuple[int, str, str]]
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, PAGES = ROOT / "results" / "papers", ROOT / "docs" / "results"
+FILES = {page["paper"]: page["file"] for page in tomllib.loads((RESULTS / "papers.toml").read_text("utf-8"))["page"]}
+TEXTS = """
+title = "What holds"
+intro = "About **all** papers, and [readers](readers.md)."
+
+[names]
+tiny = "the tiny encoder"
+dot-warmup = "Dot, with warm-up"
+
+[[page]]
+paper = "pce"
+file = "layers.md"
+title = "Layers"
+intro = "Tiny runs; see [readers](readers.md)."
+
+[[page.beyond]]
+title = "schedules"
+text = "With *warm-up*."
+baseline = "pce-table3/dot"
+runs = ["dot-*"]
+
+[[page.beyond]]
+title = "nothing yet"
+baseline = "pce-table2/albert"
+"""
+
+
+def test_the_pages_in_the_repository_match_the_results(tmp_path: Path) -> None:
+    """A paper without results has no page. The test also finds figures that belong to no page."""
+    assert set(FILES) == set(PAPERS)
+    run_files = {run_file_of(folder.name) for folder in result_folders(RESULTS)}
+    pages = {
+        paper: file
+        for paper, file in FILES.items()
+        if run_files & {table.run_file for table in read_paper(paper).table}
+    }
+    for paper, file in {**pages, **({"all": "README.md"} if pages else {})}.items():
+        write_report([RESULTS], tmp_path / file, paper=paper)
+    made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    others = {"readers.md", "tunings.md", "wild.md"}
+    present = {path.name: path.read_bytes() for path in PAGES.iterdir() if path.name not in others}
+    advice = "make them again: lamella report --paper ID results/papers --out docs/results/FILE --overwrite"
+    assert sorted(present) == sorted(made), advice
+    assert [name for name in made if made[name] != present[name]] == [], advice
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of results of two papers: three seeds of a few rows, and two rows that no paper has."""
+    folder = tmp_path_factory.mktemp("collected")
+    data = write_articles(folder / "dev.json")
+    rows = {
+        "pce-table2": {"dot": 20, "albert": 60, "bert": 62},
+        "pce-table3": {"dot": 50, "albert": 70, "dot-warmup": 10, "dot-slow": 51, "unplanned": 30},
+        "korquad-loss": {"baseline": 30, "start": 90},
+    }
+    for run_file, wrong_of in rows.items():
+        for name, wrong in wrong_of.items():
+            for seed in range(3):
+                epochs = {"training": {"epochs": 5.0 if run_file == "pce-table3" else 2.0, "batch_size": 12}}
+                run = write_row(folder / "runs" / run_file / f"{name}-seed{seed}", data, range(wrong + seed), seed=seed)
+                config = json.loads((run / "config.json").read_text())
+                (run / "config.json").write_text(json.dumps({**config, **epochs}))
+        write_results(add_results(read_records([folder / "runs" / run_file])), folder / "papers" / run_file)
+    (folder / "papers" / "papers.toml").write_text(TEXTS)
+    return folder / "papers"
+
+
+def made(lamella: Lamella, paper: str, results: Path, out: Path) -> str:
+    code, _, err = lamella("report", "--paper", paper, results, "--out", out, "--overwrite")
+    assert code == 0, err
+    return out.read_text(encoding="utf-8")
+
+
+def test_a_page_has_its_introduction_and_the_runs_of_its_paper(
+    collected: Path, tmp_path: Path, lamella: Lamella
+) -> None:
+    text = made(lamella, "pce", collected, tmp_path / "layers.md")
+    assert "# Layers\n\nTiny runs; see [readers](readers.md).\n\nSilva, CS224n" in text
+    assert "| encoder | ALBERT, fully tuned | the tiny encoder |" in text
+    assert "| training | batches of 12 (BERT: 8), learning rate 3e-5 | 2 epochs, batches of 12 |" in text
+    assert "korquad" not in text
+    assert "ALBERT and BERT-Base are on one encoder here" in text
+    assert "Given, but not in any of the tables: pce-table3/unplanned-seed0, " in text
+    assert made(lamella, "pce", collected, tmp_path / "layers.md") == text
+    html = made(lamella, "pce", collected, tmp_path / "layers.html")
+    assert '<p>Tiny runs; see <a href="readers.md">readers</a>.</p>' in html
+    assert "<p>With <em>warm-up</em>.</p>" in html
+
+
+def test_rows_of_our_own_have_a_table_with_their_difference_from_the_baseline(
+    collected: Path, tmp_path: Path, lamella: Lamella
+) -> None:
+    text = made(lamella, "pce", collected, tmp_path / "layers.md")
+    section = text.split("## Beyond the paper: schedules")[1].split("\n## ")[0]
+    assert "With *warm-up*." in section
+    assert "| Dot Attention | `pce-table3/dot` | 3 | 78.75 | 78.75 ±0.42 [" in section  # 50 to 52 of 240 wrong
+    assert "| Dot, with warm-up | `pce-table3/dot-warmup` | 3 | 95.42 |" in section
+    assert "published" not in section
+    assert "| `pce-table3/dot-warmup` − `pce-table3/dot`, F1 | +16.67 [" in section
+    lines = {line.split(" − ")[0]: line for line in section.splitlines() if " − `" in line}
+    assert lines["| `pce-table3/dot-warmup`"].endswith("| clearly better |")
+    assert lines["| `pce-table3/dot-slow`"].endswith("| not distinguishable |")
+    assert "layers-pce-beyond-1.svg" in section
+    assert "published" not in (tmp_path / "layers-pce-beyond-1.svg").read_text(encoding="utf-8")
+    assert "nothing yet" not in text
+
+
+def test_the_summary_has_every_finding_with_its_verdict_and_links_the_pages(
+    collected: Path, tmp_path: Path, lamella: Lamella
+) -> None:
+    text = made(lamella, "all", collected, tmp_path / "README.md")
+    assert text.split("\n\n")[1:3] == ["# What holds", "About **all** papers, and [readers](readers.md)."]
+    assert "- [Layers](layers.md) (Silva, CS224n, Stanford, 2020): " in text
+    assert "](korquad.md) (Lee and Kim, KAIST): " in text
+    assert "bertvision" not in text
+    decided, undecided = text.split("## Findings")[1].split("## Not decided here")
+    row = (
+        "| Dot-product attention over the layers beats the last layer. | `pce-table2` | `dot` − `albert`, F1 | +0.32 | "
+    )
+    (line,) = [line for line in decided.splitlines() if line.startswith(row)]
+    assert line.endswith(" | 3 | same sign and clear |")
+    assert "| Weights in the loss do harm. | `korquad-table2` | not run: no run of answer |" in undecided
+    assert "not run: both rows have the same encoder" in undecided
+    assert not list(tmp_path.glob("*.svg"))
+
+
+def test_mistakes_in_the_texts_get_one_line(collected: Path, tmp_path: Path, lamella: Lamella) -> None:
+    texts, out = collected / "papers.toml", tmp_path / "page.md"
+    page = "paper = 'pce'\nfile = 'x.md'"
+    wrong = {
+        "paper = 'pcee'\nfile = 'x.md'": ("expected one of pce, bertvision, efficiency, korquad, got 'pcee'", 1),
+        f"{page}\nbeyond = [{{title = 'a', baseline = 'pce-table2/dto'}}]": ("Did you mean 'pce-table2/dot'", 1),
+        f"{page}\nintor = ''": ("intor", 2),  # a line for each unknown key
+        "paper = 'pce": ("broken TOML", 1),
+    }
+    try:
+        for page, (message, lines) in wrong.items():
+            texts.write_text(f"[[page]]\n{page}\n")
+            code, printed, err = lamella("report", "--paper", "pce", collected, "--out", out)
+            assert (code in (1, 2), printed, err.count("\n")) == (True, "", lines)
+            assert message in err
+    finally:
+        texts.write_text(TEXTS)
+    for paper, given, message in (
+        ("efficiency", collected, "expected a folder of results named efficiency-table1"),
+        ("all", collected / "pce-table2", "expected a folder that has a folder of result files for each run file"),
+    ):
+        code, _, err = lamella("report", "--paper", paper, given, "--out", out)
+        assert (code, err.count("\n")) == (1, 1)
+        assert message in err
+    assert not out.exists()
