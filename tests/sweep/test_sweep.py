@@ -154,6 +154,27 @@ def test_a_warm_start_comes_after_the_run_that_it_starts_from(tmp_path: Path, en
     assert config["encoder"]["tuning"] == {"name": "bitfit"}
 
 
+def test_an_override_that_makes_runs_alike_is_noted(tmp_path: Path, lamella: Lamella) -> None:
+    def notes(table: str, *settings: str) -> list[str]:
+        file = PAPERS / f"{table}.toml"
+        given = [word for setting in settings for word in ("--set", setting)]
+        code, _, err = lamella("sweep", file, *given, "--out", tmp_path / "out", "--list")
+        assert code == 0, err
+        return [line.removeprefix(f"note: {file}: ") for line in err.splitlines()]
+
+    assert notes("pce-table2", "encoder.name=tiny") == [
+        "--set encoder.name replaces 'google-bert/bert-base-uncased' of bert-no-fine-tuning and bert: "
+        "the runs no longer differ in it"
+    ]
+    assert notes("korquad-base", "encoder.name=tiny", "training.epochs=1") == [
+        "--set encoder.name replaces 'google-bert/bert-base-multilingual-cased' of mbert: "
+        "the runs no longer differ in it",
+        "mbert and koelectra-5e-5-dropout-0.1 have the same options now, and give the same reader",
+    ]
+    assert notes("bertvision-span", "encoder.name=tiny") == []  # the heads follow the run that they start from
+    assert notes("korquad-base") == []
+
+
 def test_every_run_is_trained_once_per_seed(tmp_path: Path, encoder: Path, lamella: Lamella) -> None:
     """Heads on a frozen encoder share its pass over all seeds; heads on a tuned run read the run with their seed."""
     heads = "\n".join(f'[[run]]\nname = "{name}"\nlearner.mixer = "{name}"\n' for name in ("last", "dot"))

@@ -207,6 +207,8 @@ def sweep(
         raise UsageError("sweep --address: needs --engine ray.")
 
     planned = read_sweep(configs, out, list(settings or []), _parse_seeds(seeds))
+    for note in planned.notes:
+        typer.echo(f"note: {note}", err=True)
     if only_list:
         warn_of_unchecked_options(", ".join(map(str, configs)))
         passes = [list(job.configs) for job in planned.jobs]

@@ -15,6 +15,7 @@ from lamella.plan import DerivedOptions, Plan, is_folder_name, load_plan, share_
 from lamella.run_file import read_table
 from lamella.sweep.derived import DerivedRow, derived_rows, is_current, source_config, with_seed
 from lamella.sweep.engine import Job
+from lamella.sweep.override_notes import override_notes
 
 LIST_KEY = "runs"  # the only key of a file that lists run files
 
@@ -29,6 +30,7 @@ class Sweep:
     runs: Mapping[str, RunConfig]
     jobs: tuple[Job, ...]
     derived: Mapping[str, Job] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # about overrides
 
     @property
     def names(self) -> list[str]:
@@ -45,9 +47,11 @@ def read_sweep(paths: Sequence[Path], out: Path, overrides: Sequence[str] = (), 
     configs: dict[str, RunConfig] = {}
     file_of: dict[str, Path] = {}
     derived: dict[Path, DerivedOptions] = {}
+    notes: list[str] = []
     for file in files:
         plan = load_plan(file, overrides)
         derived[file] = plan.derived
+        notes += override_notes(file, plan, overrides)
         if seeds:
             _check_one_seed(plan, file, overrides)
         for plan_name, config in plan.runs.items():
@@ -79,7 +83,7 @@ def read_sweep(paths: Sequence[Path], out: Path, overrides: Sequence[str] = (), 
                     f"in {out}; add its run file."
                 )
     jobs = _ordered_jobs(configs, {name: needed & set(configs) for name, needed in needs.items()})
-    return Sweep(configs, jobs, _derived_jobs(rows, configs, out))
+    return Sweep(configs, jobs, _derived_jobs(rows, configs, out), tuple(notes))
 
 
 def plan_lines(sweep: Sweep, out: Path) -> list[str]:
