@@ -24,6 +24,7 @@ from tiny_reader import save_tiny_bert, save_tiny_reader
 
 PAUSE, PAUSES = 0.02, 20  # seconds after a window, and their number
 SPIN = "while True: pass"
+THREADS = Path("/proc/self/task")
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,17 @@ def test_few_windows_share_the_cores_and_many_have_one_each(few: bool, saved: Pa
         assert np.array_equal(model.logits(padded), reference.logits(padded))
     assert set(model._sessions) == {1, 3}
     assert list(reference._sessions) == [1]
+
+
+@pytest.mark.skipif(not THREADS.is_dir(), reason="counts threads as Linux lists them")
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_a_session_has_the_threads_that_it_was_asked_for(threads: int, saved: Path) -> None:
+    """The calling thread is one of them. More would take cores from others, and fewer leave cores idle."""
+    padded = windows(load(saved, threads=1), 1)  # libraries start threads of their own on first use
+    before = set(THREADS.iterdir())
+    model = load(saved, threads=threads, few_questions=True)
+    model.logits(padded)
+    assert len(set(THREADS.iterdir()) - before) == threads - 1
 
 
 def test_threads_that_share_a_window_are_limited(saved: Path) -> None:
