@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import time
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from lamella.errors import LamellaError
@@ -15,6 +17,8 @@ from lamella.files import TEMPORARY, file_sha256, write_json
 
 VARIABLE = "LAMELLA_CACHE"
 ABANDONED_AFTER = 24 * 3600  # seconds after which something partially written is considered abandoned
+STATE = "state.json"  # sizes and times of the other files in a folder of the cache
+SECOND = 10**9  # nanoseconds
 
 
 def cache_folder(content: str) -> Path | None:
@@ -31,6 +35,46 @@ def cache_folder(content: str) -> Path | None:
     if not os.path.isabs(root):  # the XDG specification requires to ignore relative paths
         root = os.path.expanduser("~/.cache")
     return Path(root) / "lamella" / content if os.path.isabs(root) else None  # the user may have no home folder
+
+
+def write_folder(folder: Path, write_files: Callable[[Path], None]) -> None:
+    """Write a folder of files to the cache; it appears complete or not at all, and replaces a damaged one.
+
+    Another process that writes the same folder may be faster: its folder is kept.
+    """
+    fresh = folder.parent / f".{folder.name}.{uuid.uuid4().hex}{TEMPORARY}"
+    try:
+        fresh.mkdir(parents=True)
+        write_files(fresh)
+        (fresh / STATE).write_text(json.dumps(_state(fresh)), encoding="utf-8")
+        if folder.exists() and not is_intact(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.rename(fresh, folder)
+    except OSError:  # no space, no permission, or another process was faster
+        if not is_intact(folder):
+            raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def is_intact(folder: Path) -> bool:
+    """Return whether the files of a folder are as `write_folder` wrote them; mark the folder as used."""
+    try:
+        written = json.loads((folder / STATE).read_bytes())
+        in_seconds = {name: [size, time // SECOND * SECOND] for name, (size, time) in written.items()}
+        # Archives and layers of container images keep times in whole seconds.
+        if _state(folder) not in (written, in_seconds):
+            return False
+    except (OSError, ValueError, AttributeError, TypeError):  # missing or damaged
+        return False
+    with contextlib.suppress(OSError):  # the cache may be read-only
+        os.utime(folder)  # the least recently used folders are removed first
+    return True
+
+
+def _state(folder: Path) -> dict[str, list[int]]:
+    stats = {path.name: path.stat() for path in folder.iterdir() if path.name != STATE}
+    return {name: [status.st_size, status.st_mtime_ns] for name, status in stats.items()}
 
 
 def limit_size(folder: Path, most: int, *, ending: str = "", keep: Path | None = None) -> None:

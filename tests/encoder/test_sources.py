@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +30,7 @@ from lamella.errors import EncoderError, LamellaError, MissingLibraryError, Mode
 from lamella.files import write_json
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
+from lamella.user_cache import STATE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -219,11 +223,44 @@ def test_a_packaged_archive_is_unpacked_once(zipped: Path, tiny: Path, tmp_path:
     folder = find_encoder("tiny").folder
     assert folder.parent == tmp_path / "cache" / "encoders"
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
-        file.name: file.read_bytes() for file in tiny.iterdir()
+        file.name: file.read_bytes() for file in [*tiny.iterdir(), folder / STATE]
     }
+    for file in folder.iterdir():  # as in an image of a container, whose layers keep whole seconds
+        os.utime(file, (0, file.stat().st_mtime_ns // 10**9))
     zipped.write_bytes(b"")  # not read again
     assert find_encoder("tiny").folder == folder
     assert os.listdir(folder.parent) == [folder.name], "no temporary files remain"
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json", STATE])
+@pytest.mark.parametrize("damage", ["removed", "cut", "changed"])
+def test_a_damaged_encoder_in_the_cache_is_unpacked_again(file: str, damage: str, zipped: Path, tiny: Path) -> None:
+    path = find_encoder("tiny").folder / file
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "removed":
+        path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"x" + content[1:])
+    folder = find_encoder("tiny").folder
+    assert folder == path.parent
+    assert all((folder / original.name).read_bytes() == original.read_bytes() for original in tiny.iterdir())
+    assert os.listdir(folder.parent) == [folder.name]
+
+
+def test_a_damaged_encoder_in_a_read_only_cache_is_not_used(zipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    damaged = find_encoder("tiny").folder / "model.safetensors"
+    damaged.write_bytes(b"")
+    make_folder = Path.mkdir
+
+    def refuse(path: Path, *rest: Any, **options: Any) -> None:
+        if path.is_relative_to(damaged.parents[1]):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        make_folder(path, *rest, **options)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr(packages, "_temporary", {})
+    folder = find_encoder("tiny").folder
+    assert (folder / damaged.name).stat().st_size > 0
+    shutil.rmtree(folder.parent)
 
 
 def test_an_archive_is_unpacked_for_the_process_where_there_is_no_cache(
@@ -243,6 +280,22 @@ def test_a_damaged_archive_is_refused(zipped: Path, tmp_path: Path) -> None:
     zipped.write_bytes(zipped.read_bytes()[:-30])
     message = refusal("tiny")
     assert message == f"{zipped}: is damaged (File is not a zip file); reinstall its package."
+    assert not os.listdir(tmp_path / "cache" / "encoders")
+
+
+@pytest.mark.parametrize("place", ["the first block", "the last bytes"])
+def test_damage_inside_an_archive_is_refused(place: str, zipped: Path, tmp_path: Path) -> None:
+    """The first block then has no valid type; the last bytes give another checksum."""
+    with zipfile.ZipFile(zipped) as archive:
+        entry = archive.getinfo("model.safetensors")
+    content = bytearray(zipped.read_bytes())
+    begin = entry.header_offset + 30 + sum(struct.unpack_from("<HH", content, entry.header_offset + 26))
+    at = begin if place == "the first block" else begin + entry.compress_size - 4
+    content[at : at + 4] = b"\xff" * 4
+    zipped.write_bytes(content)
+    message = refusal("tiny")
+    assert message.startswith(f"{zipped}: is damaged (")
+    assert message.endswith("); reinstall its package.")
     assert not os.listdir(tmp_path / "cache" / "encoders")
 
 

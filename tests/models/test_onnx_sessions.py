@@ -1,7 +1,8 @@
-"""How a graph uses the cores: few windows share them, many have one each, and waiting threads leave them to others."""
+"""How a graph uses the machine: few windows share the cores, many have one each, waiting threads use none."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -123,3 +124,12 @@ def test_waiting_threads_use_no_processor_time(saved: Path) -> None:
         time.sleep(PAUSE)
         used += time.process_time() - began
     assert used < 0.05 * PAUSE * PAUSES
+
+
+def test_onnxruntime_reports_nothing(saved: Path, tmp_path: Path) -> None:
+    """Where it reports its use, it first writes an identifier of the device to the user's cache."""
+    script = "import sys; from lamella import Reader; print(Reader.load(sys.argv[1]).ask('Who?', 'Bob.'))"
+    environment = {name: value for name, value in os.environ.items() if name not in ("CI", "ORT_DISABLE_TELEMETRY")}
+    homes = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"), str(tmp_path))
+    subprocess.run([sys.executable, "-c", script, str(saved)], env={**environment, **homes}, check=True)
+    assert list(tmp_path.iterdir()) == []

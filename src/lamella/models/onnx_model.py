@@ -35,6 +35,10 @@ ONNX_FORMAT = "lamella_onnx"  # the key of config.json that marks an exported fo
 ONNX_VERSION = 1
 ONNX_GRAPH = "model.onnx"
 
+# Since version 1.29, onnxruntime reports its use to Microsoft, and stores an identifier of the device, unless this is
+# set before it is first imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 # The possible inputs of a graph. It has an input only if the encoder or the head reads it.
 INPUTS: dict[str, Callable[[Padded], NDArray[Any]]] = {
     "input_ids": lambda padded: padded.input_ids,
