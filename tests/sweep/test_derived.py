@@ -14,6 +14,7 @@ from lamella import runs
 from lamella.errors import RunError
 from lamella.files import read_json
 from lamella.study.compare import compare
+from lamella.sweep.derived_cost import add_members, add_training
 from lamella.sweep.sweep import run_sweep
 from lamella.sweep.sweep_plan import read_sweep
 from outcomes import outcome
@@ -88,6 +89,32 @@ def test_derived_rows_are_result_folders_of_the_sweep(file: Path, swept: Path, l
     assert out.splitlines()[-2:] == ["copies: bert@0.5 (done), bert@1 (done)", "ensembles: both (done)"]
     code, out, _ = lamella("sweep", file, "--out", swept, "--list", "--json")
     assert json.loads(out) == {"passes": [["bert"], ["head"]], "derived": ["bert@0.5", "bert@1", "both"]}
+
+
+def test_derived_rows_cost_what_their_runs_cost(swept: Path) -> None:
+    bert, half, head, both = (read_json(swept / name / runs.COST) for name in ("bert", "bert@0.5", "head", "both"))
+    assert half["trainable_parameters"] == bert["trainable_parameters"]
+    assert half["train_seconds"] == pytest.approx(bert["train_seconds"] / 2)
+    assert read_json(swept / "bert@1" / runs.COST)["train_seconds"] == pytest.approx(bert["train_seconds"])
+    assert half["windows_per_second"] == bert["windows_per_second"]
+    assert both["trainable_parameters"] == bert["trainable_parameters"] + head["trainable_parameters"]
+    assert both["train_seconds"] == pytest.approx(bert["train_seconds"] / 2 + head["train_seconds"])
+    answering = "inference_seconds_per_1000"
+    assert both[answering] == pytest.approx(bert[answering] + head[answering])
+    assert both["device"] == bert["device"]
+
+
+def test_the_time_of_a_copy_is_the_recorded_one_where_the_run_was_evaluated(swept: Path, tmp_path: Path) -> None:
+    shutil.copytree(swept / "bert", tmp_path / "bert")
+    shutil.copytree(swept / "bert@0.5", tmp_path / "bert@0.5")
+    with (tmp_path / "bert" / runs.HISTORY).open("a") as history:
+        history.write(json.dumps({"event": "evaluation", "step": 5, "epoch": 0.5, "seconds": 0.125, "f1": 0.0}) + "\n")
+    add_training(tmp_path / "bert@0.5", tmp_path / "bert", 0.5)
+    assert read_json(tmp_path / "bert@0.5" / runs.COST)["train_seconds"] == pytest.approx(0.125)
+    cost = read_json(tmp_path / "bert" / runs.COST)
+    (tmp_path / "bert" / runs.COST).write_text(json.dumps({**cost, "device": "another"}))
+    add_members(tmp_path / "bert@0.5", [(tmp_path / "bert", None), (swept / "head", None)])
+    assert "train_seconds" not in read_json(tmp_path / "bert@0.5" / runs.COST)  # no time is a sum over two devices
 
 
 def test_a_repeated_sweep_makes_only_what_is_missing_or_older_than_its_runs(

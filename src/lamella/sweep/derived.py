@@ -128,6 +128,7 @@ def _evaluate_copy(row: DerivedRow, config: RunConfig, dev: Dataset, out: Path) 
     from lamella.models.loading import load_model
     from lamella.scoring.answer_metrics import build_metrics
     from lamella.scoring.evaluate import evaluate_model
+    from lamella.sweep.derived_cost import add_training
 
     path = str(_model_path(row.models[0], out))
     # On torch, as in training: the copy at the end of a run answers as the run does, and times can be compared.
@@ -150,12 +151,14 @@ def _evaluate_copy(row: DerivedRow, config: RunConfig, dev: Dataset, out: Path) 
             batch_size=config.training.eval_batch_size,
             metrics=build_metrics(config.training.metrics),
         )
+        add_training(folder, out / run, float(epoch))
 
 
 def _combine_members(row: DerivedRow, config: RunConfig, dev: Dataset, out: Path) -> None:
     from lamella.inference.ensemble import Ensemble
     from lamella.inference.members import open_members
     from lamella.scoring.ensemble_gain import write_ensemble
+    from lamella.sweep.derived_cost import add_members
 
     assert row.how is not None
     paths = [str(_model_path(model, out)) for model in row.models]
@@ -171,6 +174,8 @@ def _combine_members(row: DerivedRow, config: RunConfig, dev: Dataset, out: Path
         if row.seed is not None:
             options["learner"] = {"seed": row.seed}  # ensembles that differ in nothing else are one reader
         write_json(folder / runs.CONFIG, options)
+        parts = [model.partition("@") for model in row.models]
+        add_members(folder, [(out / run, float(epoch) if at else None) for run, at, epoch in parts])
 
 
 def _data_record(config: RunConfig, dev: Dataset) -> dict[str, Any]:
