@@ -137,6 +137,8 @@ FAIL = {
     "extract RUN_FILE --out OUT": f"lamella: `lamella extract` {INSTALL_TRAIN}\n",
     "train RUN_FILE --out OUT": f"lamella: `lamella train` {INSTALL_TRAIN}\n",
     "sweep RUN_FILE --out OUT": f"lamella: `lamella sweep` {INSTALL_TRAIN}\n",
+    "ask Who? --text Bob. --model READER --layers": "lamella: ask --layers needs torch, which is not installed; "
+    "install with: pip install 'lamella[train]'\n",
     "export READER --half OUT": f"lamella: `lamella export` {INSTALL_TRAIN}\n",
     "predict DATA --model READER --out OUT --engine ray": "lamella: --engine ray needs ray, which is not installed; "
     "install with: pip install 'lamella[ray]'\n",

@@ -148,10 +148,11 @@ def test_the_tokenizer_of_a_graph_is_not_copied_and_reads_long_texts(saved: Path
     assert len(plain.encode(corpus()[0])) > 4
 
 
-def test_a_model_without_a_graph_runs_on_torch_with_a_line(tmp_path: Path) -> None:
-    base = save_tiny_encoder(tmp_path / "deberta", "deberta-v2", num_hidden_layers=1)
+@pytest.mark.parametrize("family", ["deberta-v2", "eurobert", "modernbert"])
+def test_a_model_without_a_graph_runs_on_torch_with_a_line(family: str, tmp_path: Path) -> None:
+    base = save_tiny_encoder(tmp_path / "base", family, num_hidden_layers=1)
     folder = save_reader(tmp_path / "reader", base)
-    problem = f"{folder}: no ONNX graph can be made from this model: encoders of type deberta-v2 have no graph builder"
+    problem = f"{folder}: no ONNX graph can be made from this model: encoders of type {family} have no graph builder"
     with pytest.warns(LamellaWarning) as lines:
         assert isinstance(load_model(folder, **ON_CPU), ReaderModel)
     assert [str(line.message) for line in lines] == [f"{problem}; it runs on torch, which takes longer to start."]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import sys
@@ -70,7 +71,7 @@ def ask(
     as_json: AsJson = False,
 ) -> None:
     """Ask questions about one or several texts."""
-    from lamella.errors import UsageError
+    from lamella.errors import MissingLibraryError, UsageError
     from lamella.inference.abstention import PRIORS
 
     files, given = context or [], text or []
@@ -104,6 +105,8 @@ def ask(
     from lamella.inference.reader import Reader
     from lamella.models.loading import load_model
 
+    if layers and importlib.util.find_spec("torch") is None:
+        raise MissingLibraryError("ask --layers", ["torch"])
     names = [*files, *(f"text {number}" for number in range(1, len(given) + 1))]
     loaded = load_model(
         READERS / DEFAULT_READER if model is None else model,
