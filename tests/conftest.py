@@ -35,7 +35,7 @@ if not HAS_TORCH:
         *("contracts/*", "encoder/*", "export/*", "graph/*", "heads/*", "sweep/*", "training/*"),
         *(f"data/test_{name}.py" for name in ("batches", "feature_cache", "features", "feed")),
         *(f"flows/test_{name}.py" for name in ("benchmarks", "commands", "documents", "outputs", "tuned_training")),
-        *(f"flows/test_{name}.py" for name in ("missing_libraries", "papers", "plugin", "python_pages")),
+        *(f"flows/test_{name}.py" for name in ("missing_libraries", "papers", "plugin", "python_pages", "reproduce")),
         *(f"inference/test_{name}.py" for name in ("answer_layers", "ensemble", "reader", "several_contexts")),
         *(f"models/test_{name}.py" for name in ("base_identity", "card", "default_reader", "model", "shipped_models")),
         *(f"numbers/test_{name}.py" for name in ("bert_parity", "formulas", "learning", "overfit", "paper_counts")),
