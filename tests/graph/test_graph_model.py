@@ -26,7 +26,7 @@ from lamella import Reader, environment
 from lamella.data.windows.features import featurise
 from lamella.data.windows.padding import pad
 from lamella.data.windows.tokens import without_truncation
-from lamella.encoder.sources import DEFAULT_READER
+from lamella.encoder.sources import DEFAULT_READER, hash_weights
 from lamella.errors import LamellaWarning, ModelError, UsageError
 from lamella.graph.encoder_config import DEFAULTS, DISTILBERT, OWN_DEFAULTS, PREFIXES, read_encoder_config
 from lamella.graph.reader_graph import ReaderGraph
@@ -334,6 +334,18 @@ def test_a_graph_is_made_once(saved: Path, cache: Path, tmp_path: Path, monkeypa
     (copy / "config.json").write_text(json.dumps(config))
     assert load_graph(copy).decoding.null_score_diff_threshold == -7.0
     assert built == ["in the cache"]
+
+
+def test_the_same_delta_on_another_encoder_is_another_graph(saved: Path, cache: Path, tmp_path: Path) -> None:
+    encoder = save_tiny_encoder(tmp_path / "bert", seed=1, num_hidden_layers=2)
+    copy = shutil.copytree(saved, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    config["base"] |= {"name": str(encoder), "sha256": hash_weights([encoder / "model.safetensors"])}
+    (copy / "config.json").write_text(json.dumps(config))
+    first, second = load_graph(saved), load_graph(copy)
+    assert len(list(cache.iterdir())) == 2
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_equal(first, second)
 
 
 @pytest.mark.parametrize("file", ["model.onnx", "model.onnx.data", "state.json"])
