@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import time
@@ -66,6 +67,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "train_seconds": 10.0 + number,
                 "inference_seconds_per_1000": 5.0 * (number + 1),
                 "device": ("NVIDIA H200", "cpu, 2 threads")[number // 5],
+                "efficiency": 1.0 + number,
             },
         )
     write_report([folder / "runs"], folder / "report.html", title="Ten <runs>")
@@ -81,7 +83,7 @@ def test_everything_is_drawn_without_warnings_or_requests(browser: Chrome, repor
         "return [...document.querySelectorAll('.plot')].map(plot => [plot.getAttribute('aria-label'),"
         " plot.querySelectorAll('.scatterlayer .point, .scatterlayer .js-line, .heatmaplayer image').length])"
     )
-    assert len(plots) == 3 + 2 + 1 + 1 + 2  # costs, curves, less data, layers, precision-recall and calibration
+    assert len(plots) == 4 + 4 + 1 + 1 + 2  # costs, curves, less data, layers, precision-recall and calibration
     assert all(marks > 0 for _, marks in plots), plots
     # As the encoder counts its layers: 0 would be the embeddings, which these heads do not read.
     numbers = browser.execute_script("return document.querySelector('#layers .plot').data[0].x")
@@ -99,7 +101,8 @@ def test_times_of_different_devices_have_separate_lines(browser: Chrome, report:
         ".filter(trace => trace.mode === 'lines+markers')"
         ".map(trace => trace.text.map(text => /timed on (.*)/.exec(text)[1])))"
     )
-    parameters, training, inference = fronts
+    parameters, training, inference, efficiency = fronts
+    assert efficiency == []  # no cost, so no front
     assert len(parameters) == 1
     for by_device in (training, inference):
         assert [set(devices) for devices in by_device] == [{"NVIDIA H200"}, {"cpu, 2 threads"}]
@@ -149,6 +152,37 @@ def test_hovering_over_a_point_shows_its_run(browser: Chrome, report: Path) -> N
     assert "dot-0" in text
     assert "seed: 0" in text
     assert "F1 40.00" in text
+
+
+def test_names_of_points_do_not_overlap(browser: Chrome, report: Path) -> None:
+    open_report(browser, report)
+    plots = browser.execute_script(
+        "const corners = (note) => { const box = note.getBoundingClientRect();"
+        " return [box.left, box.top, box.right, box.bottom]; };"
+        "return [...document.querySelectorAll('#trade-offs .plot')]"
+        ".map(plot => [...plot.querySelectorAll('.annotation')].map(corners))"
+    )
+    for boxes in plots:
+        assert len(boxes) >= 5
+        for one, other in itertools.combinations(boxes, 2):
+            apart = one[2] <= other[0] + 2 or other[2] <= one[0] + 2 or one[3] <= other[1] + 4 or other[3] <= one[1] + 4
+            assert apart, (one, other)
+
+
+def test_curves_by_time(browser: Chrome, report: Path) -> None:
+    open_report(browser, report)
+    titles = browser.execute_script(
+        "const s = [...document.querySelectorAll('#learning select')]"
+        ".find(select => select.textContent.includes('training time'));"
+        "s.value = 'seconds'; s.dispatchEvent(new Event('change'));"
+        "return [...document.querySelectorAll('#learning .plot')]"
+        ".map(plot => [plot.layout.xaxis.title.text, plot.data[0].x])"
+    )
+    assert [title for title, _ in titles] == ["training time, s"] * 4
+    loss, dev_loss, *_ = (x for _, x in titles)
+    assert dev_loss == [2, 4]
+    assert loss[-1] == 4
+    assert len(loss) == 20
 
 
 def test_another_run_can_be_selected(browser: Chrome, report: Path) -> None:

@@ -330,3 +330,33 @@ def test_the_device_of_times_is_part_of_the_report(tmp_path: Path) -> None:
     content = collect([tmp_path / "a", tmp_path / "b"])
     assert [run["device"] for run in content["runs"]] == ["NVIDIA H200", "cpu, 2 threads"]
     assert any("several devices (NVIDIA H200; cpu, 2 threads)" in note for note in content["notes"])
+
+
+def test_a_curve_has_seconds_and_dev_loss(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", steps=30, evaluations=30)
+    curve = collect([tmp_path / "run"])["runs"][0]["curve"]
+    assert curve["evaluations"]["seconds"][:2] == [2.0, 4.0]
+    assert curve["evaluations"]["dev_loss"][:2] == [4.0, 2.0]
+    assert curve["seconds"] == [2.0 * step for step in range(1, 31)]  # a step between any two evaluations
+    assert curve["tenths"]["epoch"][:2] == [0.1, 0.2]
+    assert set(curve["tenths"]["seconds"]) == {2.0}
+    make_run(tmp_path / "rarely", steps=30, evaluations=3)
+    assert "tenths" not in collect([tmp_path / "rarely"])["runs"][0]["curve"]
+
+
+def test_recorded_layer_weights_are_shown(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", mixer="dot")
+    weights = {"start": {"all": [0.25, 0.75], "answer": [1.0, 0.0]}, "end": {"all": [0.5, 0.5], "answer": [0.0, 1.0]}}
+    (tmp_path / "run" / "layers.json").write_text(json.dumps({"layers": [0, 12], "weights": weights}))
+    layers = collect([tmp_path / "run"])["runs"][0]["layers"]
+    assert layers == {"numbers": [0, 12], "weights": {"start": [0.25, 0.75], "end": [0.5, 0.5]}}
+
+
+def test_heads_name_the_run_under_them(tmp_path: Path) -> None:
+    """The plot of less data draws it as the reference; a base that is not shown is not named."""
+    for name, encoder in (("bert", "/private/base"), ("head", str(tmp_path / "bert" / "model"))):
+        make_run(tmp_path / name)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        (tmp_path / name / "config.json").write_text(json.dumps({**config, "encoder": {"name": encoder}}))
+    shown = {run["name"]: run["base"] for run in collect([tmp_path / "bert", tmp_path / "head"])["runs"]}
+    assert shown == {"bert": None, "head": "bert"}

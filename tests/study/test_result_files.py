@@ -516,6 +516,10 @@ def test_the_curve_and_the_layer_weights_are_kept(data: Path, tmp_path: Path) ->
         "loss": [2.0, 5.0, 8.0],
         "parts": {"distillation": [0.002, 0.005, 0.008]},
     }
+    shown = collect([tmp_path / "kept.json"])["runs"][0]
+    assert shown["curve"]["evaluations"]["dev_loss"] == [1.0, 0.5, 0.33333]
+    assert (shown["curve"]["seconds"], shown["curve"]["loss"]) == ([1.5, 3.0, 4.5], [2.0, 5.0, 8.0])
+    assert shown["layers"]["weights"] == {"start": [0.25, 0.75], "end": [0.5, 0.5]}
     changed = {**content, "curve": {**content["curve"], "f1": [60.13, 60.13, 61.0]}}
     (tmp_path / "changed.json").write_text(json.dumps(changed))
     with pytest.raises(UnreadableError, match="its sha256 does not match"):

@@ -19,6 +19,7 @@ NOT_PARTS = ("event", "step", "epoch", "loss", "learning_rate")  # the other num
 PARTS = "parts"
 SCORES = ("exact", "f1", "answerability_accuracy", "answerability_f1")
 DECIMALS = {"epoch": 4, "seconds": 2, **dict.fromkeys(SCORES, 2)}
+MAX_TENTH = 0.11  # an evaluation is due after whole steps, so not exactly after a tenth
 SIGNIFICANT = 5  # digits of a loss; a distillation loss may be tiny
 
 Event = Mapping[str, Any]
@@ -77,6 +78,15 @@ def compact_curve(path: Path) -> dict[str, Any]:
         means = [_rounded(key, total / count) if count else None for total, count in zip(sums, counts, strict=True)]
         (columns if key == "loss" else columns.setdefault(PARTS, {}))[key] = means[:-1]  # steps after the last
     return columns
+
+
+def seconds_per_tenth(epochs: Sequence[float], seconds: Sequence[float]) -> tuple[list[float], list[float]] | None:
+    """Return the tenths of an epoch, and how long each took; None if evaluations lie further apart."""
+    if len(epochs) < 2 or np.diff(epochs, prepend=0.0).max() > MAX_TENTH:
+        return None
+    tenths = np.arange(1, round(10 * epochs[-1]) + 1) / 10
+    at = np.interp([0.0, *tenths], [0.0, *epochs], [0.0, *seconds])
+    return tenths.tolist(), np.diff(at).tolist()
 
 
 def thin_out(events: Sequence[Event], limit: int) -> list[Event]:

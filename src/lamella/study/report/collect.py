@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from lamella import runs
 from lamella.errors import UsageError
@@ -15,7 +15,10 @@ from lamella.study.records import (
     TASK_SCORES,
     RunRecord,
     is_number,
+    name_of_base,
+    read_json_object,
     read_records,
+    without_seed,
 )
 from lamella.study.report.answers import add_answers
 from lamella.study.report.curves import read_curve
@@ -39,6 +42,9 @@ def collect(folders: Sequence[str | os.PathLike[str]], data: str | None = None) 
     notes: list[str] = []
     shown = [_shown_values(run, notes) for run in records]
     varied = add_varied_options(shown, [run.config for run in records])
+    names = {run["short_name"] for run in shown}
+    for values in shown:  # only a base that is shown, too; another one may be a folder of this machine
+        values["base"] = values["base"] if values["base"] in names else None
     samples = add_answers(shown, records, data, notes)
     if unfinished := [run["name"] for run in shown if run["state"] != "finished"]:
         notes.append(f"Not finished, shown up to where they stopped: {', '.join(unfinished)}.")
@@ -66,12 +72,26 @@ def _shown_values(run: RunRecord, notes: list[str]) -> ReportValues:
         "efficiency": rounded(run.cost["efficiency"]) if is_number(run.cost.get("efficiency")) else None,
         "device": run.device,
         "train_seconds_from": source,
-        "curve": read_curve(run.folder / runs.HISTORY),
-        "layers": _layer_weights(run.folder, notes),
+        "curve": read_curve(run),
+        "layers": _recorded_layers(run) or _learned_layers(run.folder, notes),
+        "short_name": without_seed(PurePath(run.name).name),
+        "base": name_of_base(run.config.get("encoder", {}).get("name")),
     }
 
 
-def _layer_weights(folder: Path, notes: list[str]) -> ReportValues | None:
+def _recorded_layers(run: RunRecord) -> ReportValues | None:
+    """Return the mean weight of each layer by output, as training recorded it; None for earlier runs."""
+    recorded = read_json_object(run.folder / runs.LAYERS) if run.folder.is_dir() else {}
+    if run.result is not None and not recorded:
+        recorded = run.result.content.get("layers", {})
+    if not recorded:
+        return None
+    weights = {output: list(map(rounded, kinds["all"])) for output, kinds in recorded["weights"].items()}
+    alike = len({tuple(values) for values in weights.values()}) == 1
+    return {"numbers": recorded["layers"], "weights": {"both": next(iter(weights.values()))} if alike else weights}
+
+
+def _learned_layers(folder: Path, notes: list[str]) -> ReportValues | None:
     """Return the learned weight of each layer by stream, and the numbers of the layers, as the encoder counts them."""
     try:
         learned = learned_weights(folder)

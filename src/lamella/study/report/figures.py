@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lamella.study.learning_curve import PARTS
+from lamella.study.learning_curve import PARTS, seconds_per_tenth
 from lamella.study.records import SEED_OPTIONS, is_number
 from lamella.study.report.page_blocks import Figure
 from lamella.study.report.svg_plot import LOG_RATIO, Line, Panel, Point, draw_panels
@@ -79,21 +79,15 @@ def parts_figure(rows: Rows, part: str) -> str | None:
 
 def tenths_figure(rows: Rows) -> str | None:
     """Draw F1 and the seconds that each tenth of an epoch took; for rows evaluated at least that often."""
-    curves = {
-        label: curve
-        for label, curve in _curves(rows).items()
-        if "seconds" in curve and len(curve["epoch"]) > 1 and np.diff(curve["epoch"], prepend=0.0).max() < 0.11
-    }
+    curves, taken = {}, {}
+    for label, curve in _curves(rows).items():
+        if "seconds" in curve and (tenths := seconds_per_tenth(curve["epoch"], curve["seconds"])):
+            curves[label] = curve
+            taken[label] = {"epoch": np.array(tenths[0]), "seconds": np.array(tenths[1])}
     if not curves:
         return None
-    taken: dict[str, dict[str, Any]] = {}
-    for label, curve in curves.items():
-        tenths = np.arange(1, math.floor(10 * curve["epoch"][-1] + 0.5) + 1) / 10
-        at = np.interp([0.0, *tenths], [0.0, *curve["epoch"]], [0.0, *curve["seconds"]])
-        taken[label] = {"epoch": tenths, "seconds": np.diff(at)}
-    score = next(
-        (key for key in ("f1", "answerability_accuracy") if any(key in curve for curve in curves.values())), ""
-    )
+    recorded = {key for curve in curves.values() for key in curve}
+    score = next((key for key in ("f1", "answerability_accuracy") if key in recorded), None)
     panels = [Panel("Seconds per tenth of an epoch", "epochs", "s", _lines(taken, "epoch", "seconds"))]
     if score:
         lines = _lines(curves, "epoch", score)

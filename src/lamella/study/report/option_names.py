@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from lamella import runs
+from lamella.models.names import short_model_name
 from lamella.study.report.values import ReportValues, without_folders
 
 # Runs that differ only in these form one line of the plot of training set sizes.
@@ -42,7 +44,9 @@ def readable_option(value: Any) -> str | float | int | None:
         name = str(value.get("name", ""))
         return f"{name}({rest})" if rest else name
     if isinstance(value, str) and PurePath(value).is_absolute():
-        return without_folders(value)
+        path = PurePath(value)
+        of_run = path.name == runs.MODEL or path.parent.name == runs.MODELS  # named after its run
+        return short_model_name(value) if of_run else without_folders(value)
     return value if isinstance(value, int | float | str) or value is None else str(value)
 
 

@@ -18,6 +18,8 @@
   const MANY = 12; // the most curves that can be distinguished by colour
   const MOST_MIXES = 20; // runs in the heat map
   const FEW_SAMPLES = 6;
+  const MOST_NAMES = 40; // points with their names in a plot
+  const NAME_PLACES = [[0, -15], [-1, 0], [1, -12], [-1, -12], [1, 0], [0, 15], [1, 12], [-1, 12], [0, -28], [1, -26], [-1, -26], [0, 28], [1, 26], [-1, 26]]; // side, and pixels below: a front runs to the right and up
   const COLOURS = {
     light: ["#1f6f8b", "#d1603d", "#4f8a3c", "#8456a8", "#c29019", "#b8477d", "#3f63b5", "#6b6f2a", "#2a9d8f", "#8a5a44", "#5d6871", "#c0392b"],
     dark: ["#6cc0da", "#f39a76", "#95cf7f", "#c39be6", "#f0c55b", "#f08fbd", "#8fb0ff", "#c9cd7d", "#6fe0cf", "#d4a58c", "#aab4bb", "#ff8a7a"],
@@ -226,7 +228,7 @@
       metric = value;
       redrawCosts.forEach((redraw) => redraw());
     })));
-    const grid = make("div", { class: "grid three" });
+    const grid = make("div", { class: "grid" });
     where.append(grid);
     for (const cost of costs) {
       const devices = TIMES.includes(cost) ? [...new Set(runs.filter((run) => run.cost[cost] > 0).map((run) => run.device))] : [null];
@@ -245,24 +247,69 @@
             trace(front, { mode: "lines+markers", line: { shape: "hv", color: colour, width: 1.5 }, marker: { size: 11, color: colour, line: { color: colours.card, width: 1.5 } } }),
           ];
         });
-        return { traces, layout: { xaxis: axis(COSTS[cost], colours, scale), yaxis: axis(`${NAMES[metric]}, %`, colours) } };
+        const names = pointNames(grid, points.map((run) => [run.name, run.cost[cost], scoreOf(run)]), scale.type === "log", colours);
+        return { traces, layout: { xaxis: axis(COSTS[cost], colours, scale), yaxis: axis(`${NAMES[metric]}, %`, colours), annotations: names } };
       }));
       if (devices.length > 1) legend(grid.lastElementChild, () => devices.map((device) => device || "device not recorded"));
     }
+    const efficient = runs.filter((run) => typeof run.efficiency === "number" && run.cost.parameters > 0);
+    if (efficient.length > 1) {
+      plot(grid, "Parameter efficiency", (colours) => ({
+        traces: [{ type: "scatter", mode: "markers", x: efficient.map((run) => run.cost.parameters), y: efficient.map((run) => run.efficiency), text: efficient.map(hover), hovertemplate: "%{text}<extra></extra>", marker: { size: 10, color: colours.accent } }],
+        layout: {
+          xaxis: axis(COSTS.parameters, colours, { type: "log", exponentformat: "SI" }), yaxis: axis("(F1 − 50) / log₁₀ parameters", colours),
+          annotations: pointNames(grid, efficient.map((run) => [run.name, run.cost.parameters, run.efficiency]), true, colours),
+        },
+      }));
+    }
   }
 
+  // The names of points as annotations, each at the first place around its point where it covers nothing; else left out.
+  function pointNames(grid, points, log, colours) {
+    if (points.length > MOST_NAMES || window.innerWidth < 560) return [];
+    const [width, height] = [Math.max(240, grid.firstElementChild.clientWidth - 110), 270];
+    const scaled = (values, size) => {
+      const [low, high] = [Math.min(...values), Math.max(...values)];
+      return values.map((value) => size * (0.06 + 0.88 * ((value - low) / (high - low || 1))));
+    };
+    const xs = scaled(points.map(([, x]) => (log ? Math.log10(x) : x)), width);
+    const ys = scaled(points.map(([, , y]) => -y), height);
+    const taken = xs.map((x, index) => [x - 7, ys[index] - 7, x + 7, ys[index] + 7]);
+    const free = (box) => box[0] > -10 && box[2] < width + 10 && taken.every((other) => box[2] <= other[0] || other[2] <= box[0] || box[3] <= other[1] || other[3] <= box[1]);
+    return points.flatMap(([name, x, y], index) => {
+      const text = name.length > 24 ? `${name.slice(0, 11)}…${name.slice(-12)}` : name;
+      const half = 3.1 * text.length;
+      for (const [side, below] of NAME_PLACES) {
+        const [middle, line] = [xs[index] + side * (10 + half), ys[index] + below];
+        const box = [middle - half, line - 7, middle + half, line + 7];
+        if (!free(box)) continue;
+        taken.push(box);
+        return [{ x: log ? Math.log10(x) : x, y, text: plain(text), showarrow: false, xshift: middle - xs[index], yshift: -below, font: { size: 10.5, color: colours.ink } }];
+      }
+      return [];
+    });
+  }
+
+  const X_NAMES = { epoch: "epochs", seconds: "training time, s", step: "steps" };
+
   function learning() {
-    const trained = runs.filter((run) => run.curve.loss.length || (run.curve.evaluations.step || []).length);
+    const trained = runs.filter((run) => run.curve.loss.length || Object.values(run.curve.evaluations).some((column) => column.length));
     if (!trained.length) return;
     const many = trained.length > MANY;
-    const where = section("learning", "Learning curves", "The loss is averaged over stretches of steps; the scores are those on the dev questions.");
+    const where = section("learning", "Learning curves", "The training loss is averaged over stretches of steps. The dev loss is the plain cross-entropy for all runs, whatever they are trained with. Time is that of training alone.");
     const parts = [...new Set(trained.flatMap((run) => Object.keys(run.curve.parts)))];
-    const state = { x: "epoch", loss: "loss", score: qualities.includes(metric) ? metric : "f1", all: false };
+    const recorded = (key) => trained.some((run) => (run.curve.evaluations[key] || []).length);
+    const axes = Object.keys(X_NAMES).filter((key) => recorded(key) || trained.some((run) => (run.curve[key] || []).length));
+    const scores = qualities.filter(recorded);
+    const first = scores.includes(metric) ? metric : scores[0];
+    const second = { f1: "exact", exact: "f1", answerability_accuracy: "answerability_f1", answerability_f1: "answerability_accuracy" }[first];
+    const state = { x: axes[0], loss: "loss", score: first, beside: scores.includes(second) ? second : scores.find((key) => key !== first), all: false };
     const redrawCurves = [];
     const change = (key) => (value) => { state[key] = value; redrawCurves.forEach((redraw) => redraw()); };
-    const controls = make("div", { class: "controls" },
-      chooser("Score", qualities.map((key) => [key, NAMES[key]]), state.score, change("score")),
-      chooser("X axis", [["epoch", "epoch"], ["step", "step"]], "epoch", change("x")));
+    const controls = make("div", { class: "controls" });
+    if (scores.length) controls.append(chooser("Score", scores.map((key) => [key, NAMES[key]]), state.score, change("score")));
+    if (state.beside) controls.append(chooser("beside", scores.map((key) => [key, NAMES[key]]), state.beside, change("beside")));
+    if (axes.length > 1) controls.append(chooser("X axis", axes.map((key) => [key, X_NAMES[key]]), state.x, change("x")));
     if (parts.length) controls.append(chooser("Loss", [["loss", "in total"], ...parts.map((key) => [key, key])], "loss", change("loss")));
     if (many) controls.append(chooser("Runs", [["", `the best ${MANY}`], ["all", `all ${trained.length}`]], "", change("all")));
     where.append(controls);
@@ -270,17 +317,32 @@
     where.append(grid);
     const shown = () => { const order = ranked().filter((run) => trained.includes(run)); return state.all ? order : order.slice(0, MANY); };
     const lines = (get, mode) => shown().map((run, index) => {
-      const [x, y] = get(run);
-      return { type: "scatter", mode, x, y, name: plain(run.name), line: { width: state.all && many ? 1 : 1.8, color: palette(index) }, marker: { size: 5 }, opacity: state.all && many ? 0.6 : 1, hovertemplate: `${plain(run.name)}<br>${state.x} %{x}: %{y:.3f}<extra></extra>` };
+      const [x = [], y = []] = get(run);
+      return { type: "scatter", mode, x, y, name: plain(run.name), line: { width: state.all && many ? 1 : 1.8, color: palette(index) }, marker: { size: 5 }, opacity: state.all && many ? 0.6 : 1, hovertemplate: `${plain(run.name)}<br>%{x}: %{y:.3f}<extra></extra>` };
     });
-    redrawCurves.push(plot(grid, "Training loss", (colours) => ({
-      traces: lines((run) => [run.curve[state.x], (state.loss === "loss" ? run.curve.loss : run.curve.parts[state.loss]) || []], "lines"),
-      layout: { xaxis: axis(state.x, colours), yaxis: axis(state.loss, colours) },
-    })));
-    redrawCurves.push(plot(grid, "Dev score", (colours) => ({
-      traces: lines((run) => [run.curve.evaluations[state.x] || [], run.curve.evaluations[state.score] || []], "lines+markers"),
-      layout: { xaxis: axis(state.x, colours), yaxis: axis(`${NAMES[state.score]}, %`, colours) },
-    })));
+    const ofEvaluations = (key) => lines((run) => [run.curve.evaluations[state.x], run.curve.evaluations[key]], "lines+markers");
+    if (trained.some((run) => run.curve.loss.length)) {
+      redrawCurves.push(plot(grid, "Training loss", (colours) => ({
+        traces: lines((run) => [run.curve[state.x], state.loss === "loss" ? run.curve.loss : run.curve.parts[state.loss]], "lines"),
+        layout: { xaxis: axis(X_NAMES[state.x], colours), yaxis: axis(state.loss, colours) },
+      })));
+    }
+    if (recorded("dev_loss")) {
+      redrawCurves.push(plot(grid, "Dev loss", (colours) => ({
+        traces: ofEvaluations("dev_loss"), layout: { xaxis: axis(X_NAMES[state.x], colours), yaxis: axis("cross-entropy", colours) },
+      })));
+    }
+    for (const place of ["score", "beside"].filter((key) => state[key])) {
+      redrawCurves.push(plot(grid, place === "score" ? "Dev score" : "Another dev score", (colours) => ({
+        traces: ofEvaluations(state[place]), layout: { xaxis: axis(X_NAMES[state.x], colours), yaxis: axis(`${NAMES[state[place]]}, %`, colours) },
+      })));
+    }
+    if (trained.some((run) => run.curve.tenths)) {
+      redrawCurves.push(plot(grid, "Seconds per tenth of an epoch", (colours) => ({
+        traces: lines((run) => (run.curve.tenths ? [run.curve.tenths.epoch, run.curve.tenths.seconds] : []), "lines+markers"),
+        layout: { xaxis: axis("epochs", colours), yaxis: axis("s", colours, { rangemode: "tozero" }) },
+      })));
+    }
     redrawCurves.push(legend(where, () => (state.all && many ? [] : shown().map((run) => run.name))));
   }
 
@@ -295,6 +357,12 @@
     const drawn = [...lines].filter(([, points]) => points.size > 1);
     if (!drawn.length) return;
     const where = section("less-data", "Less training data", "Runs that were trained on different fractions of the questions. Several seeds are averaged; the bars show the lowest and the highest score.");
+    // The encoder's own head: the run whose encoder these heads read, as a flat line.
+    const bases = new Set(drawn.flatMap(([, points]) => [...points.values()].flat().map((run) => run.base)));
+    const references = [...bases].filter(Boolean).map((base) => {
+      const scores = runs.filter((run) => run.short_name === base && hasScore(run)).map((run) => scoreOf(run, content.metric));
+      return [base, scores.reduce((a, b) => a + b, 0) / scores.length];
+    }).filter(([, score]) => Number.isFinite(score));
     plot(where, `${NAMES[content.metric] || "F1"} by fraction of the training questions`, (colours) => ({
       traces: drawn.map(([alike, points], index) => {
         const x = [...points.keys()].sort((a, b) => a - b);
@@ -307,7 +375,9 @@
           hovertemplate: `${plain(alike)}<br>%{x:.3g} % of the questions: %{y:.2f}<extra></extra>`,
         };
       }),
-      layout: { xaxis: axis("fraction of the training questions, %", colours, { type: "log", tickvals: [...new Set(drawn.flatMap(([, points]) => [...points.keys()]))].map((share) => 100 * share) }), yaxis: axis(`${NAMES[content.metric] || "F1"}, %`, colours) },
+      layout: { xaxis: axis("fraction of the training questions, %", colours, { type: "log", tickvals: [...new Set(drawn.flatMap(([, points]) => [...points.keys()]))].map((share) => 100 * share) }), yaxis: axis(`${NAMES[content.metric] || "F1"}, %`, colours),
+        shapes: references.map(([, score]) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: score, y1: score, line: { color: colours.quiet, width: 1.5, dash: "dash" } })),
+        annotations: references.map(([base, score]) => ({ xref: "paper", x: 0.01, xanchor: "left", y: score, yanchor: "bottom", showarrow: false, text: `${plain(base)}, the encoder’s own head`, font: { size: 11.5 } })) },
     }));
     legend(where, () => (drawn.length > MANY ? [] : drawn.map(([alike]) => alike)));
   }
@@ -316,7 +386,7 @@
     const mixing = ranked().filter((run) => run.layers);
     const rows = mixing.slice(0, MOST_MIXES).flatMap((run) => Object.entries(run.layers.weights).map(([stream, weights]) => [stream === "both" ? run.name : `${run.name} · ${stream}`, weights, run.layers.numbers]));
     if (!rows.length) return;
-    const where = section("layers", "Layer weights", `The learned weight of each encoder layer, γ·w, with the best run on top${mixing.length > MOST_MIXES ? ` (${MOST_MIXES} of ${mixing.length})` : ""}. Layer 0 is the output of the embeddings.`);
+    const where = section("layers", "Layer weights", `The weight of each encoder layer: learned, γ·w, or for attention its mean over the tokens of the dev windows; with the best run on top${mixing.length > MOST_MIXES ? ` (${MOST_MIXES} of ${mixing.length})` : ""}. Layer 0 is the output of the embeddings.`);
     const cut = (name) => (name.length > 34 ? `${name.slice(0, 18)}…${name.slice(-14)}` : name);
     plot(where, "Weights by layer", (colours) => {
       const numbers = [...new Set(rows.flatMap(([, , read]) => read))].sort((a, b) => (typeof a === "number" && typeof b === "number" ? a - b : typeof a === "string" ? -1 : 1));
