@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from typer.testing import CliRunner
 
 from lamella import runs
@@ -262,6 +265,19 @@ def test_positions_in_fifths_and_names_by_frequency() -> None:
 )
 def test_question_words(question: str, word: str) -> None:
     assert question_word(question) == word
+
+
+def test_lengths_in_tokens() -> None:
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()  # punctuation marks are tokens
+    by_words = groupings(questions())
+    grouped = groupings(questions(), tokenizer)
+    assert list(grouped)[2:4] == ["context_tokens", "question_tokens"]
+    assert {name: grouped[name].names for name in by_words} == {name: by_words[name].names for name in by_words}
+    lengths = [len(tokenizer.encode(example.question, add_special_tokens=False).ids) for example in questions()]
+    names = by_quantiles(lengths).names
+    assert grouped["question_tokens"].names == names
+    assert str(max(lengths)) in names[-1]
 
 
 def test_scores_by_group() -> None:

@@ -21,7 +21,7 @@ from lamella.scoring.metrics import (
     summarise,
 )
 from lamella.study.analysis.confident_mistakes import confident_decisions, confident_mistakes, mistakes_markdown
-from lamella.study.analysis.groups import Grouping, grouped_scores, groupings
+from lamella.study.analysis.groups import Grouping, grouped_scores, groupings, tokenizer_of_runs
 from lamella.study.analysis.layer_weights import learned_weights, mean_attention
 from lamella.study.analysis.mistake_kinds import (
     confusion,
@@ -93,7 +93,7 @@ def analyse(names: Sequence[str], *, data: str | None = None, sample: int = SAMP
     ]
     several = len(analysed) > 1
     alone = only_right({run.name: run.scores.exact == 1 for run in analysed}, examples) if several else {}
-    groups = groupings(examples)
+    groups = groupings(examples, tokenizer_of_runs(run.folder for run in analysed))
     numbers = {
         "data": files,
         "questions": len(examples),

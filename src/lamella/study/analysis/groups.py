@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from lamella.data.examples import Example
+from lamella.data.windows.tokens import tokenise_contexts, tokenise_questions
+from lamella.encoder.sources import model_folder
+from lamella.models.tokenizer_file import TOKENIZER, read_tokenizer
 from lamella.scoring.metrics import QuestionScores
 from lamella.study.analysis.mistake_kinds import count_words, gold_spans
 
@@ -28,16 +33,33 @@ class Grouping(NamedTuple):
     group: NDArray[np.int64]
 
 
-def groupings(examples: Sequence[Example]) -> dict[str, Grouping]:
-    """Group the questions in every way. Lengths are in words; of several answers, the first counts."""
+def groupings(examples: Sequence[Example], tokenizer: Tokenizer | None = None) -> dict[str, Grouping]:
+    """Group the questions in every way. Lengths are in words; of several answers, the first counts.
+
+    With a tokenizer, also by the lengths of context and question in tokens, without special ones.
+    """
     answers = [example.answers[0].text if example.answerable else None for example in examples]
+    tokens = {} if tokenizer is None else _by_tokens(examples, tokenizer)
     return {
         "context_length": by_quantiles([count_words(example.context.text) for example in examples]),
         "question_length": by_quantiles([count_words(example.question) for example in examples]),
+        **tokens,
         "answer_length": by_quantiles([None if text is None else count_words(text) for text in answers]),
         "question_word": by_name([question_word(example.question) for example in examples]),
         "answer_position": by_fifths([_answer_position(example) for example in examples]),
     }
+
+
+def tokenizer_of_runs(folders: Iterable[Path]) -> Tokenizer | None:
+    """Return the tokenizer of the first run that holds a model; None if none does."""
+    for folder in folders:
+        saved = model_folder(folder)
+        if (saved / TOKENIZER).is_file():
+            tokenizer = read_tokenizer(saved)
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+            return tokenizer
+    return None
 
 
 def grouped_scores(scores: QuestionScores, grouping: Grouping) -> list[dict[str, Any]]:
@@ -98,6 +120,15 @@ def question_word(question: str) -> str:
         if word in QUESTION_WORDS:
             return "how many" if word == "how" and following in ("many", "much") else SAME_AS.get(word, word)
     return OTHER
+
+
+def _by_tokens(examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, Grouping]:
+    questions = tokenise_questions(tokenizer, [example.question for example in examples])
+    contexts = tokenise_contexts(tokenizer, [example.context for example in examples])
+    return {
+        "context_tokens": by_quantiles([len(contexts[example.context.text][0]) for example in examples]),
+        "question_tokens": by_quantiles([len(questions[example.question]) for example in examples]),
+    }
 
 
 def _answer_position(example: Example) -> float | None:

@@ -18,6 +18,8 @@ WIDTH = 160  # where the output is not a terminal
 TITLES = {
     "context_length": "by context length in words",
     "question_length": "by question length in words",
+    "context_tokens": "by context length in tokens",
+    "question_tokens": "by question length in tokens",
     "answer_length": "by answer length in words",
     "question_word": "by question word",
     "answer_position": "by position of the answer in the context",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from lamella import runs
 from lamella.data.examples import Example
@@ -16,7 +17,7 @@ from lamella.inference.prediction_files import HAS_ANSWER
 from lamella.inference.questions import read_questions
 from lamella.scoring.metrics import QuestionScores, language_of, score_questions, summarise
 from lamella.scoring.threshold import expected_calibration_error
-from lamella.study.analysis.groups import Grouping, grouped_scores, groupings
+from lamella.study.analysis.groups import Grouping, grouped_scores, groupings, tokenizer_of_runs
 from lamella.study.analysis.mistake_kinds import confusion
 from lamella.study.records import ANSWERABILITY, RunRecord, is_number, read_json_object
 from lamella.study.report.values import SHOWN_SCORES, ReportValues, rounded, without_folders
@@ -46,6 +47,7 @@ def add_answers(
     shown: Sequence[ReportValues], records: Sequence[RunRecord], data: str | None, notes: list[str]
 ) -> list[list[ReportValues]]:
     """Add the analysis of its answers to every run; return the sample questions of each data set."""
+    tokenizer = tokenizer_of_runs(run.folder for run in records if run.folder.is_dir())
     data_sets: dict[str, _DataSet | None] = {}
     scored: dict[str, list[tuple[ReportValues, _ScoredAnswers]]] = {}
     for values, run in zip(shown, records, strict=True):
@@ -57,7 +59,7 @@ def add_answers(
             continue
         predictions = run.answers()
         if key not in data_sets:
-            data_sets[key] = _read_data_set(names, data is not None, notes)
+            data_sets[key] = _read_data_set(names, data is not None, tokenizer, notes)
         data_set = data_sets[key]
         if data_set is None:
             continue
@@ -96,7 +98,7 @@ class _DataSet:
     groupings: Mapping[str, Grouping]
 
     @classmethod
-    def of(cls, examples: Sequence[Example]) -> _DataSet:
+    def of(cls, examples: Sequence[Example], tokenizer: Tokenizer | None) -> _DataSet:
         """Group the questions of a data set."""
         answerable = Grouping(
             ["has an answer", "has no answer"], np.array([int(not example.answerable) for example in examples])
@@ -105,7 +107,7 @@ class _DataSet:
             examples,
             language_of(examples),
             {example.id: row for row, example in enumerate(examples)},
-            {"answerable": answerable, **groupings(examples)},
+            {"answerable": answerable, **groupings(examples, tokenizer)},
         )
 
 
@@ -118,12 +120,14 @@ class _ScoredAnswers:
     predictions: Mapping[str, str]
 
 
-def _read_data_set(names: Sequence[str], is_required: bool, notes: list[str]) -> _DataSet | None:
+def _read_data_set(
+    names: Sequence[str], is_required: bool, tokenizer: Tokenizer | None, notes: list[str]
+) -> _DataSet | None:
     if not names:
         notes.append("The answers of runs that do not record their data are not analysed; pass the file with --data.")
         return None
     try:
-        return _DataSet.of([example for name in names for example in read_questions(name, labelled=True)])
+        return _DataSet.of([example for name in names for example in read_questions(name, labelled=True)], tokenizer)
     except LamellaError:
         if is_required:
             raise

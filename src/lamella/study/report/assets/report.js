@@ -464,7 +464,7 @@
         card("Outcomes", table([
           { name: "outcome", text: true, get: (row) => row[0] }, { name: "questions", get: (row) => row[1] }, { name: "%", digits: 1, get: (row) => (100 * row[1]) / total },
         ], Object.entries(run.confusion))),
-        ...Object.entries(run.groups).filter(([, rows]) => rows.length).map(([name, rows]) => card(name === "answerable" ? "By answerability" : `By ${name}${name.endsWith("length") ? ", in words" : name.endsWith("position") ? " in the context" : ""}`, table([
+        ...Object.entries(run.groups).filter(([, rows]) => rows.length).map(([name, rows]) => card(name === "answerable" ? "By answerability" : name.endsWith("tokens") ? `By ${name.replace("tokens", "length, in tokens")}` : `By ${name}${name.endsWith("length") ? ", in words" : name.endsWith("position") ? " in the context" : ""}`, table([
           { name: name === "answerable" ? "question" : name, text: true, get: (row) => row.group }, { name: "questions", get: (row) => row.questions },
           ...(decides(run) ? [{ name: "accuracy", digits: 1, get: (row) => row.exact }] : [{ name: "EM", digits: 1, get: (row) => row.exact }, { name: "F1", digits: 1, get: (row) => row.f1 }]),
           { name: "answered, %", digits: 1, get: (row) => row.answered },
