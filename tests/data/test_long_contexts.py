@@ -8,6 +8,7 @@ import pytest
 
 from lamella.data.dataset import load_examples
 from lamella.data.long_contexts import lengthen_contexts
+from lamella.data.negatives import with_negatives
 from lamella.errors import UsageError
 from samples import example
 
@@ -37,6 +38,28 @@ def test_no_other_context_contains_the_answer() -> None:
     examples = [example(text, text.split()[4], id=f"q{n}") for n, text in enumerate(texts)]
     for question in lengthen_contexts(examples, 300):
         assert question.context.text.lower().count(question.answers[0].text.lower()) == 1
+
+
+def test_no_other_context_answers_a_negative() -> None:
+    texts = [f"Ship {n} sailed to port {n}{n}." for n in range(10, 22)]
+    answered = [example(text, text.split()[-1][:-1], id=f"q{n}") for n, text in enumerate(texts)]
+    others = [example(text, id=f"u{n}") for n, text in enumerate(texts)]  # every text stays among the contexts
+    mixed = with_negatives([*answered, *others], 0.5)
+    answers = {question.id: question.answers[0].text for question in answered}
+    negatives = 0
+    for question in lengthen_contexts(mixed.examples, 10_000, lost_answers=mixed.lost_answers):
+        name = question.id.removesuffix("-long")
+        if name.endswith("-negative"):
+            assert answers[name.removesuffix("-negative")] not in question.context.text
+            assert question.context.text.count("Ship") == 11
+            negatives += 1
+    assert negatives == mixed.made == 6
+
+
+def test_negatives_whose_answers_are_not_known_are_refused() -> None:
+    examples = [example("One text.", id="a-negative"), example("Another text.", id="b")]
+    with pytest.raises(UsageError, match=r"'a-negative'.*--negatives with --lengthen"):
+        lengthen_contexts(examples, 100)
 
 
 def test_the_same_article_comes_first() -> None:

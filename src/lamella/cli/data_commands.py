@@ -200,18 +200,19 @@ def convert(
                     "another share, or data with more articles."
                 )
     for path, examples in outputs:
-        note = ""
+        note, lost_answers = "", {}
         if negatives is not None:
             from lamella.data.negatives import with_negatives
 
             mixed = with_negatives(examples, negatives, seed=seed)
-            examples, note = mixed.examples, f", {counted(mixed.made, 'negative')}"
+            examples, lost_answers = mixed.examples, mixed.lost_answers
+            note = f", {counted(mixed.made, 'negative')}"
             if mixed.impossible:
                 note += f"; {counted(mixed.impossible, 'question')} unchanged, as no other context lacks the answer"
         if lengthen is not None:
             from lamella.data.long_contexts import lengthen_contexts
 
-            examples = lengthen_contexts(examples, lengthen, seed=seed)
+            examples = lengthen_contexts(examples, lengthen, lost_answers=lost_answers, seed=seed)
             mean = sum(len(example.context.text) for example in examples) / max(1, len(examples))
             note += f", contexts of {mean:,.0f} characters on average"
         write(examples, path, format=to)

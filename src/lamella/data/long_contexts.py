@@ -6,25 +6,32 @@ paragraphs meets papers and manuals; data with long contexts shows how it does o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from lamella.data.examples import Answer, Context, Example
-from lamella.data.negatives import fold_text
-from lamella.errors import UsageError
+from lamella.data.negatives import NEGATIVE, fold_text
+from lamella.errors import UsageError, shorten
 
 BETWEEN = "\n\n"  # contexts that were joined
 LONG = "-long"  # ends the id of a question whose context was lengthened, so that it can be used beside the original
 
 
-def lengthen_contexts(examples: Sequence[Example], characters: int, *, seed: int = 0) -> list[Example]:
+def lengthen_contexts(
+    examples: Sequence[Example],
+    characters: int,
+    *,
+    lost_answers: Mapping[str, Collection[str]] | None = None,
+    seed: int = 0,
+) -> list[Example]:
     """Return the examples with contexts of about this many characters, each made of its own and of others.
 
-    Contexts of the same article come first, then random ones; none of them contains an answer of the question. The
-    question's own context has a random place among them. Data with too little text gives shorter contexts. Ids end in
-    "-long".
+    Contexts of the same article come first, then random ones; none of them contains an answer of the question. For a
+    negative, `lost_answers` holds the answers that its question had: a context with one of them would answer it again.
+    The question's own context has a random place among the others. Data with too little text gives shorter contexts.
+    Ids end in "-long".
 
     >>> from lamella import load_examples
     >>> rows = [
@@ -36,6 +43,14 @@ def lengthen_contexts(examples: Sequence[Example], characters: int, *, seed: int
     """
     if any(example.group is not None for example in examples):
         raise UsageError("long contexts: expected questions with one context each; make these with --negatives 0.")
+    lost_answers = lost_answers or {}
+    for example in examples:
+        if not example.answerable and example.id.endswith(NEGATIVE) and example.id not in lost_answers:
+            raise UsageError(
+                f"long contexts: expected the answers that the question of {shorten(example.id)} had, so that no added "
+                "context contains one, but a file of negatives does not keep them; make both at once from the original "
+                "file: --negatives with --lengthen."
+            )
     contexts = list({example.context.text: example.context for example in examples}.values())
     folded = [fold_text(context.text) for context in contexts]
     same_article: dict[str, list[int]] = {}
@@ -45,7 +60,8 @@ def lengthen_contexts(examples: Sequence[Example], characters: int, *, seed: int
     random = np.random.default_rng([seed, len(examples)])
     lengthened = []
     for example in examples:
-        answers = [fold_text(answer.text) for answer in example.answers]
+        texts = lost_answers.get(example.id) or [answer.text for answer in example.answers]
+        answers = [fold_text(text) for text in texts]
         related = random.permutation(same_article.get(example.context.title, []))
         others: list[str] = []
         size = len(example.context.text)

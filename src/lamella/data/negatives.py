@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ class MixedExamples:
     examples: tuple[Example, ...]
     made: int  # negatives
     impossible: int  # questions that were to become negatives, but no other context lacks the answer
+    lost_answers: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of each negative: those of its question
 
 
 def group_questions(examples: Sequence[Example]) -> list[Question]:
@@ -107,7 +108,7 @@ def with_negatives(examples: Sequence[Example], share: float, *, seed: int = 0) 
     contexts = NegativeContexts(examples)
     taken = ids_of(examples)
     mixed: list[Example] = []
-    made = 0
+    lost: dict[str, tuple[str, ...]] = {}
     with progress("finding contexts for negatives", len(questions)) as advance:
         for number, question in enumerate(questions):
             # A question that none of its contexts answers keeps the most similar of them.
@@ -115,9 +116,10 @@ def with_negatives(examples: Sequence[Example], share: float, *, seed: int = 0) 
             found = contexts.best(question, 1) if number in chosen or unanswered else []
             example = make_negative(question, found[0], taken) if found else single_context(question)
             mixed.append(replace(example, id=question.id) if unanswered else example)
-            made += number in chosen and bool(found)
+            if number in chosen and found:
+                lost[example.id] = tuple(answer.text for part in question.examples for answer in part.answers)
             advance()
-    return MixedExamples(tuple(mixed), made, len(chosen) - made)
+    return MixedExamples(tuple(mixed), len(lost), len(chosen) - len(lost), lost)
 
 
 def ids_of(examples: Iterable[Example]) -> set[str]:

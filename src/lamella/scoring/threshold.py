@@ -44,6 +44,21 @@ def tune(scores: QuestionScores, odds: Floats, weights: Floats | float = 1.0) ->
     return float(best[np.argmin(np.abs(best))])
 
 
+def break_even(scores: QuestionScores, odds: Floats, weights: Floats | None = None) -> float:
+    """Return the threshold where answering and abstaining have the same expected F1, given the best answers' `scores`.
+
+    Abstaining earns the probability p of "no answer"; answering earns 1 - p times the mean F1 of the answers to
+    answerable questions. As p is fitted to all questions, chance moves this threshold less than that of `tune`, which
+    depends on the few questions near it. It lies at most 1 beyond the odds of the questions.
+    """
+    answerable = scores.answerable
+    fitted = fit_temperature(odds, ~answerable, weights)
+    weight = answerable if weights is None else weights * answerable
+    worth = float((weight * scores.f1).sum() / max(weight.sum(), 1e-9))
+    threshold = fitted.temperature * (math.log(max(worth, 1e-9)) - fitted.bias)
+    return float(np.clip(threshold, odds.min() - 1.0, odds.max() + 1.0))
+
+
 def cross_fit(scores: QuestionScores, odds: Floats, folds: NDArray[np.int64]) -> QuestionScores:
     """Return the score of every question at the threshold tuned without its fold."""
     withheld = np.zeros(len(odds), np.bool_)

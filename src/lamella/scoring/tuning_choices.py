@@ -58,8 +58,9 @@ def choose_threshold(
     tuned = penalised.threshold(method)
     report |= {"threshold_tuned": tuned, **sample.percent("{}_in_sample", penalised.null_odds > tuned)}
     reason = sample.doubt
-    if sample.folds is not None:
-        report |= sample.percent("crossfit_{}", sample.cross_fit(method, penalise=penalty > 0).withheld)
+    judged = sample.by_article() if penalty else sample  # other files cannot show what length does, as above
+    if judged.folds is not None:
+        report |= sample.percent("crossfit_{}", judged.cross_fit(method, penalise=penalty > 0).withheld)
         crossfit = report[f"crossfit_{metric}"]
         if reason is None and crossfit <= best:
             reason = f"its cross-fitted {SHORT[metric]}, {crossfit:.2f}, is not better than {best:.2f}"
@@ -82,8 +83,9 @@ def choose_calibration(
         best, kept = report["ece_before"], decoding.calibration
         kept = kept.model_copy(update={"fitted_on": kept.fitted_on or decoding.tuned_on})
     reason = sample.doubt
-    if sample.folds is not None:
-        found = sample.cross_fit(method, penalise=True) if refit else penalised.cross_fit(method)
+    judged = sample.by_article() if refit else penalised
+    if judged.folds is not None:
+        found = judged.cross_fit(method, penalise=refit)
         report["crossfit_ece"] = sample.calibration_error(found.probability)
         if reason is None and report["crossfit_ece"] >= best:
             reason = f"the cross-fitted error, {report['crossfit_ece']:.2f} %, is not better than {best:.2f} %"

@@ -22,10 +22,10 @@ from lamella.scoring.threshold import (
     Bools,
     Method,
     assign_folds,
+    break_even,
     expected_calibration_error,
     fit_isotonic,
     fit_temperature,
-    tune,
 )
 
 LEAST = 10  # questions of each kind; with fewer, a cross-fitted score is mostly chance
@@ -173,8 +173,8 @@ class Sample:
         return fit(self.null_odds, self.unanswerable, self.weights)
 
     def threshold(self, method: Method) -> float:
-        """Return the threshold with the highest F1; with the method features, log-odds of 0: a probability of 0.5."""
-        return 0.0 if method == "features" else tune(self.scores, self.null_odds, self.weights)
+        """Return the threshold with the best expected F1; with the method features, log-odds of 0: one half."""
+        return 0.0 if method == "features" else break_even(self.scores, self.null_odds, self.weights)
 
     def cross_fit(self, method: Method, *, penalise: bool = False) -> CrossFitted:
         """Fit threshold and calibration for every fold on the others; with `penalise`, the penalty as well."""
