@@ -181,7 +181,7 @@ def tune_decoding(
     language: str = "en",
     precision: str = "fp32",
 ) -> Tuned:
-    """Tune the threshold for the best F1 on some examples, and fit the calibration to them.
+    """Tune the threshold for the best expected F1 on some examples, and fit the calibration to them.
 
     Each replaces what `decoding` has only if it is better when cross-fitted; with `force`, always. `files` are the
     numbers of the examples' files, if these are to count the same and to be the folds. The method features falls back
