@@ -276,6 +276,7 @@ def report(
     data: PathLike | None = None,
     title: str | None = None,
     paper: str | None = None,
+    layers: bool = False,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Write a report about runs: an HTML file with plots, tables and sample answers, or tables in Markdown.
@@ -288,6 +289,7 @@ def report(
         data: The file that the runs were scored on, if they do not record it or it has moved.
         title: The heading.
         paper: The id of a published table (`"pce-table2"`) or paper (`"pce"`) to compare the runs with, or `"all"`.
+        layers: Show the layers that the sample answers of an HTML report were read from; runs the models.
         overwrite: Replace an existing file.
 
     Returns:
@@ -301,6 +303,7 @@ def report(
         data=None if data is None else os.fspath(data),
         title=title,
         paper=paper,
+        layers=layers,
         overwrite=overwrite,
     )
 

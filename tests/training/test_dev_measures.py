@@ -15,10 +15,14 @@ from lamella import runs
 from lamella.data.dataset import load_examples
 from lamella.data.windows.batches import collate
 from lamella.data.windows.features import featurise
+from lamella.errors import UsageError
 from lamella.files import read_json
+from lamella.inference.reader import Reader
 from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
 from lamella.study.analysis.layer_weights import learned_weights, mean_attention
+from lamella.study.report.collect import collect
+from lamella.study.report.write import write_report
 from lamella.training.run import train_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu", "read_once")
@@ -32,6 +36,7 @@ def train(folder: Path, grid: dict[str, Any], **learner: Any) -> Path:
         "encoder": {"name": str(save_tiny_encoder(folder / "tiny", num_hidden_layers=2)), "tuning": "frozen"},
         "learner": {"learning_rate": 1e-2, **learner},
         "training": {"epochs": 2, "batch_size": 8, "precision": "fp32", "keep": "last", "eval_batch_size": 4},
+        "decoding": {"null_score_diff_threshold": 1000.0},  # it always answers
         "grid": {"learner": grid},
     }
     train_plan(make_plan(table, where="test"), folder / "out")
@@ -100,3 +105,30 @@ def test_the_layer_weights_of_the_kept_model(spans: Path) -> None:
         output: pytest.approx(weights, abs=1e-6) for output, weights in learned["weights"].items()
     }
     assert not (spans / "last" / runs.LAYERS).exists()
+
+
+@pytest.mark.filterwarnings("ignore::lamella.errors.LamellaWarning")  # `ask` cuts a question, as the evaluation did
+def test_sample_answers_show_the_layers_they_were_read_from(spans: Path) -> None:
+    """The weights are those that `ask` gives for the same answers: at their first token and at their last."""
+    content = collect([spans / "dot", spans / "last"], layers=True)
+    dot, last = content["runs"]
+    assert all("layers" not in answer for answer in last["answers"])
+    reader = Reader.load(spans / "dot", backend="torch")
+    contexts = {example.question: example.context.text for example in load_examples("demo:dev").examples}
+    compared = 0
+    for sample, answer in zip(content["samples"][0], dot["answers"], strict=True):
+        assert ("layers" in answer) == bool(answer["text"])
+        if answer["text"]:
+            asked = reader.ask(sample["question"], contexts[sample["question"]], layers=True, top_k=20)
+            tokens = next(found for found in asked if found["answer"] == answer["text"])["layers"]["tokens"]
+            start, end = answer["layers"]["read"]
+            assert answer["layers"]["numbers"] == [0, 1, 2]
+            assert (start["token"], end["token"]) == (tokens[0]["token"], tokens[-1]["token"])
+            assert start["weights"] == pytest.approx(tokens[0]["weights"]["start"], abs=1e-4)
+            assert end["weights"] == pytest.approx(tokens[-1]["weights"]["end"], abs=1e-4)
+            compared += 1
+    assert compared
+    without = collect([spans / "dot"])["runs"][0]
+    assert all("layers" not in answer for answer in without["answers"])
+    with pytest.raises(UsageError, match="--layers: expected an HTML report"):
+        write_report([spans / "dot"], spans / "report.md", layers=True)

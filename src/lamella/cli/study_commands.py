@@ -86,6 +86,9 @@ def report(
             help="Compare the runs with a published table (pce-table2), a paper (pce), or all papers (all).",
         ),
     ] = None,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Show the layers that sample answers were read from; runs their models.")
+    ] = False,
     overwrite: OverwriteFile = False,
     as_json: AsJson = False,
 ) -> None:
@@ -96,7 +99,7 @@ def report(
     from lamella.errors import counted
     from lamella.study.report.write import write_report
 
-    written = write_report(folders, out, data=data, title=title, paper=paper, overwrite=overwrite)
+    written = write_report(folders, out, data=data, title=title, paper=paper, layers=layers, overwrite=overwrite)
     if as_json:
         typer.echo(json.dumps(written, ensure_ascii=False))
         return

@@ -58,6 +58,16 @@ def learned_weights(run: Path) -> dict[str, Any] | None:
     }
 
 
+def weighs_layers(run: Path) -> bool:
+    """Whether the head of a run's model weighs layers, with learned weights or with attention."""
+    _, kind = _first_stage(run)
+    if kind is None:
+        return False
+    from lamella.heads.head import Stage
+
+    return kind.weighs_per_token or kind.learned_layer_weights is not Stage.learned_layer_weights
+
+
 def shares(weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return each weight's share in the sum of absolute weights; 0 for all if the sum is 0."""
     sizes = np.abs(weights)

@@ -20,6 +20,7 @@ from lamella.scoring.threshold import expected_calibration_error
 from lamella.study.analysis.groups import Grouping, grouped_scores, groupings, tokenizer_of_runs
 from lamella.study.analysis.mistake_kinds import confusion
 from lamella.study.records import ANSWERABILITY, RunRecord, is_number, read_json_object
+from lamella.study.report.sample_layers import layers_of_samples
 from lamella.study.report.values import SHOWN_SCORES, ReportValues, rounded, without_folders
 
 PR_POINTS = 60
@@ -44,9 +45,17 @@ Bools = NDArray[np.bool_]
 
 
 def add_answers(
-    shown: Sequence[ReportValues], records: Sequence[RunRecord], data: str | None, notes: list[str]
+    shown: Sequence[ReportValues],
+    records: Sequence[RunRecord],
+    data: str | None,
+    notes: list[str],
+    *,
+    layers: bool = False,
 ) -> list[list[ReportValues]]:
-    """Add the analysis of its answers to every run; return the sample questions of each data set."""
+    """Add the analysis of its answers to every run; return the sample questions of each data set.
+
+    With `layers`, models that weigh layers are run on their sample answers.
+    """
     tokenizer = tokenizer_of_runs(run.folder for run in records if run.folder.is_dir())
     data_sets: dict[str, _DataSet | None] = {}
     scored: dict[str, list[tuple[ReportValues, _ScoredAnswers]]] = {}
@@ -79,13 +88,13 @@ def add_answers(
             predictions = dict(zip(scores.ids, texts, strict=True))
         else:
             scores = score_questions(examples, predictions, language=data_set.language)
-        answers = _ScoredAnswers(examples, scores, predictions)
+        answers = _ScoredAnswers(run.folder, examples, scores, predictions)
         _add_analysis(values, run.folder, answers, data_set)
         scored.setdefault(key, []).append((values, answers))
     numbers = {key: number for number, key in enumerate(scored)}
     for values in shown:
         values["data_set"] = numbers.get(values["data_set"])
-    return [_sample_questions(runs_of_set) for runs_of_set in scored.values()]
+    return [_sample_questions(runs_of_set, layers) for runs_of_set in scored.values()]
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,7 @@ class _DataSet:
 class _ScoredAnswers:
     """The answers of a run, and the score of each."""
 
+    folder: Path
     examples: Sequence[Example]
     scores: QuestionScores
     predictions: Mapping[str, str]
@@ -202,7 +212,7 @@ def _groups(data_set: _DataSet, scores: QuestionScores) -> dict[str, list[Report
     }
 
 
-def _sample_questions(runs_of_set: Sequence[tuple[ReportValues, _ScoredAnswers]]) -> list[ReportValues]:
+def _sample_questions(runs_of_set: Sequence[tuple[ReportValues, _ScoredAnswers]], layers: bool) -> list[ReportValues]:
     """Return questions from easy to hard, and add the answer of every run to its values."""
     f1_of_runs: dict[str, list[float]] = {}
     examples: dict[str, Example] = {}
@@ -223,6 +233,11 @@ def _sample_questions(runs_of_set: Sequence[tuple[ReportValues, _ScoredAnswers]]
             else None
             for id in chosen
         ]
+        if layers and values["task"] != ANSWERABILITY:
+            samples = [(examples[id], answers.predictions.get(id, "")) for id in chosen]
+            for answer, read in zip(values["answers"], layers_of_samples(answers.folder, samples), strict=True):
+                if answer is not None and read is not None:
+                    answer["layers"] = read
     return [{"question": examples[id].question, "title": examples[id].context.title, **contexts[id]} for id in chosen]
 
 

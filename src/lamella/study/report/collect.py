@@ -29,12 +29,14 @@ from lamella.study.report.values import SHOWN_SCORES, ReportValues, rounded
 WITHOUT_LAYERS = "Learned layer weights are left out: they need torch; install it with: pip install 'lamella[train]'."
 
 
-def collect(folders: Sequence[str | os.PathLike[str]], data: str | None = None) -> ReportValues:
-    """Return everything that the report shows as plain JSON values. No model is run.
+def collect(
+    folders: Sequence[str | os.PathLike[str]], data: str | None = None, *, layers: bool = False
+) -> ReportValues:
+    """Return everything that the report shows as plain JSON values. No model is run, unless `layers` asks for it.
 
     `folders` are run folders, result files, or folders of either. `data` is the file with the questions that all of
     them were scored on; by default the files that each run records. If these cannot be read, everything that needs the
-    true answers is left out, and a note explains it.
+    true answers is left out, and a note explains it. `layers` adds the layer weights of the sample answers.
     """
     if not folders:
         raise UsageError("report: expected at least one run folder, got none.")
@@ -45,7 +47,7 @@ def collect(folders: Sequence[str | os.PathLike[str]], data: str | None = None) 
     names = {run["short_name"] for run in shown}
     for values in shown:  # only a base that is shown, too; another one may be a folder of this machine
         values["base"] = values["base"] if values["base"] in names else None
-    samples = add_answers(shown, records, data, notes)
+    samples = add_answers(shown, records, data, notes, layers=layers)
     if unfinished := [run["name"] for run in shown if run["state"] != "finished"]:
         notes.append(f"Not finished, shown up to where they stopped: {', '.join(unfinished)}.")
     if any(run["train_seconds_from"] == "clock" for run in shown):

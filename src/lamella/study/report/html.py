@@ -18,10 +18,14 @@ from lamella.version import __version__
 
 
 def html_report(
-    folders: Sequence[str | os.PathLike[str]], *, data: str | None = None, title: str | None = None
+    folders: Sequence[str | os.PathLike[str]],
+    *,
+    data: str | None = None,
+    title: str | None = None,
+    layers: bool = False,
 ) -> tuple[str, int, list[str]]:
     """Return the HTML of the report, the number of runs in it, and the notes for the user."""
-    content = collect(folders, data)
+    content = collect(folders, data, layers=layers)
     shown = content["runs"]
     default = str(shown[0]["name"]) if len(shown) == 1 else f"{len(shown)} runs"
     return render(content, title=title or default), len(shown), content["notes"]

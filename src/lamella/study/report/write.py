@@ -24,6 +24,7 @@ def write_report(
     data: str | None = None,
     title: str | None = None,
     paper: str | None = None,
+    layers: bool = False,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Write the report of run folders, result files, or folders of either; return a summary of what was written.
@@ -31,7 +32,8 @@ def write_report(
     `.html` gives one file with plots, tables and sample answers; `.md` gives tables and text. `data` is the file with
     the questions that the runs were scored on, if the runs do not record it. `paper` names a published table, such as
     `pce-table2`, or a paper: then the report compares its values and findings with those of the runs. With `all`, it
-    is a summary of all papers.
+    is a summary of all papers. `layers` adds to the sample answers of an HTML report the layers that they were read
+    from, for heads that weigh layers; their models are run for it.
     """
     suffix = out.suffix.lower()
     check_output_file(out, inputs=[*map(Path, folders), *([data] if data else [])], overwrite=overwrite)
@@ -39,6 +41,8 @@ def write_report(
         raise UsageError(
             f"--out {out}: expected a file name that ends in .html, .htm or .md, got {suffix or 'no suffix'!r}."
         )
+    if layers and (paper is not None or suffix in MARKDOWN_SUFFIXES):
+        raise UsageError("--layers: expected an HTML report with sample answers; leave out --paper, and use .html.")
     if paper is not None:
         return _write_paper(paper, folders, out, data=data, title=title, overwrite=overwrite)
     notes: list[str] = []
@@ -49,7 +53,7 @@ def write_report(
     else:
         from lamella.study.report.html import html_report
 
-        text, count, notes = html_report(folders, data=data, title=title)
+        text, count, notes = html_report(folders, data=data, title=title, layers=layers)
     write_text(out, text)
     return {"report": str(out), "runs": count, "bytes": len(text.encode()), "notes": notes}
 

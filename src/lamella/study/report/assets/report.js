@@ -514,7 +514,17 @@
       make("span", { class: `pill ${tone}` }, text),
       make("h3", {}, sample.question),
       make("p", { class: "predicted-text" }, make("span", { class: "quiet" }, "Predicted: "), answer.text || "no answer", make("br"), make("span", { class: "quiet" }, "True: "), sample.golds.join(" / ") || "no answer"),
-      marked(sample, answer.text));
+      marked(sample, answer.text), ...(answer.layers ? [layerStrip(answer.layers)] : []));
+  }
+
+  // The weight of every layer where the answer starts and where it ends, as shaded cells.
+  function layerStrip({ numbers, read }) {
+    const most = Math.max(...read.flatMap(({ weights }) => weights.map(Math.abs)), 1e-9);
+    const cell = (weight, index) => make("td", { title: `layer ${numbers[index]}: ${format(weight, 3)}`, style: `background: color-mix(in srgb, var(--${weight < 0 ? "bad" : "accent"}) ${Math.round((90 * Math.abs(weight)) / most)}%, transparent)` });
+    const row = ({ output, token, weights }) => make("tr", {}, make("th", { scope: "row" }, `${output}, at “${token}”`), ...weights.map(cell));
+    return make("div", { class: "scroll" }, make("table", { class: "strip" },
+      make("thead", {}, make("tr", {}, make("th", {}, "layer"), ...numbers.map((number) => make("th", {}, String(number))))),
+      make("tbody", {}, ...read.map(row))));
   }
 
   // The context with its marks. Positions count code points as in Python, not UTF-16 units as in JavaScript.
