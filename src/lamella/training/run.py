@@ -19,6 +19,7 @@ from lamella.training.fitting.interrupts import StopSignals
 from lamella.training.fitting.learner import Record
 from lamella.training.fitting.processes import Processes, make_accelerator
 from lamella.training.folders import RunFolders
+from lamella.training.memory_check import check_memory
 from lamella.training.overfit import check_memorised, overfit_plan
 from lamella.training.prepare import PreparedPass, prepare_pass, resolve_references
 from lamella.training.resume import ResumeState, read_resume_state
@@ -118,10 +119,10 @@ class PlanTrainer:
             for number, configs in enumerate(self.plan.passes, 1)
             if not self.resume_state.skips(self.folders.of_pass(configs).values())
         ]
-        prepared = self.prepare(left[0][1]) if left else None  # before a folder is touched
+        prepared = self._prepare(left[0][1]) if left else None  # before a folder is touched
         with self._open_run(prepared, overwrite) if self.processes.is_main else nullcontext():
             for number, configs in left:
-                prepared = prepared or self.prepare(configs)
+                prepared = prepared or self._prepare(configs)
                 if len(self.plan.passes) > 1:
                     self.log(f"pass {number} of {len(self.plan.passes)}: {', '.join(configs)}")
                 self._train_pass(prepared, is_last=number == len(self.plan.passes))
@@ -136,6 +137,12 @@ class PlanTrainer:
                     write_summary(self.plan, self.folders.out, self.log)
             for line in check_memorised(self.scores, self.targets):
                 self.log(line)
+
+    def _prepare(self, configs: Pass) -> PreparedPass:
+        prepared = self.prepare(configs)
+        if self.processes.count == 1:  # several could disagree, and those that go on would wait for the others
+            check_memory(prepared, self.processes.device, auto_batch=self.auto_batch)
+        return prepared
 
     def _open_run(self, prepared: PreparedPass | None, overwrite: bool) -> AbstractContextManager[Path]:
         several = self.folders.several
