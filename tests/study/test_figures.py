@@ -108,6 +108,21 @@ def test_the_reference_line_of_less_data() -> None:
     assert figures.less_data_figure({"100 %": [result(70)]}) is None
 
 
+def test_the_reference_is_the_run_under_the_heads() -> None:
+    def on(encoder: str, **given: Any) -> Result:
+        plain = result(**given)
+        options = {**plain.content["options"], "encoder.name": encoder}
+        return parse_result({**plain.content, "options": options})
+
+    rows = {"10 %": [on("bert@1", fraction=0.1)], "100 %": [on("bert@1")]}
+    bert = {"bert@1": [result(69)], "other": [result(1)]}
+    assert figures.own_head(rows, bert) == ("bert@1, its own head", bert["bert@1"])
+    assert figures.own_head(rows, {"other": bert["other"]}) is None
+    assert figures.own_head({**rows, "50 %": [on("other")]}, bert) is None
+    (block,) = figures.figure_blocks("t", rows, bert)
+    assert "bert@1, its own head" in texts(block.svg)
+
+
 def test_costs_have_named_points_and_a_front() -> None:
     times = {"cheap": (60, 10), "good": (70, 20), "worse": (65, 30), "elsewhere": (90, 1)}
     rows = {
@@ -123,7 +138,7 @@ def test_costs_have_named_points_and_a_front() -> None:
 
 def test_the_blocks_are_those_with_content() -> None:
     rows = {"dot": [result(curve=curve(50, 60, distillation=1.0), train_seconds=5)], "last": [result(train_seconds=9)]}
-    names = [block.name for block in figures.figure_blocks("t", rows, costs=True)]
+    names = [block.name for block in (*figures.figure_blocks("t", rows), *figures.cost_figures("t", rows))]
     assert names == ["t-curves.svg", "t-distillation.svg", "t-tenths.svg", "t-costs.svg", "t-efficiency.svg"]
     assert figures.figure_blocks("t", {"dot": [result()]}) == []
 

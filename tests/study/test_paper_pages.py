@@ -172,3 +172,22 @@ def test_mistakes_in_the_texts_get_one_line(collected: Path, tmp_path: Path, lam
         assert (code, err.count("\n")) == (1, 1)
         assert message in err
     assert not out.exists()
+
+
+def test_a_page_has_curves_and_all_rows_by_cost(tmp_path: Path, lamella: Lamella) -> None:
+    data = write_articles(tmp_path / "dev.json")
+    rows = {"efficiency-table1": ("l12", "l0"), "efficiency-table2": ("l0-a64", "l0-a768")}
+    for run_file, names in rows.items():
+        for place, name in enumerate(names):
+            run = tmp_path / "runs" / run_file / name
+            write_row(run, data, range(10 * place), cost={"trainable_parameters": 10 ** (3 + place)})
+            events = [{"event": "evaluation", "step": n, "epoch": n, "f1": 60 + n, "seconds": 4 * n} for n in (1, 2)]
+            (run / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        write_results(add_results(read_records([tmp_path / "runs" / run_file])), tmp_path / "papers" / run_file)
+    text = made(lamella, "efficiency", tmp_path / "papers", tmp_path / "efficiency.md")
+    figures = {path.name for path in tmp_path.glob("*.svg")}
+    assert {"efficiency-table1-curves.svg", "efficiency-costs.svg", "efficiency-efficiency.svg"} <= figures
+    assert "efficiency-table1-costs.svg" not in figures  # one figure for the rows of all tables
+    assert "## All rows by cost" in text
+    made(lamella, "efficiency-table1", tmp_path / "papers", tmp_path / "one" / "page.md")
+    assert (tmp_path / "one" / "page-efficiency-table1-costs.svg").is_file()

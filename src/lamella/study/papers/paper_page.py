@@ -16,6 +16,7 @@ from lamella.study.papers.published_tables import Paper
 from lamella.study.papers.row_figure import draw
 from lamella.study.papers.row_tables import cost_blocks, protocol_table, score_table
 from lamella.study.report.columns import Labels
+from lamella.study.report.figures import Rows, cost_figures, figure_blocks
 from lamella.study.report.page_blocks import Block, Bullets, Figure, Heading, Paragraph, Prose
 from lamella.study.report.provenance_section import provenance_section
 
@@ -66,8 +67,14 @@ def paper_page(
     labels = Labels(texts.names)
     title = title or judged.text.title or judged.paper.title
     blocks: list[Block] = [Heading(title, 1), Prose(judged.text.intro), Paragraph(_introduction(judged.paper))]
+    by_run = {row.row.run: row.results for table in judged.tables for row in table.matched.rows}
+    together = len(judged.tables) > 1 and all(_measures_time(table.matched) for table in judged.tables)
     for table in judged.tables:
-        blocks += _table_blocks(table, labels)
+        blocks += _table_blocks(table, labels, by_run, costs=not together)
+    if together:
+        once = {row.row.run: row for table in judged.tables for row in table.matched.rows if row.results}
+        results = {row.row.label: row.results for row in once.values()}
+        blocks += _under_heading("All rows by cost", cost_figures(judged.paper.id, results), 2)
     for section in judged.beyond:
         blocks += _beyond_blocks(section, judged, labels)
     notes = []
@@ -100,7 +107,7 @@ def _introduction(paper: Paper) -> str:
     return f"{paper.authors}. {paper.text} {DISCLAIMER}".replace("  ", " ")
 
 
-def _table_blocks(judged: JudgedTable, labels: Labels) -> list[Block]:
+def _table_blocks(judged: JudgedTable, labels: Labels, by_run: Rows, *, costs: bool) -> list[Block]:
     matched, findings = judged.matched, judged.findings
     table = matched.table
     blocks: list[Block] = [
@@ -114,6 +121,7 @@ def _table_blocks(judged: JudgedTable, labels: Labels) -> list[Block]:
     if findings:
         blocks += [Heading("Findings", 3), findings_table(findings, table.task)]
     blocks += cost_blocks(matched, labels)
+    blocks += _more_figures(matched, by_run, costs=costs)
     notes = _notes(matched, findings)
     return [*blocks, Heading("Notes", 3), Bullets(notes)] if notes else blocks
 
@@ -130,7 +138,24 @@ def _beyond_blocks(judged: JudgedTable, paper: JudgedPaper, labels: Labels) -> l
         Figure(f"{table.id}.svg", draw(matched, findings, published=False), f"{table.title}: ours, by row"),
         gains_table(findings, table.task),
         *cost_blocks(matched, labels),
+        *_more_figures(matched, {}, costs=False),
     ]
+
+
+def _more_figures(matched: MatchedTable, by_run: Rows, *, costs: bool) -> list[Block]:
+    """Return what the results of the rows recorded besides scores; scores by cost where the paper measures times."""
+    rows = {row.row.label: row.results for row in matched.rows if row.results}
+    figures = figure_blocks(matched.table.id, rows, by_run)
+    figures += cost_figures(matched.table.id, rows) if costs and _measures_time(matched) else []
+    return _under_heading("Curves, layers and costs", figures, 3)
+
+
+def _under_heading(text: str, figures: Sequence[Figure], level: int) -> list[Block]:
+    return [Heading(text, level), *figures] if figures else []
+
+
+def _measures_time(matched: MatchedTable) -> bool:
+    return any(row.row.train_seconds is not None for row in matched.rows)
 
 
 def _notes(matched: MatchedTable, findings: Sequence[JudgedFinding]) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """The figures of a table of results: learning curves, distillation, time, layer weights, less data, costs.
 
 Every function takes rows, the results of each under its label: one result, or several that differ in their seeds and
-are averaged. It returns SVG, or None if the results have nothing to draw. `figure_blocks` returns all that have.
+are averaged. It returns SVG, or None if the results have nothing to draw. `figure_blocks` and `cost_figures` return
+those with content as blocks of a page.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lamella.study.learning_curve import PARTS, seconds_per_tenth
-from lamella.study.records import SEED_OPTIONS, is_number
+from lamella.study.records import SEED_OPTIONS, is_number, name_of_base
 from lamella.study.report.page_blocks import Figure
 from lamella.study.report.svg_plot import LOG_RATIO, Line, Panel, Point, draw_panels
 from lamella.study.result_files import Result
@@ -34,18 +35,35 @@ FRACTION = "learner.fraction"
 SEEDS = {f"{section}.{option}" for section, option in SEED_OPTIONS}
 
 
-def figure_blocks(id: str, rows: Rows, *, costs: bool = False) -> list[Figure]:
-    """Return the figures that the results of a table have something to draw for; `costs` adds scores by cost."""
-    drawn = {
-        "curves": (curves_figure(rows), "dev loss and scores during training, by epochs and by time"),
-        "distillation": (parts_figure(rows, "distillation"), "distance to the teacher during training"),
-        "tenths": (tenths_figure(rows), "score and time by tenth of an epoch"),
-        "layers": (layers_figure(rows), "mean weight of every layer"),
-        "less-data": (less_data_figure(rows), "score by fraction of the training questions"),
-    }
-    if costs:
-        drawn["costs"] = (costs_figure(rows), "score by training time, inference time and parameters")
-        drawn["efficiency"] = (efficiency_figure(rows), "(F1 − 50) / log10 of the trained parameters")
+def figure_blocks(id: str, rows: Rows, by_run: Rows | None = None) -> list[Figure]:
+    """Return the figures that the results of a table have something to draw for, without those of costs.
+
+    `by_run` are all known results by the name of their run: among them is perhaps the encoder's own head.
+    """
+    return _figures(
+        id,
+        {
+            "curves": (curves_figure(rows), "dev loss and scores during training, by epochs and by time"),
+            "distillation": (parts_figure(rows, "distillation"), "distance to the teacher during training"),
+            "tenths": (tenths_figure(rows), "score and time by tenth of an epoch"),
+            "layers": (layers_figure(rows), "mean weight of every layer"),
+            "less-data": (less_data_figure(rows, own_head(rows, by_run or {})), "score by fraction of the questions"),
+        },
+    )
+
+
+def cost_figures(id: str, rows: Rows) -> list[Figure]:
+    """Return the score by each cost with its Pareto front, and by the measure of parameter efficiency."""
+    return _figures(
+        id,
+        {
+            "costs": (costs_figure(rows), "score by training time, inference time and parameters"),
+            "efficiency": (efficiency_figure(rows), "(F1 − 50) / log10 of the trained parameters"),
+        },
+    )
+
+
+def _figures(id: str, drawn: Mapping[str, tuple[str | None, str]]) -> list[Figure]:
     return [Figure(f"{id}-{name}.svg", svg, f"{id}: {alt}") for name, (svg, alt) in drawn.items() if svg is not None]
 
 
@@ -127,6 +145,14 @@ def layers_figure(rows: Rows) -> str | None:
                 Panel(f"Layer weights, {title}", "layer (0: embeddings); dashed: end", "weight", lines, x_ticks=ticks)
             )
     return draw_panels(panels, list(read)) if panels else None
+
+
+def own_head(rows: Rows, by_run: Rows) -> tuple[str, Sequence[Result]] | None:
+    """Return the run whose encoder all rows read, with its own head; None if there is none, or several."""
+    names = [result.content["options"].get("encoder.name") for results in rows.values() for result in results]
+    bases = {str(name_of_base(name)) for name in names}
+    base = bases.pop() if len(bases) == 1 else ""
+    return (f"{base}, its own head", by_run[base]) if by_run.get(base) else None
 
 
 def less_data_figure(rows: Rows, reference: tuple[str, Sequence[Result]] | None = None) -> str | None:
