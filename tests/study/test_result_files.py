@@ -527,6 +527,9 @@ def test_the_curve_and_the_layer_weights_are_kept(data: Path, tmp_path: Path) ->
     (tmp_path / "short.json").write_text(result_text({**content, "curve": {**content["curve"], "f1": [60.13]}}))
     with pytest.raises(UnreadableError, match="a value is missing or has the wrong type"):
         read_result(tmp_path / "short.json")
+    (tmp_path / "layers.json").write_text(result_text({**content, "layers": {**layers, "layers": [0, 1, 2]}}))
+    with pytest.raises(UnreadableError, match="a value is missing or has the wrong type"):
+        read_result(tmp_path / "layers.json")
 
 
 def test_a_long_curve_is_thinned_out_evenly(data: Path, tmp_path: Path) -> None:

@@ -220,6 +220,8 @@ def _find_problem(result: Result) -> str | None:
         if not isinstance(content[key], dict):
             return f"{key} is not an object"
     _check_curve(content.get("curve", {}))
+    if "layers" in content:
+        check_layers(content["layers"])
     if not count or any(len(values) != count for values in (result.paragraphs, result.answerable)):
         return "its lists of questions differ in length"
     if content["dev"]["questions"] != count or not isinstance(result.ids_sha256, str):
@@ -237,6 +239,14 @@ def _find_problem(result: Result) -> str | None:
     if HASH in content and content[HASH] != content_hash(content):  # the first files had none
         return f"its {HASH} does not match its content: it was changed after it was written"
     return None
+
+
+def check_layers(layers: Mapping[str, Any]) -> None:
+    """Raise an error unless each output and kind of token has a weight for every layer, and "all" is such a kind."""
+    for kinds in layers["weights"].values():
+        for weights in (kinds["all"], *kinds.values()):
+            if len(weights) != len(layers["layers"]) or not all(type(weight) in (int, float) for weight in weights):
+                raise ValueError
 
 
 def _check_curve(curve: Mapping[str, Any]) -> None:

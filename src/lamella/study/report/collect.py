@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from lamella import runs
-from lamella.errors import UsageError
+from lamella.errors import UnreadableError, UsageError
 from lamella.study.analysis.layer_weights import learned_weights
 from lamella.study.records import (
     ANSWERABILITY,
@@ -25,6 +25,7 @@ from lamella.study.report.curves import read_curve
 from lamella.study.report.option_names import add_varied_options
 from lamella.study.report.run_cost import run_cost
 from lamella.study.report.values import SHOWN_SCORES, ReportValues, rounded
+from lamella.study.result_files import check_layers
 
 WITHOUT_LAYERS = "Learned layer weights are left out: they need torch; install it with: pip install 'lamella[train]'."
 
@@ -88,6 +89,12 @@ def _recorded_layers(run: RunRecord) -> ReportValues | None:
         recorded = run.result.content.get("layers", {})
     if not recorded:
         return None
+    try:
+        check_layers(recorded)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise UnreadableError(
+            f"{run.folder / runs.LAYERS}: expected a weight for every layer; the file is damaged."
+        ) from None
     weights = {output: list(map(rounded, kinds["all"])) for output, kinds in recorded["weights"].items()}
     alike = len({tuple(values) for values in weights.values()}) == 1
     return {"numbers": recorded["layers"], "weights": {"both": next(iter(weights.values()))} if alike else weights}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from lamella import runs
 from lamella.data.examples import Example
+from lamella.errors import MissingLibraryError
 from lamella.inference.answer_layers import layers_of_answer
 from lamella.inference.answer_list import Answer
 from lamella.study.analysis.layer_weights import weighs_layers
@@ -19,9 +21,10 @@ def layers_of_samples(folder: Path, samples: Sequence[tuple[Example, str]]) -> l
 
     Runs the model of the run, once per answer.
     """
-    nothing: list[ReportValues | None] = [None] * len(samples)
+    if find_spec("torch") is None:
+        raise MissingLibraryError("report --layers", ["torch"])
     if not any(text for _, text in samples) or not weighs_layers(folder):
-        return nothing
+        return [None] * len(samples)
     from lamella.models.loading import load_model
 
     model = load_model(folder, backend="torch")
