@@ -351,7 +351,7 @@ def test_recorded_layer_weights_are_shown(tmp_path: Path) -> None:
     layers = collect([tmp_path / "run"])["runs"][0]["layers"]
     assert layers == {"numbers": [0, 12], "weights": {"start": [0.25, 0.75], "end": [0.5, 0.5]}}
     (tmp_path / "run" / "layers.json").write_text(json.dumps({"layers": [0], "weights": weights}))
-    with pytest.raises(UnreadableError, match="layers.json: expected a weight for every layer"):
+    with pytest.raises(UnreadableError, match=r"layers\.json: expected a weight for every layer"):
         collect([tmp_path / "run"])
 
 
