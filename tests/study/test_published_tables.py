@@ -48,6 +48,12 @@ def test_the_values_support_the_findings_except_where_a_note_contradicts_them() 
     assert contradicted == CONTRADICTED
 
 
+def test_a_finding_is_understood_without_the_one_before() -> None:
+    """The summary of all papers puts findings of many tables below one another."""
+    first_words = {finding.text.split()[0] for table in TABLES for finding in table.finding}
+    assert not first_words & {"So", "It", "They", "This", "These"}
+
+
 def test_ids_are_unique_and_start_with_their_paper() -> None:
     ids = [table.id for table in TABLES]
     assert len(set(ids)) == len(ids) == 24

@@ -41,6 +41,7 @@ def beyond_tables(paper: Paper, text: PageText, others: Sequence[RunRecord], lab
                 PublishedTable(
                     id=f"{paper.id}-beyond-{number}",
                     title=section.title,
+                    text=section.text,
                     run_file=run_file,
                     task=home.task,
                     protocol=home.protocol,

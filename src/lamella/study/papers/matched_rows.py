@@ -86,7 +86,10 @@ def match_tables(
     A run belongs to a row by its name: `dot`, or `dot-seed1` for one of several seeds. Where run files share the name,
     the folder or the start of the file's name decides: `pce-table2/dot`, `pce-table2-dot.json`.
     """
-    runs_of = {(table.id, row.run): _runs_of_row(table, row, tables, records) for table in tables for row in table.row}
+    identified = [(record, *identify(record)) for record in records]
+    runs_of = {
+        (table.id, row.run): _runs_of_row(table, row, tables, identified) for table in tables for row in table.row
+    }
     used = {run.folder: run for runs in runs_of.values() for run in runs}
     selection = add_results(RunSelection(tuple(used.values())), data) if used else RunSelection(())
     scored = {run.folder: run for run in selection.records}
@@ -123,11 +126,13 @@ def run_file_of(name: str) -> str | None:
 
 
 def _runs_of_row(
-    table: PublishedTable, row: PublishedRow, tables: Sequence[PublishedTable], records: Sequence[RunRecord]
+    table: PublishedTable,
+    row: PublishedRow,
+    tables: Sequence[PublishedTable],
+    identified: Sequence[tuple[RunRecord, str | None, str]],
 ) -> list[RunRecord]:
     found = []
-    for record in records:
-        run_file, name = identify(record)
+    for record, run_file, name in identified:
         if not re.fullmatch(re.escape(row.run_name) + SEEDS, name):
             continue
         homes = {other.run_file_of(twin) for other in tables for twin in other.row if twin.run_name == row.run_name}

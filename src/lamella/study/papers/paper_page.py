@@ -76,7 +76,7 @@ def paper_page(
         results = {row.row.label: row.results for row in once.values()}
         blocks += _under_heading("All rows by cost", cost_figures(judged.paper.id, results), 2)
     for section in judged.beyond:
-        blocks += _beyond_blocks(section, judged, labels)
+        blocks += _beyond_blocks(section, labels)
     notes = []
     if judged.others:
         names = ", ".join(run.name for run in judged.others)
@@ -126,14 +126,14 @@ def _table_blocks(judged: JudgedTable, labels: Labels, by_run: Rows, *, costs: b
     return [*blocks, Heading("Notes", 3), Bullets(notes)] if notes else blocks
 
 
-def _beyond_blocks(judged: JudgedTable, paper: JudgedPaper, labels: Labels) -> list[Block]:
+def _beyond_blocks(judged: JudgedTable, labels: Labels) -> list[Block]:
     """Return the blocks of a table of our own rows: scores, figure, differences from the baseline, and costs."""
     matched, findings = judged.matched, judged.findings
     table = matched.table
-    (text,) = [section.text for section in paper.text.beyond if section.title == table.title]
     return [
         Heading(f"Beyond the paper: {table.title}"),
-        Prose(text),
+        Prose(table.text),
+        Paragraph("" if matched.at_0 else EARLY_FILES),
         score_table(matched),
         Figure(f"{table.id}.svg", draw(matched, findings, published=False), f"{table.title}: ours, by row"),
         gains_table(findings, table.task),

@@ -194,6 +194,7 @@ def known_ids() -> list[str]:
     return [id for name in PAPERS for id in (name, *(table.id for table in read_paper(name).table))]
 
 
+@functools.cache
 def known_run_files() -> list[str]:
     """Return the names of the run files in `configs/papers` that have rows of a table."""
     tables = [table for name in PAPERS for table in read_paper(name).table]
