@@ -76,7 +76,9 @@ def test_a_pass_that_does_not_fit_is_refused_and_the_advice_fits(
     assert lamella("train", file, "--out", out, "--overwrite", "--auto-batch")[0] == 0
     monkeypatch.setenv("LAMELLA_MEMORY", "1K")
     assert "LAMELLA_MEMORY=none tries anyway." in lamella("train", file, "--out", tmp_path / "new")[2]
-    assert "lower windows.max_seq_length" in lamella("train", file, "--out", tmp_path / "new")[2]
+    assert "train fewer parameters, with another encoder.tuning" in lamella("train", file, "--out", tmp_path / "new")[2]
+    monkeypatch.setenv("LAMELLA_MEMORY", str(int(estimate.total(0)) + 1))
+    assert "lower windows.max_seq_length" in lamella("train", file, "--run", "wide", "--out", tmp_path / "new")[2]
 
 
 def test_the_check_changes_neither_models_nor_random_numbers(

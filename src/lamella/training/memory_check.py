@@ -141,7 +141,11 @@ def _describe(memory: PassMemory, batch: int, limit: int, tokens: int) -> str:
         advice.append(f"lower training.batch_size to {size} (and raise training.accumulate)")
     if len(learners) > 1 and (count := memory.fitting_learners(batch, limit)):
         advice.append(f"train at most {count} of these learners in a pass ({widest.name} takes the most)")
-    advice += ["lower windows.max_seq_length"] if not advice else []
+    if not advice:
+        too_many = memory.total(0) > limit  # gradients and optimiser alone, whatever the batch
+        advice.append(
+            "train fewer parameters, with another encoder.tuning" if too_many else "lower windows.max_seq_length"
+        )
     return f"memory: {needs}; {', or '.join(advice)}. {VARIABLE}={NO_LIMIT} tries anyway."
 
 
