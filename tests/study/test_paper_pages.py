@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -145,6 +146,18 @@ def test_the_summary_has_every_finding_with_its_verdict_and_links_the_pages(
     assert "| Weights in the loss do harm. | `korquad-table2` | not run: no run of answer |" in undecided
     assert "not run: both rows have the same encoder" in undecided
     assert not list(tmp_path.glob("*.svg"))
+
+
+def test_times_of_runs_that_shared_a_device_are_not_shown(collected: Path, tmp_path: Path, lamella: Lamella) -> None:
+    shared = tmp_path / "papers"
+    shutil.copytree(collected, shared)
+    assert "| 60 |" in made(lamella, "pce", shared, tmp_path / "layers.md")
+    texts = shared / "papers.toml"
+    texts.write_text(texts.read_text().replace('title = "Layers"', 'title = "Layers"\ntimes = false'))
+    for paper in ("pce", "pce-table2"):
+        text = made(lamella, paper, shared, tmp_path / "layers.md")
+        assert "train s, ours" not in text
+        assert "| 1,000 |" in text  # other costs are
 
 
 def test_mistakes_in_the_texts_get_one_line(collected: Path, tmp_path: Path, lamella: Lamella) -> None:

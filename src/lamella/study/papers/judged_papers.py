@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lamella.errors import RunError
+from lamella.study.compared_readers import TIME_COSTS
 from lamella.study.papers.beyond_rows import beyond_tables
 from lamella.study.papers.findings import JudgedFinding, judge
 from lamella.study.papers.matched_rows import MatchedTable, match_tables, run_file_of
@@ -16,6 +17,8 @@ from lamella.study.papers.published_tables import Paper, PublishedTable, find_ta
 from lamella.study.records import RunRecord, read_records
 from lamella.study.report.columns import Labels
 from lamella.study.result_files import result_files
+
+TIMES = (*TIME_COSTS, "encoder_seconds", "head_seconds", "pass_seconds")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +52,11 @@ def judge_paper(
     """Return the table of an id, or all tables of a paper, with the runs among `paths`."""
     paper, tables = find_tables(id)
     records = read_records(collected_paths(paths, tables)).records
-    matched, others = match_tables(tables, records, data)
     whole = id == paper.id
     text = texts.of(paper.id) if whole else PageText(paper=paper.id, file=f"{id}.md")
+    if not texts.of(paper.id).times:
+        records = tuple(_without_times(record) for record in records)
+    matched, others = match_tables(tables, records, data)
     ours, _ = match_tables(beyond_tables(paper, text, others, Labels(texts.names)), records, data)
     shown = {run.folder for table in ours for row in table.rows if row.reader for run in row.reader.runs}
     return JudgedPaper(
@@ -61,6 +66,17 @@ def judge_paper(
         tuple(JudgedTable(table, judge(table)) for table in ours),
         tuple(run for run in others if run.folder not in shown),
     )
+
+
+def _without_times(record: RunRecord) -> RunRecord:
+    """Return a record whose costs and curve have no times."""
+    cost = {key: value for key, value in record.cost.items() if key not in TIMES}
+    if record.result is None:
+        return replace(record, cost=cost)
+    content = {**record.result.content, "cost": cost}
+    if "curve" in content:
+        content["curve"] = {key: values for key, values in content["curve"].items() if key != "seconds"}
+    return replace(record, cost=cost, result=replace(record.result, content=content))
 
 
 def collected_paths(

@@ -34,6 +34,7 @@ class PageText(Section):
     file: str = Field(min_length=1)  # the page, as the summary links it
     title: str = ""  # by default that of the paper
     intro: str = ""
+    times: bool = True  # false: the runs shared a device, so their times mean nothing and are not shown
     beyond: list[BeyondOptions] = Field(default=[])
 
 
