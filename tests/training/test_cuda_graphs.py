@@ -108,6 +108,9 @@ class FakeCuda:
         for name in ("endAllocateToPool", "releasePool"):
             patch.setattr(torch._C, f"_cuda_{name}", lambda *given, name=name: self.calls.append((name, *given)))
 
+    def manual_seed(self, seed: int) -> None:
+        """Where there is a GPU, `torch.manual_seed` seeds its generators too."""
+
     @contextmanager
     def graph(self, graph: Any, pool: Any) -> Iterator[None]:
         self.stream = self.inside
