@@ -157,6 +157,7 @@ def test_times_of_runs_that_shared_a_device_are_not_shown(collected: Path, tmp_p
     for paper in ("pce", "pce-table2"):
         text = made(lamella, paper, shared, tmp_path / "layers.md")
         assert "train s, ours" not in text
+        assert "Our times" not in text
         assert "| 1,000 |" in text  # other costs are
 
 

@@ -43,7 +43,7 @@ def figure_blocks(id: str, rows: Rows, by_run: Rows | None = None) -> list[Figur
     return _figures(
         id,
         {
-            "curves": (curves_figure(rows), "dev loss and scores during training, by epochs and by time"),
+            "curves": (curves_figure(rows), "dev loss and scores during training"),
             "distillation": (parts_figure(rows, "distillation"), "distance to the teacher during training"),
             "tenths": (tenths_figure(rows), "score and time by tenth of an epoch"),
             "layers": (layers_figure(rows), "mean weight of every layer"),
@@ -57,7 +57,7 @@ def cost_figures(id: str, rows: Rows) -> list[Figure]:
     return _figures(
         id,
         {
-            "costs": (costs_figure(rows), "score by training time, inference time and parameters"),
+            "costs": (costs_figure(rows), "score by each cost"),
             "efficiency": (efficiency_figure(rows), "(F1 − 50) / log10 of the trained parameters"),
         },
     )
