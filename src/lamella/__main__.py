@@ -9,6 +9,12 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+# Of the device, before or after the steps that have advice of their own.
+OUT_OF_MEMORY = (
+    "out of memory: the model does not fit into what is left on this device; stop other programs that use it, or set "
+    "CUDA_VISIBLE_DEVICES to another GPU, or to nothing for the CPU."
+)
+
 
 def main() -> None:
     """Run a command; `--debug`, anywhere among the arguments, shows the traceback of an error."""
@@ -40,6 +46,19 @@ def main() -> None:
             raise
         sys.stderr.write(f"lamella: {error.filename or 'the output'}: {error.strerror or error}\n")
         sys.exit(1)
+    except RuntimeError as error:
+        if debug or not _ran_out_of_memory(error):
+            raise
+        sys.stderr.write(f"lamella: {OUT_OF_MEMORY}\n")
+        sys.exit(1)
+
+
+def _ran_out_of_memory(error: RuntimeError) -> bool:
+    if "torch" not in sys.modules:
+        return False
+    from lamella.encoder.device import is_out_of_memory
+
+    return is_out_of_memory(error)
 
 
 def _missing_with(library: str) -> list[str]:

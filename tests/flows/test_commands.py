@@ -20,6 +20,7 @@ import pytest
 from doubles import save_tiny_encoder
 from forks import ForkServer
 from lamella import runs
+from lamella.__main__ import main
 from lamella.data.demo import data_path
 from lamella.data.file_formats.formats import read
 from outcomes import timeless_history
@@ -821,6 +822,32 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lamella", "evaluate", "demo:dev", "nowhere.json", "--debug"]
     failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "Traceback" in failed.stderr
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_device_without_room_for_the_weights_gets_one_line(
+    shown: bool,
+    encoder: Path,
+    empty_config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As PyTorch reports a GPU that other programs have filled; any other error of the library keeps its traceback."""
+    message = "CUDA error: out of memory\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1" if shown else "other"
+
+    def full(model: object, device: object) -> None:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr("lamella.training.prepare.ReaderModel.to", full)
+    options = settings(f"encoder.name={encoder}")
+    monkeypatch.setattr(sys, "argv", ["lamella", "train", str(empty_config), "--out", str(tmp_path / "run"), *options])
+    with pytest.raises(SystemExit if shown else RuntimeError) as ended:
+        main()
+    if shown:
+        assert ended.value.code == 1
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert lines[-1].startswith("lamella: out of memory: the model does not fit")
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:

@@ -50,8 +50,10 @@ def is_out_of_memory(error: Exception) -> bool:
     """Return whether an error means that memory ran out."""
     from accelerate.utils.memory import should_reduce_batch_size
 
-    # CUDA's matrix library has its own message for the case that it cannot allocate its workspace.
-    return should_reduce_batch_size(error) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)
+    # CUDA's runtime and its matrix library have messages of their own: where there is not even room for the weights or
+    # a workspace, PyTorch's allocator is not asked.
+    messages = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return should_reduce_batch_size(error) or any(message in str(error) for message in messages)
 
 
 def dtype_of_products(x: Tensor) -> torch.dtype:
