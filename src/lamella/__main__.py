@@ -9,11 +9,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-# Of the device, before or after the steps that have advice of their own.
-OUT_OF_MEMORY = (
-    "out of memory: the model does not fit into what is left on this device; stop other programs that use it, or set "
-    "CUDA_VISIBLE_DEVICES to another GPU, or to nothing for the CPU."
-)
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")  # as PyTorch reports it
 
 
 def main() -> None:
@@ -47,18 +43,13 @@ def main() -> None:
         sys.stderr.write(f"lamella: {error.filename or 'the output'}: {error.strerror or error}\n")
         sys.exit(1)
     except RuntimeError as error:
-        if debug or not _ran_out_of_memory(error):
+        if debug or not any(message in str(error) for message in OUT_OF_MEMORY):
             raise
-        sys.stderr.write(f"lamella: {OUT_OF_MEMORY}\n")
+        advice = "stop other programs that use it"
+        if any(name in str(error) for name in ("CUDA", "CUBLAS")):
+            advice += ", or set CUDA_VISIBLE_DEVICES to another GPU, or to nothing for the CPU"
+        sys.stderr.write(f"lamella: out of memory: the model does not fit into what is left; {advice}.\n")
         sys.exit(1)
-
-
-def _ran_out_of_memory(error: RuntimeError) -> bool:
-    if "torch" not in sys.modules:
-        return False
-    from lamella.encoder.device import is_out_of_memory
-
-    return is_out_of_memory(error)
 
 
 def _missing_with(library: str) -> list[str]:

@@ -56,9 +56,10 @@ def test_no_other_context_answers_a_negative() -> None:
     assert negatives == mixed.made == 6
 
 
-def test_negatives_whose_answers_are_not_known_are_refused() -> None:
-    examples = [example("One text.", id="a-negative"), example("Another text.", id="b")]
-    with pytest.raises(UsageError, match=r"'a-negative'.*--negatives with --lengthen"):
+@pytest.mark.parametrize("id", ["a-negative", "a-negative-2"])
+def test_negatives_whose_answers_are_not_known_are_refused(id: str) -> None:
+    examples = [example("One text.", id=id), example("Another text.", id="b")]
+    with pytest.raises(UsageError, match=rf"'{id}'.*--negatives with --lengthen"):
         lengthen_contexts(examples, 100)
 
 

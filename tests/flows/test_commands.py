@@ -824,9 +824,17 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "Traceback" in failed.stderr
 
 
-@pytest.mark.parametrize("shown", [False, True])
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        ("CUDA error: out of memory\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1", "CUDA_VISIBLE_DEVICES"),
+        ("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.", "stop other"),
+        ("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.", None),
+    ],
+)
 def test_a_device_without_room_for_the_weights_gets_one_line(
-    shown: bool,
+    message: str,
+    advice: str | None,
     encoder: Path,
     empty_config: Path,
     tmp_path: Path,
@@ -834,7 +842,6 @@ def test_a_device_without_room_for_the_weights_gets_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As PyTorch reports a GPU that other programs have filled; any other error of the library keeps its traceback."""
-    message = "CUDA error: out of memory\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1" if shown else "other"
 
     def full(model: object, device: object) -> None:
         raise RuntimeError(message)
@@ -842,12 +849,17 @@ def test_a_device_without_room_for_the_weights_gets_one_line(
     monkeypatch.setattr("lamella.training.prepare.ReaderModel.to", full)
     options = settings(f"encoder.name={encoder}")
     monkeypatch.setattr(sys, "argv", ["lamella", "train", str(empty_config), "--out", str(tmp_path / "run"), *options])
-    with pytest.raises(SystemExit if shown else RuntimeError) as ended:
+    if advice is None:
+        with pytest.raises(RuntimeError, match="cuDNN"):
+            main()
+        return
+    with pytest.raises(SystemExit) as ended:
         main()
-    if shown:
-        assert ended.value.code == 1
-        lines = capsys.readouterr().err.strip().splitlines()
-        assert lines[-1].startswith("lamella: out of memory: the model does not fit")
+    assert ended.value.code == 1
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("lamella: out of memory: the model does not fit into what is left; stop other programs")
+    assert advice in last
+    assert ("CUDA" in last) == ("CUDA" in message)
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:

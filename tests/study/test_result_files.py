@@ -516,6 +516,12 @@ def test_the_curve_and_the_layer_weights_are_kept(data: Path, tmp_path: Path) ->
         "loss": [2.0, 5.0, 8.0],
         "parts": {"distillation": [0.002, 0.005, 0.008]},
     }
+    assert not any("--layers" in note for note in collect([tmp_path / "kept.json"])["notes"])
+    assert any("--layers: no sample answer" in note for note in collect([tmp_path / "kept.json"], layers=True)["notes"])
+    (run / "layers.json").write_text(json.dumps({"layers": [0], "weights": {"start": [1]}}))
+    with pytest.raises(UnreadableError, match=r"layers\.json: expected a weight for every layer"):
+        keep_and_compare([run], tmp_path / "damaged.json")
+    assert not (tmp_path / "damaged.json").exists()
     shown = collect([tmp_path / "kept.json"])["runs"][0]
     assert shown["curve"]["evaluations"]["dev_loss"] == [1.0, 0.5, 0.33333]
     assert (shown["curve"]["seconds"], shown["curve"]["loss"]) == ([1.5, 3.0, 4.5], [2.0, 5.0, 8.0])

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from lamella.data.examples import Answer, Context, Example
-from lamella.data.negatives import NEGATIVE, fold_text
+from lamella.data.negatives import fold_text, is_negative
 from lamella.errors import UsageError, shorten
 
 BETWEEN = "\n\n"  # contexts that were joined
@@ -45,7 +45,7 @@ def lengthen_contexts(
         raise UsageError("long contexts: expected questions with one context each; make these with --negatives 0.")
     lost_answers = lost_answers or {}
     for example in examples:
-        if not example.answerable and example.id.endswith(NEGATIVE) and example.id not in lost_answers:
+        if not example.answerable and is_negative(example.id) and example.id not in lost_answers:
             raise UsageError(
                 f"long contexts: expected the answers that the question of {shorten(example.id)} had, so that no added "
                 "context contains one, but a file of negatives does not keep them; make both at once from the original "

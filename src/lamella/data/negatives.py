@@ -8,6 +8,7 @@ similar, it is not recognised by its topic alone.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -136,6 +137,11 @@ def make_negative(question: Question, context: Context, taken: Container[str], n
     while f"{stem}{end}" in taken or (stem != question.id and stem in taken):
         stem += DISTINCT
     return Example(f"{stem}{end}", question.examples[0].question, context)
+
+
+def is_negative(id: str) -> bool:
+    """Whether an id is that of a negative."""
+    return re.search(rf"{NEGATIVE}(-\d+)?$", id) is not None
 
 
 def single_context(question: Question) -> Example:

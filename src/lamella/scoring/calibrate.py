@@ -81,7 +81,7 @@ class Tuned:
             )
         lines.append(f"in-sample:       {scores('{}_in_sample')}  (on the questions it was tuned on: too optimistic)")
         if "crossfit_ece" in report:
-            part = "file" if ", " in report["data"] and not report.get("window_penalty") else "article"
+            part = "file" if ", " in report["data"] and not report.get("crossfit_by_article") else "article"
             expect = f"each {part} tuned on the others: what to expect"
             lines.append(f"cross-fitted:    {scores('crossfit_{}')}  ({expect})")
         errors = [f"{report['ece_uncalibrated']:.2f} % uncalibrated"]

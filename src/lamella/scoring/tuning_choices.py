@@ -61,6 +61,7 @@ def choose_threshold(
     judged = sample.by_article() if penalty else sample  # other files cannot show what length does, as above
     if judged.folds is not None:
         report |= sample.percent("crossfit_{}", judged.cross_fit(method, penalise=penalty > 0).withheld)
+        report["crossfit_by_article"] = penalty > 0
         crossfit = report[f"crossfit_{metric}"]
         if reason is None and crossfit <= best:
             reason = f"its cross-fitted {SHORT[metric]}, {crossfit:.2f}, is not better than {best:.2f}"

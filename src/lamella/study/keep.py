@@ -29,7 +29,7 @@ from lamella.scoring.metrics import (
     summarise,
 )
 from lamella.scoring.threshold import assign_folds, cross_fit
-from lamella.study.learning_curve import compact_curve
+from lamella.study.learning_curve import compact_curve, read_layers
 from lamella.study.records import (
     ANSWERABILITY,
     SPAN,
@@ -257,7 +257,7 @@ def _identity(run: RunRecord) -> dict[str, Any]:
 
 def _course(run: RunRecord) -> dict[str, Any]:
     """Return the learning curve and the mean layer weights, where the run recorded them."""
-    course = {"curve": compact_curve(run.folder / runs.HISTORY), "layers": read_json_object(run.folder / runs.LAYERS)}
+    course = {"curve": compact_curve(run.folder / runs.HISTORY), "layers": read_layers(run.folder)}
     return {key: value for key, value in course.items() if value}
 
 

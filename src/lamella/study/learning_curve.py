@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from lamella import runs
 from lamella.errors import UnreadableError
 from lamella.files import read_text
-from lamella.study.records import is_number
+from lamella.study.records import is_number, read_json_object
+from lamella.study.result_files import check_layers
 
 POINTS = 60  # of a curve in a result file
 NOT_PARTS = ("event", "step", "epoch", "loss", "learning_rate")  # the other numbers of a step are parts of the loss
@@ -100,3 +102,16 @@ def _rounded(key: str, value: Any) -> float | None:
     if not is_number(value):
         return None
     return round(float(value), DECIMALS[key]) if key in DECIMALS else float(f"{float(value):.{SIGNIFICANT}g}")
+
+
+def read_layers(folder: Path) -> dict[str, Any]:
+    """Read the mean weights of the layers that a run recorded; empty if it recorded none."""
+    layers = read_json_object(folder / runs.LAYERS)
+    try:
+        if layers:
+            check_layers(layers)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise UnreadableError(
+            f"{folder / runs.LAYERS}: expected a weight for every layer; the file is damaged."
+        ) from None
+    return layers

@@ -66,10 +66,16 @@ def _findings(paper: JudgedPaper) -> Iterator[tuple[JudgedTable, JudgedFinding]]
     seen = set()
     for table in paper.tables:
         for finding in table.findings:
-            key = (finding.finding.text, tuple(finding.finding.pairs), finding.finding.metric)
+            pairs = tuple(tuple(_with_run_file(run, table) for run in pair) for pair in finding.finding.pairs)
+            key = (finding.finding.text, pairs, finding.finding.metric)
             if key not in seen:
                 seen.add(key)
                 yield table, finding
+
+
+def _with_run_file(run: str, table: JudgedTable) -> str:
+    """Return the run of a row as RUN_FILE/RUN: tables of one paper have rows of the same name."""
+    return run if "/" in run else f"{table.matched.table.run_file}/{run}"
 
 
 def _counted_verdicts(findings: Iterable[JudgedFinding]) -> str:

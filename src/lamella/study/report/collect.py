@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 
-from lamella import runs
-from lamella.errors import UnreadableError, UsageError
+from lamella.errors import UsageError
 from lamella.study.analysis.layer_weights import learned_weights
+from lamella.study.learning_curve import read_layers
 from lamella.study.records import (
     ANSWERABILITY,
     DEFAULT_METRICS,
@@ -16,7 +16,6 @@ from lamella.study.records import (
     RunRecord,
     is_number,
     name_of_base,
-    read_json_object,
     read_records,
     without_seed,
 )
@@ -25,7 +24,6 @@ from lamella.study.report.curves import read_curve
 from lamella.study.report.option_names import add_varied_options
 from lamella.study.report.run_cost import run_cost
 from lamella.study.report.values import SHOWN_SCORES, ReportValues, rounded
-from lamella.study.result_files import check_layers
 
 WITHOUT_LAYERS = "Learned layer weights are left out: they need torch; install it with: pip install 'lamella[train]'."
 
@@ -49,6 +47,8 @@ def collect(
     for values in shown:  # only a base that is shown, too; another one may be a folder of this machine
         values["base"] = values["base"] if values["base"] in names else None
     samples = add_answers(shown, records, data, notes, layers=layers)
+    if layers and not any(answer and "layers" in answer for run in shown for answer in run.get("answers") or ()):
+        notes.append("--layers: no sample answer has layers to show: no run here has a model that weighs layers.")
     if unfinished := [run["name"] for run in shown if run["state"] != "finished"]:
         notes.append(f"Not finished, shown up to where they stopped: {', '.join(unfinished)}.")
     if any(run["train_seconds_from"] == "clock" for run in shown):
@@ -84,17 +84,11 @@ def _shown_values(run: RunRecord, notes: list[str]) -> ReportValues:
 
 def _recorded_layers(run: RunRecord) -> ReportValues | None:
     """Return the mean weight of each layer by output, as training recorded it; None for earlier runs."""
-    recorded = read_json_object(run.folder / runs.LAYERS) if run.folder.is_dir() else {}
+    recorded = read_layers(run.folder) if run.folder.is_dir() else {}
     if run.result is not None and not recorded:
         recorded = run.result.content.get("layers", {})
     if not recorded:
         return None
-    try:
-        check_layers(recorded)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise UnreadableError(
-            f"{run.folder / runs.LAYERS}: expected a weight for every layer; the file is damaged."
-        ) from None
     weights = {output: list(map(rounded, kinds["all"])) for output, kinds in recorded["weights"].items()}
     alike = len({tuple(values) for values in weights.values()}) == 1
     return {"numbers": recorded["layers"], "weights": {"both": next(iter(weights.values()))} if alike else weights}
