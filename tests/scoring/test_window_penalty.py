@@ -97,3 +97,14 @@ def test_it_is_kept_with_the_threshold_it_belongs_to() -> None:
     tuned = tune(few, before)
     assert tuned.report["threshold_choice"] == "kept"
     assert tuned.decoding.window_penalty == 0.8
+
+
+def test_the_report_names_how_its_scores_were_cross_fitted() -> None:
+    """A penalty is tuned across articles; a penalty that is merely kept leaves the scores to be tuned across files."""
+    assert "each article tuned on the others" in "\n".join(tune(long_and_short(drift=0.8)).lines())
+    before = DecodingOptions(null_score_diff_threshold=0.0, window_penalty=0.8)
+    tuned = tune(
+        [questions(name, (1, 2, 16), drift=0.8, seed=seed, count=16) for seed, name in enumerate("xy")], before
+    )
+    assert (tuned.report["threshold_choice"], tuned.decoding.window_penalty) == ("kept", 0.8)
+    assert "each file tuned on the others" in "\n".join(tuned.lines())
