@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")  # as PyTorch reports it
-
 
 def main() -> None:
     """Run a command; `--debug`, anywhere among the arguments, shows the traceback of an error."""
@@ -18,7 +16,7 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
 
     from lamella.cli import with_one_command
-    from lamella.errors import LamellaError, MissingLibraryError
+    from lamella.errors import OUT_OF_MEMORY, LamellaError, MissingLibraryError
     from lamella.progress import progress_lines
 
     try:

@@ -72,6 +72,10 @@ EXTRAS = {
 }
 
 
+# What PyTorch and CUDA's libraries write where memory runs out.
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
 class MissingLibraryError(UsageError):
     """A library is not installed; the message names the extra that installs it, or the library if none does."""
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import tomllib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -135,6 +136,16 @@ def read_json(path: Path, *, unique_keys: bool = False) -> Any:
         raise UnreadableError(f"{path}:{error.lineno}:{error.colno}: broken JSON: {error.msg}.") from None
     except (RecursionError, ValueError):
         raise UnreadableError(f"{path}: JSON nested too deeply, or a number with too many digits.") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file; an error names the line and the column."""
+    try:
+        return tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise UnreadableError(f"{path}: broken TOML: {error}.") from None
+    except (RecursionError, ValueError):
+        raise UnreadableError(f"{path}: TOML nested too deeply, or a number with too many digits.") from None
 
 
 def read_text(path: Path) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from lamella.errors import did_you_mean, shorten
+from lamella.errors import ConfigError, did_you_mean, shorten
+from lamella.files import read_toml
+
+Options = TypeVar("Options", bound=BaseModel)
 
 # Options of transformers' Trainer and of run_qa.py, and what they are called here.
 TRAINER_OPTIONS = {
@@ -62,6 +66,15 @@ _EXPECTATIONS = {
     "too_long": "a list of at most {max_length}",
     "value_error": "{error}",
 }
+
+
+def read_options(path: Path, options: type[Options]) -> Options:
+    """Read a TOML file of options and check it; an error explains every mistake."""
+    table = read_toml(path)
+    try:
+        return options.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(str(path), explain(error, table, options)) from None
 
 
 def explain(error: ValidationError, given: Mapping[str, Any], schema: type[BaseModel], where: str = "") -> list[str]:

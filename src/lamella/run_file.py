@@ -11,7 +11,7 @@ from typing import Any
 
 from lamella.config import RunConfig
 from lamella.errors import UnreadableError, UsageError, shorten
-from lamella.files import read_json, read_text
+from lamella.files import read_json, read_toml
 from lamella.validation import check_config
 
 EXTENDS = "extends"  # the key that names the base of a run file
@@ -78,15 +78,7 @@ def _read_base(path: Path, base: str, chain: tuple[Path, ...]) -> dict[str, Any]
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    if path.suffix == ".json":
-        table = read_json(path)
-    else:
-        try:
-            table = tomllib.loads(read_text(path))
-        except tomllib.TOMLDecodeError as error:
-            raise UnreadableError(f"{path}: broken TOML: {error}.") from None
-        except (RecursionError, ValueError):
-            raise UnreadableError(f"{path}: TOML nested too deeply, or a number with too many digits.") from None
+    table = read_json(path) if path.suffix == ".json" else read_toml(path)
     if not isinstance(table, dict):
         raise UnreadableError(f"{path}: expected tables of options, got {shorten(table)}.")
     return table

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lamella.environment import has_amx
+from lamella.errors import OUT_OF_MEMORY
 
 HALF_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -50,10 +51,8 @@ def is_out_of_memory(error: Exception) -> bool:
     """Return whether an error means that memory ran out."""
     from accelerate.utils.memory import should_reduce_batch_size
 
-    # CUDA's runtime and its matrix library have messages of their own: where there is not even room for the weights or
-    # a workspace, PyTorch's allocator is not asked.
-    messages = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return should_reduce_batch_size(error) or any(message in str(error) for message in messages)
+    # accelerate does not know the messages of CUDA's runtime and matrix library, which ask no allocator of PyTorch.
+    return should_reduce_batch_size(error) or any(message in str(error) for message in OUT_OF_MEMORY)
 
 
 def dtype_of_products(x: Tensor) -> torch.dtype:

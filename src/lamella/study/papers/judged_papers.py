@@ -52,9 +52,9 @@ def judge_paper(
     """Return the table of an id, or all tables of a paper, with the runs among `paths`."""
     paper, tables = find_tables(id)
     records = read_records(collected_paths(paths, tables)).records
-    whole = id == paper.id
-    text = texts.of(paper.id) if whole else PageText(paper=paper.id, file=f"{id}.md")
-    if not texts.of(paper.id).times:
+    page = texts.of(paper.id)
+    text = page if id == paper.id else PageText(paper=paper.id, file=f"{id}.md")
+    if not page.times:
         records = tuple(_without_times(record) for record in records)
     matched, others = match_tables(tables, records, data)
     ours, _ = match_tables(beyond_tables(paper, text, others, Labels(texts.names)), records, data)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from lamella.errors import ConfigError, UnreadableError, UsageError
-from lamella.files import read_text
-from lamella.option_errors import explain
+from lamella.errors import UsageError
+from lamella.option_errors import read_options
 from lamella.section import Section
 from lamella.study.papers.published_tables import PAPERS
 
@@ -58,14 +56,7 @@ def read_texts(paths: Sequence[str | os.PathLike[str]]) -> PaperTexts:
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         return PaperTexts()
-    try:
-        table = tomllib.loads(read_text(file))
-    except tomllib.TOMLDecodeError as error:
-        raise UnreadableError(f"{file}: broken TOML: {error}.") from None
-    try:
-        texts = PaperTexts.model_validate(table)
-    except ValidationError as error:
-        raise ConfigError(str(file), explain(error, table, PaperTexts)) from None
+    texts = read_options(file, PaperTexts)
     if unknown := [page.paper for page in texts.page if page.paper not in PAPERS]:
         raise UsageError(f"{file}: page.paper: expected one of {', '.join(PAPERS)}, got {unknown[0]!r}.")
     return texts

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lamella.study.papers.findings import JudgedFinding
 from lamella.study.papers.matched_rows import MatchedTable
 from lamella.study.papers.published_tables import SCORE_METRICS
+from lamella.study.report.svg_plot import axis_ticks
 
 WIDTH, LEFT, RIGHT = 840, 350, 800
 LINE, PANEL_HEAD, PANEL_FOOT = 24, 44, 40  # heights in pixels
@@ -90,16 +90,16 @@ def _panel(title: str, marks: Sequence[_Mark], top: float, *, with_zero: bool) -
     values = [
         value for mark in marks for value in (mark.published, mark.ours, *(mark.interval or ())) if value is not None
     ]
-    low, high, step = _scale([*values, 0.0] if with_zero else values)
+    ticks = axis_ticks([*values, 0.0] if with_zero else values)
+    low, high = ticks[0], ticks[-1]
     first, last = top + PANEL_HEAD, top + PANEL_HEAD + LINE * len(marks)
 
     def x(value: float) -> float:
         return round(LEFT + (RIGHT - LEFT) * (value - low) / (high - low), 1)
 
     yield f'<text x="16" y="{top + 28}" font-weight="bold">{html.escape(title)}</text>'
-    for number in range(round((high - low) / step) + 1):
-        tick = low + number * step
-        color = "#888" if with_zero and abs(tick) < step / 2 else "#e4e4e4"
+    for tick in ticks:
+        color = "#888" if with_zero and tick == 0 else "#e4e4e4"
         yield f'<line x1="{x(tick)}" y1="{first}" x2="{x(tick)}" y2="{last}" stroke="{color}"/>'
         text = f"{tick:g}".replace("-", "−")
         yield f'<text x="{x(tick)}" y="{last + 16}" text-anchor="middle" fill="#666">{text}</text>'
@@ -115,13 +115,3 @@ def _panel(title: str, marks: Sequence[_Mark], top: float, *, with_zero: bool) -
         if mark.published is not None:
             circle = f'cx="{x(mark.published)}" cy="{y}" r="5" fill="#fff" fill-opacity="0.6"'
             yield f'<circle {circle} stroke="{PUBLISHED}" stroke-width="2"/>'
-
-
-def _scale(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the ends of an axis that holds all values, and the step of its ticks: 1, 2 or 5 times a power of 10."""
-    low, high = (min(values), max(values)) if values else (0.0, 1.0)
-    span = max(high - low, 0.1)
-    power = 10.0 ** math.floor(math.log10(span / 5))
-    step = next(factor * power for factor in (1, 2, 5, 10) if span / (factor * power) <= 6)
-    start, end = math.floor(low / step - 0.1), math.ceil(high / step + 0.1)
-    return start * step, end * step, step

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from lamella.errors import ConfigError, UnreadableError, UsageError, did_you_mean
-from lamella.files import read_text
-from lamella.option_errors import explain
+from lamella.errors import UsageError, did_you_mean
+from lamella.option_errors import read_options
 from lamella.section import Section
 from lamella.study.compared_readers import COST_TITLES, TRAINING_FLOPS
 from lamella.study.report.columns import DEFAULT_COLUMNS
@@ -55,14 +53,7 @@ class Layout(Section):
 
 def read_layout(path: Path) -> Layout:
     """Read and check the layout file of a folder of results."""
-    try:
-        table = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise UnreadableError(f"{path}: broken TOML: {error}.") from None
-    try:
-        layout = Layout.model_validate(table)
-    except ValidationError as error:
-        raise ConfigError(str(path), explain(error, table, Layout)) from None
+    layout = read_options(path, Layout)
     if unknown := [key for key in layout.costs if key not in RANKING_COSTS]:
         raise UsageError(
             f"{path}: costs: expected a cost to rank runs by, got {unknown[0]!r}."
