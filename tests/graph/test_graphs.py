@@ -7,49 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from doubles import corpus, examples_about, save_tiny_encoder, tiny_run_config
+from doubles import save_tiny_encoder
 from lamella import registry
-from lamella.data.windows.features import featurise
-from lamella.data.windows.padding import Padded, pad
 from lamella.encoder.tuning import count_parameters
 from lamella.graph.encoder_config import PREFIXES
 from lamella.graph.head_graph import MIXERS, TASKS
 from lamella.graph.tuned_tensors import TUNINGS
-from lamella.models.base_encoder import load_encoder
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
 from lamella.models.onnx_model import OnnxModel
+from trained_readers import save_trained, windows_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = sorted(PREFIXES)
 POOLER = {"bert": {"pooler": True}}
-
-
-def windows_of(model: Any) -> Padded:
-    """Windows of different lengths, from a few tokens to the maximum."""
-    texts = [context[: 30 + 150 * number] for number, context in enumerate(corpus()[:5])]
-    features = featurise(examples_about([*texts, ""]), model.tokenizer, model.windows)
-    assert features.lengths.max() == model.windows.max_seq_length
-    return pad(features, np.arange(len(features)))
-
-
-def train(model: ReaderModel) -> None:
-    """Change the trained weights so much that they matter."""
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-
-
-def trained(folder: Path, base: Path, **sections: Any) -> Path:
-    config = tiny_run_config(**sections)
-    model = ReaderModel(load_encoder(str(base), pooler=config.learner.reads_pooled), config)
-    train(model)
-    model.save(folder)
-    return folder
 
 
 def assert_same_as_torch(folder: Path, within: float = 1e-5) -> OnnxModel:
@@ -83,7 +55,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_every_encoder_and_tuning(family: str, tuning: str, bases: dict[str, Path], tmp_path: Path) -> None:
     if (family, tuning) == ("albert", "top_k"):
         pytest.skip("its layers are shared")
-    assert_same_as_torch(trained(tmp_path / "model", bases[family], encoder={"tuning": tuning}))
+    assert_same_as_torch(save_trained(tmp_path / "model", bases[family], encoder={"tuning": tuning}))
 
 
 STREAMS = {"name": "scalar_mix"}  # makes a stream for each output
@@ -120,7 +92,7 @@ HEADS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("head", HEADS)
 def test_every_head(head: str, bases: dict[str, Path], tmp_path: Path) -> None:
-    folder = trained(tmp_path / "model", bases["bert"], encoder={"tuning": "frozen"}, learner=HEADS[head])
+    folder = save_trained(tmp_path / "model", bases["bert"], encoder={"tuning": "frozen"}, learner=HEADS[head])
     graph = assert_same_as_torch(folder)
     assert ("is_context" in graph.inputs) == (head == "filters from the question")
 

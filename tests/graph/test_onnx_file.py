@@ -24,7 +24,7 @@ def small_graph() -> tuple[Graph, str, np.ndarray]:
 def test_a_file_is_read_by_the_onnx_package(outside: bool, tmp_path: Path) -> None:
     graph, output, table = small_graph()
     data = tmp_path / "weights" if outside else None
-    (tmp_path / "model.onnx").write_bytes(graph.encode(output, [2, BATCH, TOKENS], data_file=data))
+    (tmp_path / "model.onnx").write_bytes(graph.encode({"logits": (output, [2, BATCH, TOKENS])}, data_file=data))
     onnx.checker.check_model(str(tmp_path / "model.onnx"), full_check=True)
     model = onnx.load(tmp_path / "model.onnx")
     assert {opset.domain: opset.version for opset in model.opset_import} == OPSETS
@@ -40,7 +40,9 @@ def test_a_file_is_read_by_the_onnx_package(outside: bool, tmp_path: Path) -> No
 def test_large_tensors_lie_at_aligned_places_outside_and_small_ones_inside(tmp_path: Path) -> None:
     graph, output, table = small_graph()
     more = graph.constant(np.ones(2 * ALIGNMENT + 1, np.float32), "more")
-    (tmp_path / "model.onnx").write_bytes(graph.encode(output, [2, BATCH, TOKENS], data_file=tmp_path / "weights"))
+    (tmp_path / "model.onnx").write_bytes(
+        graph.encode({"logits": (output, [2, BATCH, TOKENS])}, data_file=tmp_path / "weights")
+    )
     model = onnx.load(tmp_path / "model.onnx", load_external_data=False)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     places = {
@@ -58,6 +60,6 @@ def test_large_tensors_lie_at_aligned_places_outside_and_small_ones_inside(tmp_p
 def test_integers_of_any_length(value: int) -> None:
     graph = Graph()
     graph.op("Cast", graph.input("input_ids"), to=value, f=0.5, s="text", many=[value, -3])
-    model = onnx.load_from_string(graph.encode("Cast_0", [1]))
+    model = onnx.load_from_string(graph.encode({"logits": ("Cast_0", [1])}))
     attributes = {item.name: onnx.helper.get_attribute_value(item) for item in model.graph.node[0].attribute}
     assert attributes == {"to": value, "f": 0.5, "s": b"text", "many": [value, -3]}

@@ -18,9 +18,10 @@ from lamella import Reader
 from lamella.data.file_formats.formats import read
 from lamella.data.windows.features import featurise
 from lamella.data.windows.padding import Padded, pad
-from lamella.models import onnx_model
+from lamella.models import onnx_sessions
 from lamella.models.loading import load_model
-from lamella.models.onnx_model import FEW_WINDOWS, MOST_THREADS, OnnxModel
+from lamella.models.onnx_model import OnnxModel
+from lamella.models.onnx_sessions import FEW_WINDOWS, MOST_THREADS
 from tiny_reader import save_tiny_bert, save_tiny_reader
 
 PAUSE, PAUSES = 0.02, 20  # seconds after a window, and their number
@@ -48,12 +49,12 @@ def windows(model: OnnxModel, count: int) -> Padded:
 @pytest.mark.parametrize("few", [False, True])
 def test_few_windows_share_the_cores_and_many_have_one_each(few: bool, saved: Path) -> None:
     model, reference = load(saved, threads=3, few_questions=few), load(saved, threads=1)
-    assert list(model._sessions) == [3 if few else 1]
+    assert list(model._sessions._opened) == [3 if few else 1]
     for count in (1, FEW_WINDOWS, FEW_WINDOWS + 1):
         padded = windows(model, count)
         assert np.array_equal(model.logits(padded), reference.logits(padded))
-    assert set(model._sessions) == {1, 3}
-    assert list(reference._sessions) == [1]
+    assert set(model._sessions._opened) == {1, 3}
+    assert list(reference._sessions._opened) == [1]
 
 
 @pytest.mark.skipif(not THREADS.is_dir(), reason="counts threads as Linux lists them")
@@ -69,7 +70,7 @@ def test_a_session_has_the_threads_that_it_was_asked_for(threads: int, saved: Pa
 
 def test_threads_that_share_a_window_are_limited(saved: Path) -> None:
     model = load(saved, threads=MOST_THREADS + 1, few_questions=True)
-    assert list(model._sessions) == [MOST_THREADS]
+    assert list(model._sessions._opened) == [MOST_THREADS]
 
 
 def test_one_session_serves_all_if_no_other_can_be_opened(
@@ -83,18 +84,18 @@ def test_one_session_serves_all_if_no_other_can_be_opened(
     in_memory = load(saved, threads=2)
     for model in (removed, in_memory):
         assert model.logits(windows(model, 1)).shape[1] == 1
-        assert len(set(map(id, model._sessions.values()))) == 1
+        assert len(set(map(id, model._sessions._opened.values()))) == 1
 
 
 def test_threads_of_a_program_open_one_session(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
-    open_session = onnx_model._open
+    open_session = onnx_sessions.open_session
 
     def count(graph: Path | bytes, threads: int) -> Any:
         opened.append(threads)
         return open_session(graph, threads)
 
-    monkeypatch.setattr(onnx_model, "_open", count)
+    monkeypatch.setattr(onnx_sessions, "open_session", count)
     reader = Reader(load(saved, threads=2))
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: reader.ask("Who?", "Huygens found Titan."), range(8)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ INPUT_TYPES = {"input_ids": "int64", "attention_mask": "int64", "token_type_ids"
 BATCH, TOKENS = "batch", "tokens"  # the sizes that vary
 
 Size = int | str  # a fixed size, or the name of a value that holds one
+Output = tuple[str, Sequence[int | str]]  # a value and its shape
 
 
 class Graph:
@@ -72,10 +73,15 @@ class Graph:
 
     def product(self, x: str, matrix: NDArray[Any], name: str | None = None) -> str:
         """Return x · matrix, for a matrix [in, out]; torch stores the weights of a linear layer as [out, in]."""
-        return self.op("MatMul", x, self.constant(np.ascontiguousarray(matrix), name))
+        return self.op("MatMul", x, self.constant(matrix, name))
 
-    def encode(self, output: str, shape: Sequence[int | str], *, data_file: Path | None = None) -> bytes:
-        """Return the graph as an ONNX file with one output, `logits`; see encode_graph."""
-        nodes = [*self.nodes, Node("logits", "Identity", [output], ["logits"])]
-        inputs = [self.inputs[name] for name in INPUT_TYPES if name in self.inputs]
-        return encode_graph(nodes, inputs, [Value("logits", "float32", shape)], self.tensors, data_file=data_file)
+    def encode(self, outputs: Mapping[str, Output], *, data_file: Path | None = None) -> bytes:
+        """Return the graph as an ONNX file; `outputs` are values with their shapes, by the names that they get there.
+
+        See encode_graph for `data_file`.
+        """
+        nodes = [*self.nodes, *(Node(name, "Identity", [value], [name]) for name, (value, _) in outputs.items())]
+        order = {name: place for place, name in enumerate(INPUT_TYPES)}
+        inputs = sorted(self.inputs.values(), key=lambda value: order.get(value.name, len(order)))  # stable
+        ends = [Value(name, "float32", shape) for name, (_, shape) in outputs.items()]
+        return encode_graph(nodes, inputs, ends, self.tensors, data_file=data_file)

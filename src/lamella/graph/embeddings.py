@@ -14,6 +14,7 @@ from lamella.graph.operations import linear, normalise
 from lamella.graph.tensor_files import Tensors
 
 WORDS, POSITIONS, TYPES = (f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type"))
+DISTANCES = "encoder.relative_attention_bias.weight"  # of MPNet
 BUCKETS, FARTHEST = 32, 128  # of MPNet's distances
 PROJECTIONS = {"albert": "encoder.embedding_hidden_mapping_in", "electra": "embeddings_project"}
 
@@ -51,12 +52,12 @@ def position_bias(graph: Graph, config: EncoderConfig, tensors: Tensors) -> str 
         return None
     longest = config.max_position_embeddings
     distances = np.arange(1 - longest, longest)  # of the key from the query
-    table = tensors["encoder.relative_attention_bias.weight"][distance_buckets(distances)]  # [2 · longest - 1, N]
+    table = tensors[DISTANCES][distance_buckets(distances)]  # [2 · longest - 1, N]
     tokens = graph.op("Squeeze", graph.size(TOKENS))
     places = graph.op("Range", graph.constant(np.array(0)), tokens, graph.constant(np.array(1)))  # [T]
     queries = graph.op("Unsqueeze", places, graph.constant(np.array([1])))  # [T, 1]
     chosen = graph.op("Add", graph.op("Sub", places, queries), graph.constant(np.array(longest - 1)))  # [T, T]
-    bias = graph.op("Gather", graph.constant(table), chosen)  # [T, T, N]
+    bias = graph.op("Gather", graph.constant(table, DISTANCES), chosen)  # [T, T, N]
     return graph.op("Unsqueeze", graph.transpose(bias, 2, 0, 1), graph.constant(np.array([0])))
 
 

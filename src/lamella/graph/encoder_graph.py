@@ -29,6 +29,7 @@ NORMS = {
 BERT_NORMS = ("attention.output.LayerNorm", "output.LayerNorm")
 ADAPTER = re.compile(r"(adapter(?:_(\d+))?)\.down\.weight")
 POOLERS = {"albert": "pooler"}  # a linear layer; the others have it inside of a module
+POOLED = "pooled"  # the name of the pooled output of a graph that is an encoder alone
 
 
 @dataclass(frozen=True)
@@ -113,4 +114,14 @@ def _add_pooler(graph: Graph, config: EncoderConfig, tensors: Tensors, x: str) -
     if not config.family.optional_pooler:
         raise NoGraphError(f"encoders of type {config.model_type} have no pooled output")
     first = graph.op("Gather", x, graph.constant(np.array(0)), axis=1)  # [B, H]
-    return graph.op("Tanh", linear(graph, tensors, POOLERS.get(config.model_type, "pooler.dense"), first))
+    return graph.op("Tanh", linear(graph, tensors, pooler_path(config), first))
+
+
+def pooler_path(config: EncoderConfig) -> str:
+    """Return the path of the pooler's linear layer."""
+    return POOLERS.get(config.model_type, "pooler.dense")
+
+
+def layer_output(number: int) -> str:
+    """Return the name of a layer among the outputs of a graph that is an encoder alone."""
+    return f"layer_{number}"

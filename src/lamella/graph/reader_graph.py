@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lamella.graph.builder import BATCH, TOKENS, Graph
+from lamella.graph.builder import BATCH, TOKENS, Graph, Output
 from lamella.graph.encoder_config import EncoderConfig
 from lamella.graph.encoder_graph import add_encoder
 from lamella.graph.head_graph import add_head, plan_head
@@ -36,7 +36,8 @@ class ReaderGraph:
 
     def encode(self, *, data_file: Path | None = None) -> bytes:
         """Return the bytes of an ONNX file; with `data_file`, large tensors are written there."""
-        return self.graph.encode(self.logits, [2, BATCH, 1 if self.at_cls else TOKENS], data_file=data_file)
+        logits: Output = (self.logits, [2, BATCH, 1 if self.at_cls else TOKENS])
+        return self.graph.encode({"logits": logits}, data_file=data_file)
 
 
 def build_reader(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,6 +44,22 @@ def read_tensor_files(paths: Sequence[Path]) -> Tensors:
         except SafetensorError as error:
             raise ModelError(f"{path}: expected a safetensors file, found a damaged one ({one_line(error)}).") from None
     return tensors
+
+
+def read_outline(paths: Sequence[Path], is_read: Callable[[str, Sequence[int]], bool]) -> Tensors:
+    """Read the tensors whose name and shape `is_read` accepts; the others have their shape, but no values."""
+    outline = Tensors()
+    for path in paths:
+        with cast(Any, safe_open(path, "numpy")) as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
+            if any(part.get_dtype() == "BF16" for part in slices.values()):  # numpy does not know it
+                outline |= read_tensor_files([path])
+                continue
+            for name, part in slices.items():
+                read = part.get_dtype() not in FLOATS or is_read(name, part.get_shape())
+                empty = np.broadcast_to(np.float32(0), part.get_shape())
+                outline[name] = _as_fp32(file.get_tensor(name)) if read else empty
+    return outline
 
 
 def read_sizes(paths: Sequence[Path]) -> dict[str, int]:

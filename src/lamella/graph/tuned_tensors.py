@@ -10,6 +10,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +47,34 @@ class ParameterCounts(NamedTuple):
     encoder: int
 
 
+@dataclass(frozen=True)
+class Change:
+    """LoRA, a relative of it, or IA³, of one linear layer."""
+
+    tensors: Tensors
+    tuning: Mapping[str, Any]
+    scales_inputs: bool  # whether IA³ multiplies the inputs of this layer instead of its outputs
+
+    @property
+    def factor(self) -> NDArray[Any] | None:
+        """The factors of IA³; None for LoRA."""
+        return self.tensors.get("factor")
+
+    @property
+    def lengths(self) -> NDArray[Any] | None:
+        """The changes of the lengths of the rows in DoRA; None for all others."""
+        return self.tensors.get("m")
+
+    def low_rank(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return A [R, I] and B [O, R] of LoRA; B includes the scale."""
+        rank = self.tuning["rank"]
+        scale = np.float32(self.tuning["alpha"] / (math.sqrt(rank) if self.tuning.get("rslora") else rank))
+        a, b = self.tensors["A"], self.tensors["B"]
+        if "A0" in self.tensors:  # (B₀ + B)(A₀ + A) - B₀A₀ without the difference of two large products
+            a, b = np.concatenate([a, self.tensors["A0"] + a]), np.concatenate([self.tensors["B0"], b], axis=1)
+        return a, scale * b
+
+
 def pretrained_tensors(file: Tensors, config: EncoderConfig) -> Tensors:
     """Return the tensors of an encoder under its own names, from a file of it or of a model with a head."""
     prefix = PREFIXES[config.model_type]
@@ -75,14 +104,27 @@ def apply_delta(
     `delta` are the saved tensors of the encoder, and `tunings` the options of the tunings in order: the last one made
     the LoRA or IA³ that is not merged yet.
     """
+    tuned, changes = separate_changes(tensors, delta, tunings, config)
+    for path, change in changes.items():
+        if change.factor is None:
+            _merge(tuned, path, change)
+        else:
+            _scale(tuned, path, change.factor, inputs=change.scales_inputs)
+    return tuned
+
+
+def separate_changes(
+    tensors: Tensors, delta: Mapping[str, NDArray[Any]], tunings: Sequence[Mapping[str, Any]], config: EncoderConfig
+) -> tuple[Tensors, dict[str, Change]]:
+    """Return the same before LoRA and IA³ are merged, and these by the paths of their linear layers."""
     for tuning in tunings:
         if tuning["name"] not in TUNINGS:
             raise NoGraphError(f"the tuning {tuning['name']} has no graph builder")
     tuned = Tensors(tensors)
-    changes: dict[str, Tensors] = {}
+    parts: dict[str, Tensors] = {}
     for name, value in delta.items():
         if change := CHANGE.fullmatch(name):
-            changes.setdefault(change[1], Tensors())[change[3]] = value
+            parts.setdefault(change[1], Tensors())[change[3]] = value
         elif name in tensors and tensors[name].shape != value.shape:
             raise NoGraphError(f"{name} has the shape {value.shape} instead of {tensors[name].shape}")
         elif name in tensors or ADAPTER.fullmatch(name):
@@ -93,12 +135,7 @@ def apply_delta(
     if lost := missing_tensor(delta, parameters, tunings, config):
         raise NoGraphError(f"the trained tensors lack {lost}")
     scaled_inputs = {f"{layer}.{config.family.projections['ffn_output']}" for layer in config.layer_paths}
-    for path, parts in changes.items():
-        if "factor" in parts:
-            _scale(tuned, path, parts["factor"], inputs=path in scaled_inputs)
-        else:
-            _merge(tuned, path, parts, tunings[-1])
-    return tuned
+    return tuned, {path: Change(tensors, tunings[-1], path in scaled_inputs) for path, tensors in parts.items()}
 
 
 def _scale(tensors: Tensors, path: str, factor: NDArray[Any], *, inputs: bool) -> None:
@@ -109,17 +146,13 @@ def _scale(tensors: Tensors, path: str, factor: NDArray[Any], *, inputs: bool) -
         tensors[f"{path}.bias"] = tensors[f"{path}.bias"] * factor
 
 
-def _merge(tensors: Tensors, path: str, change: Tensors, tuning: Mapping[str, Any]) -> None:
+def _merge(tensors: Tensors, path: str, change: Change) -> None:
     """Merge LoRA and its relatives."""
     weight = tensors[f"{path}.weight"]  # [O, I]
-    rank = tuning["rank"]
-    scale = np.float32(tuning["alpha"] / (math.sqrt(rank) if tuning.get("rslora") else rank))
-    a, b = change["A"], change["B"]  # [R, I], [O, R]
-    if "A0" in change:  # (B₀ + B)(A₀ + A) - B₀A₀ without the difference of two large products
-        a, b = np.concatenate([a, change["A0"] + a]), np.concatenate([change["B0"], b], axis=1)
-    changed = weight + (scale * b) @ a
-    if "m" in change:
-        lengths = np.linalg.norm(weight, axis=1) + change["m"]
+    a, b = change.low_rank()
+    changed = weight + b @ a
+    if change.lengths is not None:
+        lengths = np.linalg.norm(weight, axis=1) + change.lengths
         changed = (lengths / np.linalg.norm(changed, axis=1))[:, None] * changed
     tensors[f"{path}.weight"] = changed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from lamella.errors import LamellaError, ModelError
 from lamella.files import write_bytes
@@ -13,16 +13,24 @@ from lamella.graph.support import LARGEST_FILE, NoGraphError
 from lamella.models.onnx_model import ONNX_GRAPH
 from lamella.user_cache import cache_folder, is_intact, limit_size, write_folder
 
-if TYPE_CHECKING:
-    from lamella.graph.reader_graph import ReaderGraph
-
 DATA = f"{ONNX_GRAPH}.data"
 MAX_BYTES = 8 * 2**30  # of all graphs together
 
 T = TypeVar("T")
 
 
-def open_cached(key: str, build: Callable[[], ReaderGraph], open_graph: Callable[[Path | bytes], T]) -> T:
+class WritableGraph(Protocol):
+    """A graph that was built, of a reader or of a shared encoder."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of all tensors."""
+
+    def encode(self, *, data_file: Path | None = None) -> bytes:
+        """Return the bytes of an ONNX file; with `data_file`, large tensors are written there."""
+
+
+def open_cached(key: str, build: Callable[[], WritableGraph], open_graph: Callable[[Path | bytes], T]) -> T:
     """Open a graph of the cache; if it is missing or damaged, build it, and write it for the next time."""
     root = cache_folder("graphs")
     if root is not None and is_intact(root / key):
@@ -37,7 +45,7 @@ def open_cached(key: str, build: Callable[[], ReaderGraph], open_graph: Callable
     return open_graph(graph.encode())
 
 
-def _write(folder: Path, graph: ReaderGraph) -> bool:
+def _write(folder: Path, graph: WritableGraph) -> bool:
     """Write a graph; return whether it is in the cache now, from this process or from another one."""
 
     def write_files(fresh: Path) -> None:

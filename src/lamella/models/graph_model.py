@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -71,6 +71,11 @@ class Recipe:
         parts = [VERSION, self.precision, self.sha256, asdict(self.config), self.head, self.windows.max_seq_length]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders that the model is read from."""
+        return tuple(dict.fromkeys([*(folder for folder, _ in self.chain), self.base.folder]))
+
     def build(self) -> ReaderGraph:
         """Read all tensors and build the graph."""
         from lamella.graph.reader_graph import build_reader  # not needed for a graph in the cache
@@ -120,18 +125,19 @@ def load_as_graph(source: Source, *, precision: GraphPrecision = "fp32", **optio
     `options` are those of OnnxModel.
     """
     recipe = replace(read_recipe(source), precision=precision)
-    folders = list(dict.fromkeys([*(folder for folder, _ in recipe.chain), recipe.base.folder]))
     config = recipe.describe()
     model = open_cached(
         recipe.key,
         recipe.build,
-        lambda graph: OnnxModel(folders, config, recipe.tokenizer, graph, **options),
+        lambda graph: OnnxModel(recipe.folders, config, recipe.tokenizer, graph, **options),
     )
     model.count_parameters = recipe.count_parameters
     return model
 
 
-def read_recipe(source: Source) -> Recipe:
+def read_recipe(
+    source: Source, *, open_tokenizer: Callable[[Path, str], TokenizerFile | None] = open_tokenizer
+) -> Recipe:
     """Read and check everything about a model except its tensors, which are only hashed."""
     folder = source.folder
     if is_peft(folder):

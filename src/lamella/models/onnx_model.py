@@ -7,12 +7,7 @@ tokenizer.json
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,8 +18,9 @@ from pydantic import ValidationError
 from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.windows.padding import Padded, check_window_length
 from lamella.encoder.sources import MODEL_CONFIG
-from lamella.errors import MissingLibraryError, ModelError, one_line
+from lamella.errors import ModelError
 from lamella.files import read_json
+from lamella.models.onnx_sessions import Cores, Sessions, explain_failure
 from lamella.models.tokenizer_file import TOKENIZER, TokenizerFile, read_tokenizer
 from lamella.section import Section
 
@@ -35,9 +31,7 @@ ONNX_FORMAT = "lamella_onnx"  # the key of config.json that marks an exported fo
 ONNX_VERSION = 1
 ONNX_GRAPH = "model.onnx"
 
-# Since version 1.29, onnxruntime reports its use to Microsoft, and stores an identifier of the device, unless this is
-# set before it is first imported.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+Window = Mapping[str, NDArray[Any]]  # the inputs of one window, [1, T]
 
 # The possible inputs of a graph. It has an input only if the encoder or the head reads it.
 INPUTS: dict[str, Callable[[Padded], NDArray[Any]]] = {
@@ -46,14 +40,6 @@ INPUTS: dict[str, Callable[[Padded], NDArray[Any]]] = {
     "token_type_ids": lambda padded: padded.token_types,
     "is_context": lambda padded: padded.is_context,
 }
-
-# Up to this number, windows run one after the other, each on several cores; more run one per core. A window takes half
-# the time on two cores, but many windows take 15 % longer than with a core each (docs/decisions/0038-one-window.md).
-FEW_WINDOWS = 4
-MOST_THREADS = 8  # that share a window: each must be woken for every product
-
-# On a CPU, these fused kernels of onnxruntime are slower than the separate ones: the first takes three times as long.
-SLOW_FUSIONS = ("SkipLayerNormFusion", "BiasGeluFusion")
 
 
 class Identity(Section):
@@ -130,12 +116,10 @@ class OnnxModel:
         self.windows, self.decoding, self.gives_text = config.windows, config.decoding, config.gives_text
         self.precision, self.tokenizer = config.precision, tokenizer
         self.count_parameters: Callable[[], ParameterCounts | None] = lambda: None  # an exported folder does not say
-        self.threads = threads or _cores()
-        self._pool = ThreadPoolExecutor(self.threads, "lamella-onnx")
-        first = self._sharing if few_questions else 1
-        self._sessions = {first: _open(graph, first)}  # by the number of threads that share a window
-        self._graph, self._opening = graph if isinstance(graph, Path) else None, threading.Lock()
-        self.inputs = [tensor.name for tensor in self._sessions[first].get_inputs()]
+        self._cores = Cores(threads)
+        self.threads = self._cores.threads
+        self._sessions = Sessions(graph, self._cores.sharing if few_questions else 1)
+        self.inputs = self._sessions.inputs
         if unknown := set(self.inputs) - set(INPUTS):
             raise ModelError(
                 f"{graph!s}: expected inputs among {', '.join(INPUTS)}, found {', '.join(sorted(unknown))}."
@@ -156,51 +140,30 @@ class OnnxModel:
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """Return the logits of a padded batch; 0 at the padding."""
         check_window_length(padded, self.config.positions)
-        feed = self._feed(padded)
-        lengths = padded.mask.sum(1)
-        windows = [
-            {name: array[row : row + 1, :length] for name, array in feed.items()} for row, length in enumerate(lengths)
-        ]
+        windows = split_windows(padded, self.inputs)
         logits = np.zeros((2, len(windows), padded.mask.shape[1] if self.gives_text else 1), np.float32)
-        few = len(windows) <= FEW_WINDOWS
-        session = self._session(self._sharing if few else 1)
-        for row, output in enumerate((map if few else self._pool.map)(partial(self._run, session), windows)):
+        for row, output in enumerate(self._cores.map(self._run, windows)):
             logits[:, row, : output.shape[2]] = output[:, 0]
         return logits  # [2, B, T], or [2, B, 1]
 
     def logits_in_one_run(self, padded: Padded) -> NDArray[np.float32]:
         """Return the same from one run of the graph on the padded batch, as other programs would use it."""
-        return self._run(self._session(1), self._feed(padded))
+        return self._run(1, {name: INPUTS[name](padded) for name in self.inputs})
 
-    @property
-    def _sharing(self) -> int:
-        """The number of threads that share a window if there are few windows."""
-        return min(self.threads, MOST_THREADS)
-
-    def _session(self, threads: int) -> Any:
-        """Return the session in which this number of threads share a window."""
-        with self._opening:
-            if threads not in self._sessions:
-                (opened,) = self._sessions.values()
-                self._sessions[threads] = opened
-                with suppress(ModelError):  # another process has removed the graph from the cache
-                    if self._graph is not None:  # a graph in memory is not kept for a second session
-                        self._sessions[threads] = _open(self._graph, threads)
-            return self._sessions[threads]
-
-    def _feed(self, padded: Padded) -> dict[str, NDArray[Any]]:
-        return {name: INPUTS[name](padded) for name in self.inputs}
-
-    def _run(self, session: Any, feed: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
-        try:
-            (output,) = session.run(None, feed)
-        except Exception as error:  # onnxruntime raises a class for each kind of failure, none of them a MemoryError
-            if "allocate memory" in str(error):
-                raise MemoryError(one_line(error)) from None
-            tokens = feed["input_ids"].shape[1]
-            raise ModelError(f"the exported graph cannot be run on {tokens} tokens: {one_line(error)}.") from None
+    def _run(self, threads: int, window: Window) -> NDArray[np.float32]:
+        with explain_failure(window["input_ids"].shape[1]):
+            (output,) = self._sessions.get(threads).run(None, window)
         logits: NDArray[np.float32] = output
         return logits
+
+
+def split_windows(padded: Padded, inputs: Iterable[str]) -> list[Window]:
+    """Return these inputs of each window, [1, T], without the padding."""
+    arrays = {name: INPUTS[name](padded) for name in inputs}
+    lengths = padded.mask.sum(1)
+    return [
+        {name: array[row : row + 1, :length] for name, array in arrays.items()} for row, length in enumerate(lengths)
+    ]
 
 
 def is_exported(folder: Path) -> bool:
@@ -226,32 +189,3 @@ def read_export(folder: Path) -> ExportConfig:
         where = ".".join(str(part) for part in first["loc"])
         problem = f"{where}: {first['msg'].lower()}"
         raise ModelError(f"{path}: damaged, or written by another version of lamella: {problem}.") from None
-
-
-def _cores() -> int:
-    """Return the number of cores that this process may use, which can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _open(graph: Path | bytes, threads: int) -> Any:
-    try:
-        import onnxruntime
-    except ModuleNotFoundError:
-        raise MissingLibraryError("a model exported to ONNX", ["onnxruntime"]) from None
-    if isinstance(graph, Path) and not graph.is_file():
-        raise ModelError(f"{graph}: no such file; the exported folder is incomplete.")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    # Threads that wait for the next node must not spin: on a busy machine, that would take the cores from others.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 4  # warnings were reported at export, and errors are raised
-    try:
-        return onnxruntime.InferenceSession(
-            graph if isinstance(graph, bytes) else str(graph),
-            options,
-            providers=["CPUExecutionProvider"],
-            disabled_optimizers=list(SLOW_FUSIONS),
-        )
-    except Exception as error:  # as above
-        where = "a graph in memory" if isinstance(graph, bytes) else str(graph)
-        raise ModelError(f"{where}: expected an ONNX graph, found a damaged file ({one_line(error)}).") from None

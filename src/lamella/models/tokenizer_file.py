@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from tokenizers import Tokenizer
 
 from lamella.data.windows.tokens import switch_truncation_off
 from lamella.errors import ModelError, one_line
-from lamella.files import read_json
+from lamella.files import file_sha256, read_json
 
 TOKENIZER = "tokenizer.json"
 OPTIONS = ("tokenizer_config.json", "special_tokens_map.json")  # the files that name special tokens, the newest first
@@ -45,6 +46,22 @@ def open_tokenizer(folder: Path, model_type: str) -> TokenizerFile | None:
     pad = backend.token_to_id(_text(names.get("pad_token", padding)))
     path = folder / TOKENIZER
     return None if cls is None else TokenizerFile(backend, path, cls_token_id=cls, pad_token_id=pad or 0)
+
+
+class Tokenizers:
+    """Opens tokenizers so that models with equal files share one while any of them is in use."""
+
+    def __init__(self) -> None:
+        self._shared: WeakValueDictionary[tuple[str, ...], TokenizerFile] = WeakValueDictionary()
+
+    def open(self, folder: Path, model_type: str) -> TokenizerFile | None:
+        """Open the tokenizer of a model or an encoder, as `open_tokenizer`."""
+        files = [folder / name for name in (TOKENIZER, *OPTIONS)]
+        key = (model_type, *(file_sha256(path) if path.is_file() else "" for path in files))
+        tokenizer = self._shared.get(key)
+        if tokenizer is None and (tokenizer := open_tokenizer(folder, model_type)) is not None:
+            self._shared[key] = tokenizer
+        return tokenizer
 
 
 def read_options(folder: Path, file: str = OPTIONS[0]) -> dict[str, Any]:

@@ -1,0 +1,211 @@
+"""One base encoder in memory for many readers, on onnxruntime: the tensors of a reader are fed with each window.
+
+A window runs through the encoder with the feeds of its reader, then through the head of that reader. Windows of any
+readers can be mixed: each runs by itself, as in OnnxModel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lamella.data.windows.padding import Padded, check_window_length
+from lamella.encoder.sources import MODEL_WEIGHTS, Source, verified_hash
+from lamella.graph.fed_encoder import Kind, build_shared_encoder, feed_encoder, is_kept
+from lamella.graph.fed_head import SharedHead, build_shared_head
+from lamella.graph.head_graph import plan_head
+from lamella.graph.support import VERSION, NoGraphError
+from lamella.graph.tensor_files import Tensors, read_outline, read_tensor_files
+from lamella.graph.tuned_tensors import ParameterCounts, pretrained_tensors
+from lamella.models.graph_cache import open_cached
+from lamella.models.graph_model import Recipe, read_recipe
+from lamella.models.onnx_model import INPUTS, Window, split_windows
+from lamella.models.onnx_sessions import Cores, Sessions, explain_failure
+from lamella.models.tokenizer_file import Tokenizers
+from lamella.user_cache import remembered_sha256
+
+if TYPE_CHECKING:
+    from onnxruntime import OrtValue
+
+OrtFeeds = Mapping[str, "OrtValue"]
+
+
+class Row(NamedTuple):
+    """A window of a reader, without padding."""
+
+    reader: SharedReader
+    window: Window
+
+
+Run = Callable[[Sequence[Row]], Sequence[NDArray[np.float32]]]
+
+
+class SharedEncoder:
+    """A base encoder in memory; its readers hold their own tensors only. Threads may share it."""
+
+    def __init__(self, recipe: Recipe, sha256: str) -> None:
+        """Open the base encoder of a reader; `sha256` is the hash of its files."""
+        self.config, self.base, self._sha256 = recipe.config, recipe.base, sha256
+        self.tensors = _outline(recipe)
+        self._sessions: dict[Kind, Sessions] = {}
+        self._heads: WeakValueDictionary[bytes, Sessions] = WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def sessions(self, kind: Kind) -> Sessions:
+        """Return the sessions of the encoder for a kind of reader."""
+        with self._lock:
+            if kind not in self._sessions:
+                self._sessions[kind] = open_cached(
+                    self._key(kind),
+                    lambda: build_shared_encoder(self.config, self._read(), kind),
+                    lambda graph: Sessions(graph, 1),
+                )
+            return self._sessions[kind]
+
+    def head(self, graph: bytes) -> Sessions:
+        """Return the sessions of the graph of a head; it belongs to the readers that use it."""
+        with self._lock:
+            sessions = self._heads.get(graph)
+            if sessions is None:
+                sessions = self._heads[graph] = Sessions(graph, 1, keep_bytes=True)
+            return sessions
+
+    def _read(self) -> Tensors:
+        return pretrained_tensors(read_tensor_files(self.base.weights), self.config)
+
+    def _key(self, kind: Kind) -> str:
+        parts = [VERSION, "shared", kind, self._sha256, asdict(self.config)]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+class SharedReader:
+    """A reader on a shared encoder: a model as `lamella.inference` asks it. Its own memory is that of its delta."""
+
+    precision = "fp32"
+
+    def __init__(self, encoder: SharedEncoder, recipe: Recipe, run: Run) -> None:
+        kind, feeds, head = _read_feeds(recipe, encoder.tensors)
+        self.encoder, self.run, self.recipe, self.config = encoder, run, recipe, recipe.describe()
+        self.windows, self.decoding, self.gives_text = recipe.windows, recipe.decoding, self.config.gives_text
+        self.tokenizer, self.folders = recipe.tokenizer, recipe.folders
+        self.nbytes = sum(tensor.nbytes for tensor in (*feeds.values(), *head.feeds.values()))
+        self.layers = head.layers
+        self.sessions, self.head_sessions = encoder.sessions(kind), encoder.head(head.graph)
+        self.feeds, self.head_feeds = _as_values(feeds), _as_values(head.feeds)
+
+    def count_parameters(self) -> ParameterCounts | None:
+        """Count the parameters of the reader and its encoder."""
+        return self.recipe.count_parameters()
+
+    def rows(self, padded: Padded) -> list[Row]:
+        """Return the windows of a padded batch, each without its padding."""
+        check_window_length(padded, self.config.positions)
+        return [Row(self, window) for window in split_windows(padded, INPUTS)]
+
+    def logits(self, padded: Padded) -> NDArray[np.float32]:
+        """Return the logits of a padded batch; 0 at the padding."""
+        return self.join(padded, self.run(self.rows(padded)))
+
+    def join(self, padded: Padded, rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+        """Return the logits of a padded batch, [2, B, T] or [2, B, 1], from those of its windows."""
+        logits = np.zeros((2, len(rows), padded.mask.shape[1] if self.gives_text else 1), np.float32)
+        for row, output in enumerate(rows):
+            logits[:, row, : output.shape[1]] = output
+        return logits
+
+
+class SharedEncoders:
+    """Opens readers so that those on equal base encoders share one. An encoder is in memory while a reader uses it."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.cores = Cores(threads)
+        self._tokenizers = Tokenizers()
+        self._encoders: WeakValueDictionary[str, SharedEncoder] = WeakValueDictionary()
+        self._opening: dict[str, threading.Lock] = {}
+
+    def reader(self, source: Source) -> SharedReader:
+        """Open a reader; raise NoGraphError, with the reason, if it needs an encoder of its own."""
+        recipe = read_recipe(source, open_tokenizer=self._tokenizers.open)
+        return SharedReader(self._encoder(recipe), recipe, self.run)
+
+    def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """Return the logits of each window, [2, T] or [2, 1]; the windows may belong to any of the readers."""
+        return list(self.cores.map(_run, rows))
+
+    def _encoder(self, recipe: Recipe) -> SharedEncoder:
+        key, sha256 = _identify(recipe)
+        with self._opening.setdefault(key, threading.Lock()):  # other encoders can be opened at the same time
+            encoder = self._encoders.get(key)
+            if encoder is None:
+                encoder = self._encoders[key] = SharedEncoder(recipe, sha256)
+            return encoder
+
+
+def why_not_shared(source: Source) -> str | None:
+    """Return why a model needs an encoder of its own, a phrase; None if it can share one."""
+    try:
+        recipe = read_recipe(source, open_tokenizer=Tokenizers().open)
+        _identify(recipe)
+        _read_feeds(recipe, _outline(recipe))
+    except NoGraphError as reason:
+        return str(reason)
+    return None
+
+
+def _identify(recipe: Recipe) -> tuple[str, str]:
+    """Return a key that is equal for equal base encoders, and the hash of the files of this one."""
+    if not recipe.chain:
+        raise NoGraphError("it is a checkpoint with an encoder of its own")
+    if len(recipe.chain) > 1:
+        raise NoGraphError("its base is a reader")
+    ((_, saved),) = recipe.chain
+    sha256 = verified_hash(recipe.base, hash_file=remembered_sha256)
+    # The pooler is not part of the hash of the tensors.
+    pooled = plan_head(recipe.head, recipe.config.depth).pooled
+    tensors = saved.base_tensors_sha256 if not pooled else None
+    return json.dumps([tensors or sha256, pooled and sha256, asdict(recipe.config)], sort_keys=True), sha256
+
+
+def _outline(recipe: Recipe) -> Tensors:
+    """Return the tensors of a base encoder; those that belong to its graph have no values."""
+    config = recipe.config
+    file = read_outline(recipe.base.weights, lambda name, shape: not is_kept(config, name, shape))
+    return pretrained_tensors(file, config)
+
+
+def _read_feeds(recipe: Recipe, tensors: Tensors) -> tuple[Kind, dict[str, Any], SharedHead]:
+    ((folder, saved),) = recipe.chain
+    delta = read_tensor_files([folder / MODEL_WEIGHTS])
+    kind, feeds = feed_encoder(recipe.config, tensors, delta.under("encoder.model."), saved.tunings)
+    head = build_shared_head(recipe.config, recipe.head, delta.under("head."), recipe.windows.max_seq_length)
+    return kind, feeds, head
+
+
+def _as_values(feeds: Mapping[str, NDArray[Any]]) -> OrtFeeds:
+    """Return arrays as onnxruntime takes them; they share their memory."""
+    from onnxruntime import OrtValue
+
+    return {name: OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor)) for name, tensor in feeds.items()}
+
+
+def _run(threads: int, row: Row) -> NDArray[np.float32]:
+    """Run one window through the encoder and the head of its reader; return its logits, [2, T]."""
+    reader, window = row
+    with explain_failure(window["input_ids"].shape[1]):
+        inputs = _as_values(window)
+        encoder, head = reader.sessions, reader.head_sessions
+        own = {name: inputs[name] for name in inputs if name in encoder.inputs}
+        layers = encoder.get(threads).run_with_ort_values(reader.layers, {**reader.feeds, **own})
+        own = {name: inputs[name] for name in inputs if name in head.inputs}
+        read = dict(zip(reader.layers, layers, strict=True))
+        (logits,) = head.get(threads).run_with_ort_values(None, {**reader.head_feeds, **own, **read})
+    output: NDArray[np.float32] = logits.numpy()
+    return output[:, 0]
