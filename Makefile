@@ -59,5 +59,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 $(LIGHT): pyproject.toml constraints.txt
 	test -x .venv-light/bin/python || $(PYTHON) -m venv .venv-light
-	.venv-light/bin/python $(PIP) -e ".[bundled]" hypothesis pytest pytest-xdist
+	.venv-light/bin/python $(PIP) -e ".[bundled,serve]" httpx2 hypothesis pytest pytest-xdist
 	touch $@

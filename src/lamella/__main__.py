@@ -54,8 +54,13 @@ def _missing_with(library: str) -> list[str]:
     """Return a missing library together with the missing libraries of its extra, which would be reported next."""
     from lamella.errors import EXTRAS
 
-    needed = next((libraries for libraries in EXTRAS.values() if library in libraries), (library,))
-    return [name for name in needed if not _is_installed(name)]
+    needed = next((names for names in EXTRAS.values() if library in map(_module, names)), (library,))
+    return [name for name in needed if not _is_installed(_module(name))]
+
+
+def _module(library: str) -> str:
+    """Return the name by which a library is imported."""
+    return library.replace("-", "_")
 
 
 def _is_installed(library: str) -> bool:

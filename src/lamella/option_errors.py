@@ -79,9 +79,16 @@ def read_options(path: Path, options: type[Options]) -> Options:
 
 def explain(error: ValidationError, given: Mapping[str, Any], schema: type[BaseModel], where: str = "") -> list[str]:
     """Return one line per fault that pydantic found in `given`: key path, what was expected, what was found."""
+    return explain_faults(error.errors(), given, schema, where)
+
+
+def explain_faults(
+    faults: Sequence[Mapping[str, Any]], given: Mapping[str, Any], schema: type[BaseModel], where: str = ""
+) -> list[str]:
+    """Return one line per fault, as `explain` does."""
     lines: list[str] = []
     wrong_values: dict[str, tuple[list[str], Any]] = {}  # by path: an expectation per member of a union, the value
-    for fault in error.errors():
+    for fault in faults:
         keys = _keys_of_user(fault["loc"], given, missing=fault["type"] == "missing")
         path = _spell_path(where, keys)
         if fault["type"] == "extra_forbidden":

@@ -1,6 +1,14 @@
 """The command line: one thin function per command. Heavy imports stay inside them, so that `--help` is instant."""
 
-from lamella.cli import answer_commands, ask_command, data_commands, model_commands, study_commands, training_commands
+from lamella.cli import (
+    answer_commands,
+    ask_command,
+    data_commands,
+    model_commands,
+    serve_command,
+    study_commands,
+    training_commands,
+)
 from lamella.cli.app import app, with_one_command
 
 __all__ = [
@@ -9,6 +17,7 @@ __all__ = [
     "ask_command",
     "data_commands",
     "model_commands",
+    "serve_command",
     "study_commands",
     "training_commands",
     "with_one_command",

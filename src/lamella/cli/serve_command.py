@@ -1,0 +1,126 @@
+"""The command that serves readers over HTTP."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lamella.cli.app import Precision, app
+
+if TYPE_CHECKING:
+    from lamella.serve.service import Service
+
+KEYS = "LAMELLA_API_KEYS"
+NAMES_SHOWN = 10
+
+
+@app.command()
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="Readers to serve, as for ask --model; the first answers requests that name none. Default: `default`.",
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--models",
+            metavar="DIR",
+            help="Also serve each model in this folder, by the name of its own folder; clients may then load and "
+            "remove readers.",
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen at; 0.0.0.0: reachable from other machines.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen at; 0: any free port.")
+    ] = 8000,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--keys",
+            metavar="FILE",
+            help=f"File with one key per line; clients must send one of them. Default: the keys in {KEYS}, if set.",
+        ),
+    ] = None,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors", metavar="ORIGIN", help="Web site whose pages may ask, such as https://example.org. Repeatable."
+        ),
+    ] = None,
+    precision: Precision = "auto",
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Cores to use on a CPU; default: all of them.")
+    ] = None,
+    loaded: Annotated[
+        int, typer.Option("--loaded", min=1, help="Readers kept in memory; others are loaded when they are asked.")
+    ] = 32,
+    queue: Annotated[
+        int, typer.Option("--queue", min=1, help="Requests accepted at the same time; more are asked to come back.")
+    ] = 128,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Maximum seconds per question.")] = 30.0,
+    max_body: Annotated[int, typer.Option("--max-body", min=1, help="Maximum size of a request in MiB.")] = 4,
+    max_characters: Annotated[
+        int, typer.Option("--max-characters", min=1, help="Maximum characters of all contexts of a question.")
+    ] = 2_000_000,
+    max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Maximum questions per batch.")] = 256,
+) -> None:
+    """Answer questions over HTTP, and in the browser."""
+    from lamella.serve.http_server import serve as serve_http
+    from lamella.serve.settings import MEBIBYTE, Settings
+
+    settings = Settings(
+        models=tuple(models or ()),
+        folder=folder,
+        keys=_read_keys(keys),
+        cors=tuple(cors or ()),
+        precision=precision,
+        threads=threads,
+        most_loaded=loaded,
+        queue=queue,
+        timeout=timeout,
+        max_body=max_body * MEBIBYTE,
+        max_characters=max_characters,
+        max_batch=max_batch,
+    )
+    serve_http(settings, host, port, _announce)
+
+
+def _announce(address: str, service: Service) -> None:
+    names = service.catalogue.names()
+    shown = ", ".join(names[:NAMES_SHOWN])
+    more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
+    typer.echo(f"Serving {shown}{more} at {address}")
+    typer.echo(f"Try the API at {address}/docs. Stop with Ctrl-C.")
+
+
+def _read_keys(file: Path | None) -> tuple[str, ...]:
+    """Return the keys of a file, or of the environment: separated by white space or commas."""
+    from lamella.errors import UnreadableError, UsageError
+
+    if file is None:
+        where, text = KEYS, os.environ.get(KEYS, "")
+        if KEYS not in os.environ:
+            return ()
+    else:
+        where = f"serve --keys {file}"
+        try:
+            text = file.expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8"
+            raise UnreadableError(
+                f"{where}: cannot be read ({reason}); give a text file with one key per line."
+            ) from None
+    keys = tuple(text.replace(",", " ").split())
+    if not keys:  # not the same as no keys: everyone could ask
+        raise UsageError(f"{where}: expected at least one key, found none.")
+    if odd := [number for number, key in enumerate(keys, 1) if not (key.isascii() and key.isprintable())]:
+        raise UsageError(f"{where}: expected keys of printable ASCII characters, key {odd[0]} has others.")
+    return keys

@@ -1,0 +1,111 @@
+"""Engines: compute the logits of windows that may belong to several readers.
+
+A server puts the windows of all its requests into one queue. An engine computes what is taken from it at once, so it
+receives windows without their padding, each with what its reader adds to the encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lamella.data.windows.padding import PAD_TO_MULTIPLE_OF, Padded
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A window without padding, and what its reader adds to the encoder (None if the engine has a single reader)."""
+
+    delta: Any
+    input_ids: NDArray[np.int64]  # [T]
+    token_types: NDArray[np.int64]  # [T]
+    is_context: NDArray[np.bool_]  # [T]
+
+
+class Engine(Protocol):
+    """Computes the logits of windows."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds worth waiting for more windows: a few milliseconds on a GPU; 0 where windows run one by one."""
+
+    def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """Return the logits [2, T] of each window."""
+
+
+class PaddedModel(Protocol):
+    """A model that takes windows padded to one length."""
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def windows(self) -> Any: ...
+
+    def logits(self, padded: Padded) -> NDArray[np.float32]: ...
+
+
+class OwnEngine:
+    """Runs the windows of one model, which shares its encoder with no other: they are padded and go through it."""
+
+    def __init__(self, model: PaddedModel) -> None:
+        self.model = model
+        on_cpu = str(getattr(model, "device", "cpu")) == "cpu"
+        self.patience = 0.0 if on_cpu else 0.003
+
+    def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """Return the logits [2, T] of each window."""
+        longest = self.model.windows.max_seq_length
+        padded = pad_rows(rows, self.model.tokenizer.pad_token_id or 0, longest)
+        logits = self.model.logits(padded)
+        return [logits[:, number, : len(row.input_ids)] for number, row in enumerate(rows)]
+
+
+def split_rows(padded: Padded, delta: Any = None) -> list[Row]:
+    """Return the windows of a padded batch, without their padding."""
+    return [
+        Row(
+            delta,
+            padded.input_ids[number, :length],
+            padded.token_types[number, :length],
+            padded.is_context[number, :length],
+        )
+        for number, length in enumerate(padded.mask.sum(1).tolist())
+    ]
+
+
+def join_logits(logits: Sequence[NDArray[np.float32]], width: int) -> NDArray[np.float32]:
+    """Return the logits of windows as a padded batch has them: [2, B, T], 0 at the padding."""
+    joined = np.zeros((2, len(logits), width), np.float32)
+    for number, row in enumerate(logits):
+        joined[:, number, : row.shape[1]] = row
+    return joined
+
+
+def pad_rows(rows: Sequence[Row], pad_id: int, longest: int) -> Padded:
+    """Pad windows to one length, at most `longest` unless a window itself is longer; labels are not known."""
+    lengths = np.array([len(row.input_ids) for row in rows])
+    most = int(lengths.max())
+    width = max(most, min(-(-most // PAD_TO_MULTIPLE_OF) * PAD_TO_MULTIPLE_OF, longest))
+    mask = np.arange(width) < lengths[:, None]  # [B, T]
+
+    def fill(name: str, value: int, dtype: Any) -> NDArray[Any]:
+        array = np.full(mask.shape, value, dtype)
+        array[mask] = np.concatenate([getattr(row, name) for row in rows])
+        return array
+
+    return Padded(
+        input_ids=fill("input_ids", pad_id, np.int64),
+        mask=mask,
+        token_types=fill("token_types", 0, np.int64),
+        is_context=fill("is_context", 0, np.bool_),
+        max_context=mask,
+        start=np.zeros(len(rows), np.int64),
+        end=np.zeros(len(rows), np.int64),
+        windows=np.arange(len(rows)),
+        cls=0,
+    )

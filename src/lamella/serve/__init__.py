@@ -1,0 +1,1 @@
+"""Serve readers: an HTTP service that answers the questions of many clients with many readers."""

@@ -1,0 +1,90 @@
+"""The web application: the service with its routes, behind the gate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import RedirectResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from lamella.errors import LamellaError
+from lamella.serve import hugging_face, routes
+from lamella.serve.gate import Gate, send_refusal
+from lamella.serve.refusals import RefusedError, as_refusal
+from lamella.serve.service import Service
+from lamella.serve.settings import Settings
+from lamella.version import __version__
+
+DESCRIPTION = """Extractive question answering: find the answer to a question in a text, or report that there is none.
+
+Errors have one form: `{"error": {"type": …, "message": …}}`."""
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """Return the application; it loads the default reader when it starts."""
+    service = Service(settings or Settings())
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await asyncio.to_thread(service.start)
+        yield
+        service.draining = True
+        service.close()
+
+    app = FastAPI(
+        title="Lamella",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        redoc_url=None,
+        exception_handlers={HTTPException: _http_error, LamellaError: _error},
+    )
+    app.state.service = service
+    app.include_router(routes.router)
+    if service.settings.folder is not None:
+        app.include_router(routes.management)
+    app.include_router(hugging_face.router)
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return RedirectResponse("/docs")
+
+    app.add_middleware(Gate, settings=service.settings, metrics=service.metrics)
+    if service.settings.cors:  # outermost: a browser asks first, without a key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(service.settings.cors),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            expose_headers=["X-Request-Id", "X-Queue-Time", "X-Inference-Time", "Retry-After"],
+        )
+    return app
+
+
+async def _error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, LamellaError)
+    return _RefusedResponse(as_refusal(error))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Answer an error of the framework: an unknown route or method."""
+    assert isinstance(error, HTTPException)
+    kind = {404: "unknown_route", 405: "wrong_method"}.get(error.status_code, "invalid_request")
+    message = f"{request.method}: {error.detail.lower() if error.detail else 'refused'}; GET /docs lists what there is."
+    return _RefusedResponse(RefusedError(message, status=error.status_code, kind=kind), error.headers)
+
+
+class _RefusedResponse(Response):
+    """The response to a request that cannot be answered."""
+
+    def __init__(self, refusal: RefusedError, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(status_code=refusal.status)
+        self._refusal, self._more = refusal, headers or {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_refusal(self._refusal, scope, send, self._more)

@@ -1,0 +1,129 @@
+"""The gate before all routes: request ids, bearer keys, one log line per request, figures, errors as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+from collections.abc import Mapping
+from time import perf_counter
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import quote
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lamella.errors import LamellaError, truncate
+from lamella.serve.json_body import to_json
+from lamella.serve.metrics import Metrics
+from lamella.serve.refusals import RefusedError, as_refusal
+from lamella.serve.settings import Settings
+
+logger = logging.getLogger("lamella.serve")
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+OPEN = ("/", "/health", "/ready", "/docs", "/openapi.json", "/favicon.ico")  # GET without a key
+OPEN_FOLDER = "/page/"
+LONGEST_PATH = 200  # characters in the log
+
+
+class Gate:
+    """An ASGI middleware: everything that is the same for all routes."""
+
+    def __init__(self, app: ASGIApp, *, settings: Settings, metrics: Metrics) -> None:
+        self.app, self.settings, self.metrics = app, settings, metrics
+        self._keys = [_digest(key.encode()) for key in settings.keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, and write its line to the log."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begin = perf_counter()
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        notes: dict[str, Any] = scope.setdefault("state", {}).setdefault("notes", {})
+        status = 0
+
+        async def send_on(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            if message.get("more_body"):  # a client that does not read must not hold the stream for ever
+                async with asyncio.timeout(self.settings.write_timeout):
+                    await send(message)
+            else:
+                await send(message)
+
+        try:
+            try:
+                self._check_key(scope, headers)
+                await self.app(scope, receive, send_on)
+            except LamellaError as error:
+                await send_refusal(as_refusal(error), scope, send_on)
+        except TimeoutError:
+            notes["left"] = "the client does not read"
+        except Exception:
+            logger.exception("id=%s: an error of the server", request_id)
+            if not status:
+                refusal = RefusedError(
+                    f"an error of the server; its log has the details under id {request_id}.",
+                    status=500,
+                    kind="internal_error",
+                )
+                await send_refusal(refusal, scope, send_on)
+        finally:
+            seconds = perf_counter() - begin
+            route = getattr(scope.get("route"), "path", "other")
+            self.metrics.requests.labels(route, status).inc()
+            self.metrics.seconds.labels(route).observe(seconds)
+            path = truncate(quote(scope["path"], safe="/%:@+"), LONGEST_PATH)
+            more = "".join(f" {name}={value}" for name, value in notes.items())
+            logger.info("id=%s %s %s %d %.1fms%s", request_id, scope["method"], path, status, seconds * 1000, more)
+
+    def _check_key(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        path = scope["path"]
+        is_open = scope["method"] in ("GET", "HEAD") and (path in OPEN or path.startswith(OPEN_FOLDER))
+        if not self._keys or is_open:
+            return
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        digest = _digest(key.strip())
+        # Every key is compared, in constant time: how long it takes tells nothing about the keys.
+        matches = [hmac.compare_digest(digest, known) for known in self._keys]
+        if scheme.lower() != b"bearer" or not any(matches):
+            raise RefusedError(
+                "Authorization: expected a key of this server (Authorization: Bearer KEY), got "
+                f"{'none' if not scheme else 'another'}.",
+                status=401,
+                kind="unauthorised",
+            )
+
+
+async def send_refusal(
+    refusal: RefusedError, scope: Scope, send: Send, more_headers: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Send an error as JSON; on Hugging Face's routes in Hugging Face's form."""
+    path = scope["path"]
+    huggingface = path == "/" or path.startswith("/models/")
+    message = " ".join(str(refusal).split())
+    body = to_json({"error": message if huggingface else {"type": refusal.kind, "message": message}})
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in more_headers.items()]
+    if refusal.retry_after is not None:
+        headers.append((b"retry-after", str(refusal.retry_after).encode()))
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if refusal.status in (408, 413):  # the rest of the body will not be read
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _digest(key: bytes) -> bytes:
+    """Return a hash of a key, so that keys of any length take the same time to compare."""
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,102 @@
+"""The process that listens: binds the port, answers until it is asked to stop, and then finishes what it accepted."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import uvicorn
+
+from lamella.errors import RunError, UsageError
+from lamella.serve.app import create_app
+from lamella.serve.service import Service
+from lamella.serve.settings import Settings
+
+BACKLOG = 2048  # connections that wait to be accepted
+MOST_CONNECTIONS = 2000  # clients that are slow hold a connection, but no place in the queue
+KEEP_ALIVE = 30  # seconds
+
+
+def serve(settings: Settings, host: str, port: int, announce: Callable[[str, Service], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then answer the requests that were accepted.
+
+    The port is bound first: if it is in use, nothing is loaded. `announce` gets the address when readers are loaded.
+    """
+    listening = bind(host, port)
+    try:
+        app = create_app(settings)
+        service: Service = app.state.service
+        service.start()
+        _log_to_stderr()
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=int(settings.timeout + settings.body_timeout) + 1,
+            ws="none",
+        )
+        announce(_address(listening), service)
+        _Server(config, service).run(sockets=[listening])
+    finally:
+        listening.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address; port 0 takes any free port."""
+    where = f"serve --host {host} --port {port}"
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (OSError, UnicodeError):
+        raise UsageError(f"{where}: expected a host name or an IP address of this machine.") from None
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if os.name == "posix":  # a port of a server that has just ended is free
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise RunError(f"{where}: cannot listen there ({error.strerror}); choose another --port.") from None
+    return listening
+
+
+class _Server(uvicorn.Server):
+    """A server that reports itself as not ready when it is asked to stop, and ends with exit code 0."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._service.draining = True
+        super().handle_exit(sig, frame)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()  # uvicorn would raise them again, and end the process by the signal
+
+
+def _address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _log_to_stderr() -> None:
+    """Write one line per request, with its time, to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("lamella.serve")
+    logger.setLevel(logging.INFO)
+    logger.handlers, logger.propagate = [handler], False
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)

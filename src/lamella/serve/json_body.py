@@ -1,0 +1,158 @@
+"""Read the JSON of requests, and write that of responses.
+
+A body is refused before it is parsed if it is too long, comes too slowly or is no JSON; and after, if it holds what
+JSON parsers disagree about: NaN, duplicate keys, lone surrogates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+
+from lamella.errors import counted, one_line, shorten
+from lamella.option_errors import explain_faults
+from lamella.serve.refusals import RefusedError, TooLargeError
+
+JSON_TYPES = ("application/json", "text/json")
+
+
+class JsonRequest(Request):
+    """A request whose body is read within the limits of the server."""
+
+    async def body(self) -> bytes:
+        """Return the body; raise an error if it is too long or comes too slowly."""
+        if not hasattr(self, "_body"):
+            self._body = await self._read()
+        return self._body
+
+    async def json(self) -> Any:
+        """Return the value of the body."""
+        return parse_json(await self.body())
+
+    async def _read(self) -> bytes:
+        settings = self.app.state.service.settings
+        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in JSON_TYPES and not kind.endswith("+json"):
+            found = shorten(kind) if kind else "none"
+            raise RefusedError(
+                f"Content-Type: expected application/json, got {found}; with curl, add -H 'Content-Type: "
+                "application/json'.",
+                status=415,
+                kind="unsupported_media_type",
+            )
+        return await read_limited(self, settings.max_body, settings.body_timeout)
+
+
+async def read_limited(request: Request, most: int, seconds: float) -> bytes:
+    """Return the body of a request of at most so many bytes, sent in at most so many seconds."""
+    too_long = f"body: expected at most {counted(most, 'byte')}, got {{}}; send less text per request."
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and len(length) < 20 and int(length) > most:
+        raise TooLargeError(too_long.format(f"{int(length):,}"))
+    chunks: list[bytes] = []
+    read = 0
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                read += len(chunk)
+                if read > most:
+                    raise TooLargeError(too_long.format("more"))
+                chunks.append(chunk)
+    except TimeoutError:
+        raise RefusedError(
+            f"body: expected all of it within {seconds:g} seconds, got {counted(read, 'byte')}; send it faster.",
+            status=408,
+            kind="slow_request",
+        ) from None
+    return b"".join(chunks)
+
+
+def parse_json(body: bytes) -> Any:
+    """Parse JSON strictly."""
+    try:
+        value = json.loads(body.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        if b"\\u" in body:  # only an escape can write half of a surrogate pair
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise _malformed("body: expected Unicode text, found half of a surrogate pair (\\ud800 to \\udfff).") from None
+    except UnicodeDecodeError as error:
+        raise _malformed(f"body: expected UTF-8, found another byte at position {error.start}.") from None
+    except RecursionError:
+        raise _malformed("body: expected JSON, found values nested too deeply.") from None
+    except ValueError as error:  # also for integers of thousands of digits
+        raise _malformed(f"body: expected JSON, found an error: {one_line(error)}.") from None
+    return value
+
+
+class JsonRoute(APIRoute):
+    """A route whose body is a `JsonRequest`; what is wrong with its values is explained in one line."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            try:
+                return await handle(JsonRequest(request.scope, request.receive))
+            except RequestValidationError as error:
+                schema = None if self.body_field is None else self.body_field.field_info.annotation
+                raise RefusedError(_explain(error, schema)) from None
+
+        return handle_json
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return a response with a JSON value."""
+    return Response(to_json(value), status, headers, "application/json")
+
+
+def to_json(value: Any) -> bytes:
+    """Return a value as JSON, on one line; a number that JSON cannot hold becomes null."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {shorten(next(key for key in keys if keys.count(key) > 1))} twice")
+    return values
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name}, which is no JSON number")
+
+
+def _malformed(message: str) -> RefusedError:
+    return RefusedError(message, status=400, kind="malformed_json")
+
+
+def _explain(error: RequestValidationError, schema: Any) -> str:
+    """Return what is wrong with a request, the first fault only."""
+    faults = [{**fault, "loc": tuple(fault["loc"])} for fault in error.errors()]
+    in_body = [{**fault, "loc": fault["loc"][1:]} for fault in faults if fault["loc"][0] == "body"]
+    if in_body:
+        if error.body is None or not isinstance(error.body, dict):
+            found = "nothing" if not error.body else shorten(error.body)
+            return f"body: expected a JSON object, got {found}."
+        return explain_faults(in_body, error.body, schema)[0]
+    first = faults[0]
+    return f"{first['loc'][-1]}: {first['msg'].lower()}, got {shorten(first.get('input'))}."

@@ -1,0 +1,173 @@
+"""Micro-batches: the windows of requests that are answered at the same time go through the encoder together.
+
+A request runs in a thread of its own and waits here for the logits of its windows. One thread per engine takes what
+waits, up to a budget of tokens, and runs it. While it runs, the next windows gather, so the server is never idle while
+windows wait, and batches grow with the load. A GPU gains from waiting a few milliseconds for more windows; a CPU, where
+windows run one by one, does not, and the engine's `patience` is 0.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lamella.models.window_engine import Engine, Row
+from lamella.serve.refusals import RefusedError, TimedOutError
+
+Logits = list[NDArray[np.float32]]
+Observer = Callable[[int, int, float], None]  # windows, tokens and seconds of a batch
+
+
+@dataclass(eq=False)
+class Call:
+    """A request while it is answered: until when it may take, and where its time goes."""
+
+    deadline: float  # of `perf_counter`
+    seconds_allowed: float
+    queued: float = 0.0  # seconds that it waited
+    computing: float = 0.0  # seconds that batches with its windows ran
+    abandoned: bool = False  # its client has left
+
+    def check(self) -> None:
+        """Raise an error if the answer would come too late, or to nobody."""
+        if self.abandoned:
+            raise RefusedError("the client has closed the connection.", status=499, kind="abandoned")
+        if perf_counter() > self.deadline:
+            raise TimedOutError(
+                f"expected an answer within {self.seconds_allowed:g} seconds, and it took longer; try again later, or "
+                "send shorter contexts.",
+                retry_after=1,
+            )
+
+
+CALL: ContextVar[Call | None] = ContextVar("call", default=None)  # of the thread that answers
+
+
+@dataclass(eq=False)
+class _Job:
+    """The windows of one request that wait for their logits."""
+
+    rows: Sequence[Row]
+    call: Call | None
+    arrived: float = field(default_factory=perf_counter)
+    finished: threading.Event = field(default_factory=threading.Event)
+    logits: Logits | None = None
+    error: BaseException | None = None
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(row.input_ids) for row in self.rows)
+
+    def finish(self, logits: Logits | None = None, error: BaseException | None = None) -> None:
+        self.logits, self.error = logits, error
+        self.finished.set()
+
+
+class MicroBatcher:
+    """The queue of an engine, with the thread that empties it. Any thread may ask for logits."""
+
+    def __init__(self, engine: Engine, *, most_tokens: int, observe: Observer | None = None) -> None:
+        self.engine, self.most_tokens, self._observe = engine, most_tokens, observe
+        self._jobs: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def logits(self, rows: Sequence[Row]) -> Logits:
+        """Return the logits [2, T] of each window, when the engine has computed them."""
+        call = CALL.get()
+        if call is not None:
+            call.check()
+        job = _Job(rows, call)
+        with self._changed:
+            closed = self._closed
+            if not closed:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._work, name="lamella-batches", daemon=True)
+                    self._thread.start()
+                self._jobs.append(job)
+                self._changed.notify()
+        if closed:  # the reader has been replaced, and this is one of its last requests
+            self._run([job])
+        job.finished.wait(None if call is None else max(0.0, call.deadline - perf_counter()))
+        if call is not None and not job.finished.is_set():
+            call.check()
+            job.finished.wait()  # woken before the deadline
+        if job.error is not None:
+            raise job.error
+        assert job.logits is not None
+        return job.logits
+
+    def close(self) -> None:
+        """End the thread when its queue is empty; later calls compute their logits themselves."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    @property
+    def waiting(self) -> int:
+        """The number of windows that wait."""
+        with self._changed:
+            return sum(len(job.rows) for job in self._jobs)
+
+    def _work(self) -> None:
+        while batch := self._next():
+            self._run(batch)
+
+    def _next(self) -> list[_Job]:
+        """Wait for jobs; return as many as the budget of tokens allows, at least one; none when closed."""
+        with self._changed:
+            while not self._jobs and not self._closed:
+                self._changed.wait()
+            if self._jobs and self.engine.patience:
+                until = self._jobs[0].arrived + self.engine.patience
+                while sum(job.tokens for job in self._jobs) < self.most_tokens and not self._closed:
+                    if (left := until - perf_counter()) <= 0:
+                        break
+                    self._changed.wait(left)
+            batch: list[_Job] = []
+            tokens = 0
+            while self._jobs and (not batch or tokens + self._jobs[0].tokens <= self.most_tokens):
+                job = self._jobs.popleft()
+                tokens += job.tokens
+                batch.append(job)
+            return batch
+
+    def _run(self, batch: Sequence[_Job]) -> None:
+        wanted = []
+        for job in batch:
+            try:
+                if job.call is not None:
+                    job.call.check()
+                wanted.append(job)
+            except RefusedError as error:
+                job.finish(error=error)
+        if not wanted:
+            return
+        rows = [row for job in wanted for row in job.rows]
+        begin = perf_counter()
+        try:
+            logits = self.engine.run(rows)
+        except BaseException as error:
+            if len(wanted) == 1:
+                wanted[0].finish(error=error)
+                return
+            for job in wanted:  # one of them is at fault; the others must not fail with it
+                self._run([job])
+            return
+        seconds = perf_counter() - begin
+        for job in wanted:
+            if job.call is not None:
+                job.call.queued += begin - job.arrived
+                job.call.computing += seconds
+            own, logits = logits[: len(job.rows)], logits[len(job.rows) :]
+            job.finish(own)
+        if self._observe is not None:
+            self._observe(len(rows), sum(len(row.input_ids) for row in rows), seconds)

@@ -1,0 +1,221 @@
+"""The JSON of requests and responses, with the same names as `lamella ask --json`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from lamella.registry import STRICT
+
+TITAN = "Huygens landed on Titan on 14 January 2005. It had been carried there by Cassini."
+
+
+def _whole(value: Any) -> Any:
+    """Read 3.0 as 3, as JSON does."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Count = Annotated[int, BeforeValidator(_whole)]
+MOST_ANSWERS = 100
+
+
+class Ask(BaseModel):
+    """A question about one or several texts."""
+
+    model_config = ConfigDict(
+        **STRICT,
+        json_schema_extra={
+            "examples": [
+                {"question": "When did Huygens land on Titan?", "context": TITAN},
+                {
+                    "question": "What carried the probe?",
+                    "context": ["Titan is the largest moon of Saturn.", TITAN],
+                    "model": ["default"],
+                    "top_k": 3,
+                },
+            ]
+        },
+    )
+
+    question: str = Field(min_length=1, description="The question.")
+    context: str | list[str] = Field(description="The text to read, or a list of texts that are ranked together.")
+    model: str | list[str] | None = Field(
+        None, description="The name of a reader, or of several; default: the first reader that the server was given."
+    )
+    top_k: Count = Field(1, ge=1, le=MOST_ANSWERS, description="Number of answers to return.")
+    threshold: float | None = Field(
+        None, description='Answer "no answer" above these null odds; default: the reader\'s own.'
+    )
+    answerable: float | None = Field(
+        None, gt=0, lt=1, description="The share of your questions that you expect to have an answer."
+    )
+    max_answer_length: Count | None = Field(
+        None, ge=1, le=1_000_000, description="Maximum tokens of an answer; default: the reader's own."
+    )
+    layers: bool = Field(False, description="Show which layers of the encoder each answer was read from; needs torch.")
+
+    @property
+    def contexts(self) -> list[str]:
+        return [self.context] if isinstance(self.context, str) else self.context
+
+    @property
+    def model_names(self) -> list[str | None]:
+        """The readers to ask, each once; None is the default."""
+        if self.model is None or isinstance(self.model, str):
+            return [self.model]
+        return list(dict.fromkeys(self.model))
+
+
+class Batch(BaseModel):
+    """Several questions, answered in one stream."""
+
+    model_config = ConfigDict(
+        **STRICT,
+        json_schema_extra={
+            "examples": [
+                {
+                    "requests": [
+                        {"question": "When did Huygens land on Titan?", "context": TITAN},
+                        {"question": "What carried the probe?", "context": TITAN},
+                    ]
+                }
+            ]
+        },
+    )
+
+    requests: list[Ask] = Field(min_length=1, description="The questions, each as for /v1/ask.")
+
+
+class AnswerFields(BaseModel):
+    """An answer: characters `start` to `end` of its context; an empty text for "no answer"."""
+
+    answer: str
+    start: int = Field(description="First character in the context, counted in Unicode code points.")
+    end: int = Field(description="One past the last character.")
+    probability: float | None = Field(description="Probability of the answer; all answers and no answer sum to 1.")
+    score: float | None = Field(description='Share among all candidates, "no answer" included.')
+    context: int = Field(default=0, description="Number of its context, if the request gave a list.")
+    layers: dict[str, Any] = Field(default={}, description="Weights of the encoder's layers, if requested.")
+
+
+class Passages(BaseModel):
+    """How much of very long contexts was read."""
+
+    read: int
+    of: int
+
+
+class Result(BaseModel):
+    """The answers of one reader, best first."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    model: str
+    threshold: float | None = Field(description='The null odds above which "no answer" was given.')
+    answers: list[AnswerFields]
+    no_answer: bool = Field(description="Whether the reader found no answer.")
+    na_prob: float | None = Field(description='Probability of "no answer".')
+    null_score: float | None = Field(description='The null odds: score of "no answer" minus the best answer\'s.')
+    best_guess: AnswerFields | None = Field(default=None, description="The best answer, if it was withheld.")
+    passages: Passages | None = None
+
+
+class AskResponse(BaseModel):
+    """The answers to a question, from each reader that was asked."""
+
+    question: str
+    results: list[Result]
+
+
+class ModelInfo(BaseModel):
+    """A reader that can be asked."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    default: bool = Field(description="Whether requests without a model get this reader.")
+    base: str | None = Field(description="The pretrained encoder below it, if known.")
+    loaded: bool = Field(description="Whether it is in memory; if not, the first question loads it.")
+    shares_encoder: bool | None = Field(
+        description="Whether it goes through the encoder together with other readers; null if it is not loaded."
+    )
+    why: str | None = Field(default=None, description="Why it does not.")
+    bytes: int = Field(description="Size of its files.")
+    weighs_layers: bool = Field(description="Whether `layers` shows anything for it.")
+
+
+class ModelList(BaseModel):
+    """The readers that can be asked."""
+
+    models: list[ModelInfo]
+
+
+class ErrorFields(BaseModel):
+    """What is wrong."""
+
+    type: str = Field(description="For programs, such as unknown_model.")
+    message: str = Field(description="For people: where, what was expected, what was found, what to do.")
+
+
+class ErrorResponse(BaseModel):
+    """A request that was not answered."""
+
+    error: ErrorFields
+
+
+class HuggingFaceInputs(BaseModel):
+    """A question and its context."""
+
+    model_config = ConfigDict(**STRICT)
+
+    question: str
+    context: str
+
+
+class HuggingFaceParameters(BaseModel):
+    """The options of the question answering pipeline."""
+
+    model_config = ConfigDict(**STRICT)
+
+    top_k: Count | None = Field(None, ge=1, le=MOST_ANSWERS)
+    doc_stride: Count | None = Field(None, ge=0, le=1_000_000)
+    max_answer_len: Count | None = Field(None, ge=1, le=1_000_000)
+    max_question_len: Count | None = Field(None, ge=1, le=1_000_000)
+    max_seq_len: Count | None = Field(None, ge=1, le=1_000_000)
+    handle_impossible_answer: bool | None = None
+    align_to_words: bool | None = None
+
+
+class HuggingFaceAsk(BaseModel):
+    """A question as Hugging Face's inference clients send it."""
+
+    model_config = ConfigDict(
+        **STRICT,
+        json_schema_extra={
+            "examples": [
+                {
+                    "inputs": {"question": "When did Huygens land on Titan?", "context": TITAN},
+                    "parameters": {"top_k": 2},
+                }
+            ]
+        },
+    )
+
+    inputs: HuggingFaceInputs
+    parameters: HuggingFaceParameters | None = None
+
+
+class HuggingFaceAnswer(BaseModel):
+    """An answer as Hugging Face's inference clients read it."""
+
+    score: float
+    start: int
+    end: int
+    answer: str
+
+
+class HuggingFaceError(BaseModel):
+    """An error as Hugging Face's inference clients read it."""
+
+    error: str

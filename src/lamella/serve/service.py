@@ -1,0 +1,289 @@
+"""The service behind the HTTP API: accepts questions up to a limit, and answers each in a thread with a `Reader`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
+from time import perf_counter
+from typing import Any, TypeVar
+
+from lamella.errors import LamellaError, UsageError, counted
+from lamella.inference.abstention import at_prior
+from lamella.serve.catalogue import Catalogue, Listed
+from lamella.serve.metrics import Metrics
+from lamella.serve.micro_batch import CALL, Call
+from lamella.serve.reader_pool import LoadedReader, ReaderPool
+from lamella.serve.refusals import BusyError, RefusedError, TimedOutError, TooLargeError, as_refusal
+from lamella.serve.schemas import Ask, HuggingFaceAsk
+from lamella.serve.settings import Settings
+
+T = TypeVar("T")
+
+logger = logging.getLogger("lamella.serve")
+
+GRACE = 0.5  # seconds after the time-out in which a thread may report it itself
+LONGEST_RETRY = 60  # seconds
+
+
+class Service:
+    """Answers questions. Its coroutines belong to one event loop; the readers run in threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.catalogue = Catalogue(settings.models, settings.folder)
+        self.metrics = Metrics()
+        self.pool = ReaderPool(settings, observe=self.metrics.observe_batch)
+        self.draining = False  # accepted requests are answered, and no new ones come
+        self.accepted = 0
+        self._threads = ThreadPoolExecutor(settings.workers, "lamella-serve")
+        self._mean_seconds = 0.05  # of a request, for Retry-After
+
+    def start(self) -> None:
+        """Load the default reader; questions are answered from then on."""
+        self.pool.get(self.catalogue.get(None))
+        self.metrics.loaded.set(len(self.pool))
+
+    def close(self) -> None:
+        """Free all memory; accepted requests must have been answered."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self.pool.close()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the default reader is in memory and the server is not shutting down."""
+        return not self.draining and self.pool.loaded(self.catalogue.default) is not None
+
+    # Ask
+
+    def new_call(self) -> Call:
+        """Return the record of a request that is accepted now."""
+        seconds = self.settings.timeout
+        return Call(perf_counter() + seconds, seconds)
+
+    async def ask(self, ask: Ask, call: Call) -> dict[str, Any]:
+        """Return the answers of all readers asked, as JSON values."""
+        with self._accept():
+            return await self._ask(ask, call)
+
+    async def batch(self, asks: Sequence[Ask], calls: Sequence[Call]) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the answers to several questions as they are finished; an error of one does not stop the others.
+
+        A quarter of the threads works on a batch, so that several batches and single questions share the server. If the
+        consumer stops, the questions that are being answered are abandoned.
+        """
+        limit = self.settings.max_batch
+        if len(asks) > limit:
+            raise TooLargeError(
+                f"requests: expected at most {counted(limit, 'question')} per batch, got {len(asks):,}."
+            )
+        waiting = list(enumerate(zip(asks, calls, strict=True)))[::-1]
+        running: set[asyncio.Task[dict[str, Any]]] = set()
+
+        async def answer(index: int, ask: Ask, call: Call) -> dict[str, Any]:
+            call.deadline = perf_counter() + call.seconds_allowed  # its turn comes now
+            try:
+                return {"index": index, **await self._ask(ask, call)}
+            except LamellaError as error:
+                refusal = as_refusal(error)
+                return {"index": index, "error": {"type": refusal.kind, "message": str(refusal)}}
+
+        with self._accept():
+            try:
+                while waiting or running:
+                    while waiting and len(running) < max(1, self.settings.workers // 4):
+                        index, (ask, call) = waiting.pop()
+                        running.add(asyncio.create_task(answer(index, ask, call)))
+                    done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        yield task.result()
+            finally:
+                for call in calls:
+                    call.abandoned = True
+                for task in running:
+                    task.cancel()
+
+    async def ask_as_pipeline(self, name: str | None, ask: HuggingFaceAsk, call: Call) -> Any:
+        """Return one answer or a list, as the question answering pipeline of transformers 4 does."""
+        listed = self.catalogue.get(name)
+        self._check_limits(ask.inputs.question, [ask.inputs.context])
+        options = {} if ask.parameters is None else ask.parameters.model_dump(exclude_none=True)
+
+        def answer() -> Any:
+            reader = self._load(listed).reader
+            longest = options.get("max_seq_len")
+            if longest is not None and longest > reader.model.windows.max_seq_length:  # positions of the encoder
+                raise UsageError(
+                    f"parameters.max_seq_len: expected at most {reader.model.windows.max_seq_length}, got {longest}."
+                )
+            return reader(question=ask.inputs.question, context=ask.inputs.context, **options)
+
+        with self._accept():
+            return await self._run(answer, call)
+
+    async def _ask(self, ask: Ask, call: Call) -> dict[str, Any]:
+        limits = self.settings
+        names = ask.model_names
+        if not names:
+            raise UsageError("model: expected the name of a reader, or a list of names, got an empty list.")
+        if len(names) > limits.max_models:
+            raise TooLargeError(f"model: expected at most {limits.max_models} readers per question, got {len(names)}.")
+        self._check_limits(ask.question, ask.contexts)
+        listed = [self.catalogue.get(name) for name in names]
+        results = await asyncio.gather(
+            *(self._run(lambda each=each: self._answer(each, ask), call) for each in listed)  # type: ignore[misc]
+        )
+        for result in results:
+            self.metrics.answers.labels(result["model"], "no" if result["no_answer"] else "yes").inc()
+        return {"question": ask.question, "results": results}
+
+    def _check_limits(self, question: str, contexts: Sequence[str]) -> None:
+        limits = self.settings
+        if len(question) > limits.max_question:
+            raise TooLargeError(
+                f"question: expected at most {limits.max_question:,} characters, got {len(question):,}; shorten it."
+            )
+        if len(contexts) > limits.max_contexts:
+            raise TooLargeError(
+                f"context: expected at most {limits.max_contexts:,} texts per question, got {len(contexts):,}; send "
+                "several requests."
+            )
+        if (characters := sum(map(len, contexts))) > limits.max_characters:
+            raise TooLargeError(
+                f"context: expected at most {limits.max_characters:,} characters in all, got {characters:,}; send "
+                "several requests."
+            )
+
+    def _answer(self, listed: Listed, ask: Ask) -> dict[str, Any]:
+        """Ask one reader; this runs in a thread."""
+        loaded = self._load(listed)
+        answers = loaded.reader.ask(
+            ask.question,
+            ask.context,
+            top_k=ask.top_k,
+            threshold=ask.threshold,
+            answerable=ask.answerable,
+            max_answer_length=ask.max_answer_length,
+            log=logger.debug,
+        )
+        if ask.layers:
+            for answer in [*answers, *filter(None, [answers.best_guess])]:
+                if answer["answer"]:
+                    answer["layers"] = self.pool.layers(listed, ask.question, answer)
+        threshold = ask.threshold
+        if threshold is None:
+            decoding = loaded.reader.model.decoding
+            decoding = decoding if ask.answerable is None else at_prior(decoding, ask.answerable)
+            threshold = decoding.null_score_diff_threshold
+        return {"model": listed.name, "threshold": threshold, **answers.to_json()}
+
+    def _load(self, listed: Listed) -> LoadedReader:
+        try:
+            return self.pool.get(listed)
+        except LamellaError as error:
+            raise _unavailable(listed, error) from None
+
+    @contextmanager
+    def _accept(self) -> Any:
+        """Count a request as accepted, or refuse it if there are too many."""
+        if self.accepted >= self.settings.queue:
+            seconds = math.ceil(self.accepted * self._mean_seconds / max(1, min(self.settings.workers, self.accepted)))
+            raise BusyError(
+                f"the server answers {counted(self.accepted, 'request')} already, its limit; try again later.",
+                retry_after=min(max(seconds, 1), LONGEST_RETRY),
+            )
+        self.accepted += 1
+        self.metrics.accepted.set(self.accepted)
+        begin = perf_counter()
+        try:
+            yield
+        finally:
+            self.accepted -= 1
+            self.metrics.accepted.set(self.accepted)
+            self._mean_seconds += 0.05 * (perf_counter() - begin - self._mean_seconds)
+
+    async def _run(self, work: Callable[[], T], call: Call) -> T:
+        """Run work in a thread, as part of a request; raise an error if it takes longer than allowed."""
+        accepted = perf_counter()
+
+        def answer() -> T:
+            call.queued += perf_counter() - accepted
+            CALL.set(call)
+            call.check()
+            return work()
+
+        future = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, answer)
+        try:
+            async with asyncio.timeout(max(0.0, call.deadline - perf_counter()) + GRACE):
+                return await future
+        except TimeoutError:
+            call.abandoned = True
+            raise TimedOutError(
+                f"expected an answer within {call.seconds_allowed:g} seconds, and it took longer; try again later, or "
+                "send shorter contexts.",
+                retry_after=1,
+            ) from None
+        except asyncio.CancelledError:
+            call.abandoned = True
+            raise
+
+    # Models
+
+    def describe_models(self) -> list[dict[str, Any]]:
+        """Describe all readers, the default first."""
+        return [self.describe_model(name) for name in self.catalogue.names()]
+
+    def describe_model(self, name: str) -> dict[str, Any]:
+        """Describe a reader."""
+        listed = self.catalogue.get(name)
+        loaded = self.pool.loaded(name)
+        shares = None if loaded is None else loaded.shares_encoder
+        facts = {
+            "name": name,
+            "default": name == self.catalogue.default,
+            **listed.describe(),
+            "loaded": loaded is not None,
+            "shares_encoder": shares,
+        }
+        return facts if loaded is None or not loaded.why else {**facts, "why": loaded.why}
+
+    async def load_model(self, name: str) -> dict[str, Any]:
+        """Load a reader from the configured folders, or load it again; requests that use the old one finish."""
+        loop = asyncio.get_running_loop()
+
+        def load() -> dict[str, Any]:
+            listed = self.catalogue.restore(name)
+            try:
+                self.pool.replace(listed)
+            except LamellaError as error:
+                raise _unavailable(listed, error) from None
+            return self.describe_model(name)
+
+        described = await loop.run_in_executor(self._threads, load)
+        self.metrics.loaded.set(len(self.pool))
+        return described
+
+    def remove_model(self, name: str) -> None:
+        """Serve a reader no longer; its files stay."""
+        self.catalogue.get(name)
+        if name == self.catalogue.default:
+            raise RefusedError(f"model: {name!r} is the default reader, which stays.", status=409, kind="conflict")
+        self.catalogue.remove(name)
+        self.pool.remove(name)
+        self.metrics.loaded.set(len(self.pool))
+
+
+def _unavailable(listed: Listed, error: LamellaError) -> RefusedError:
+    """Return the error for clients: the reason may name folders of this machine, so it only goes to the log."""
+    if isinstance(error, RefusedError):
+        return error
+    logger.error("model %s cannot be loaded: %s", listed.name, error)
+    return RefusedError(
+        f"model {listed.name!r}: cannot be loaded; the log of the server has the reason.",
+        status=503,
+        kind="model_unavailable",
+    )

@@ -1,0 +1,42 @@
+"""The settings of a server: what it serves, to whom, and the limits that keep it responsive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lamella.models.loading import Backend, Precision
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that `lamella serve` can be told."""
+
+    models: tuple[str, ...] = ()  # readers by name or folder, the first is the default; empty: the packaged reader
+    folder: Path | None = None  # each folder in it that holds a model is served; corrections are kept here
+    keys: tuple[str, ...] = ()  # bearer keys; empty: everyone may ask
+    cors: tuple[str, ...] = ()  # origins of other web pages that may ask
+
+    precision: Precision = "auto"
+    backend: Backend = "auto"
+    device: str | None = None
+    threads: int | None = None  # of onnxruntime; None: all cores
+    most_loaded: int = 32  # readers in memory
+
+    batch_tokens: int = 16_384  # most tokens that the encoder gets at once
+    workers: int = 32  # requests that are worked on at the same time; their windows share the encoder
+    queue: int = 128  # requests accepted at the same time, those being answered included; 429 beyond
+    timeout: float = 30.0  # seconds for a request from its acceptance on; 503 beyond
+    body_timeout: float = 10.0  # seconds in which a client must have sent its request; 408 beyond
+    write_timeout: float = 30.0  # seconds in which a client must take a line of a stream
+
+    max_body: int = 4 * MEBIBYTE  # bytes
+    max_contexts: int = 100
+    max_characters: int = 2_000_000  # of all contexts of a question together
+    max_question: int = 5_000  # characters
+    max_models: int = 8  # per question
+    max_top_k: int = 100
+    max_batch: int = 256  # questions per batch
+    token_cache: int = 64 * MEBIBYTE  # for the tokens of contexts that are asked about again
