@@ -13,7 +13,7 @@ from types import FrameType
 import uvicorn
 
 from lamella.errors import RunError, UsageError
-from lamella.serve.app import create_app
+from lamella.serve.web_app import create_app
 from lamella.serve.service import Service
 from lamella.serve.settings import Settings
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from lamella.errors import LamellaError, UsageError, counted
 from lamella.inference.abstention import at_prior
 from lamella.serve.catalogue import Catalogue, Listed
-from lamella.serve.metrics import Metrics
+from lamella.serve.server_metrics import Metrics
 from lamella.serve.micro_batch import CALL, Call
 from lamella.serve.reader_pool import LoadedReader, ReaderPool
 from lamella.serve.refusals import BusyError, RefusedError, TimedOutError, TooLargeError, as_refusal
