@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lamella.errors import LamellaError, truncate
 from lamella.serve.json_body import to_json
-from lamella.serve.server_metrics import Metrics
 from lamella.serve.refusals import RefusedError, as_refusal
+from lamella.serve.server_metrics import Metrics
 from lamella.serve.settings import Settings
 
 logger = logging.getLogger("lamella.serve")

@@ -13,9 +13,9 @@ from types import FrameType
 import uvicorn
 
 from lamella.errors import RunError, UsageError
-from lamella.serve.web_app import create_app
 from lamella.serve.service import Service
 from lamella.serve.settings import Settings
+from lamella.serve.web_app import create_app
 
 BACKLOG = 2048  # connections that wait to be accepted
 MOST_CONNECTIONS = 2000  # clients that are slow hold a connection, but no place in the queue

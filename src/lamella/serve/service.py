@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 from lamella.errors import LamellaError, UsageError, counted
 from lamella.inference.abstention import at_prior
 from lamella.serve.catalogue import Catalogue, Listed
-from lamella.serve.server_metrics import Metrics
 from lamella.serve.micro_batch import CALL, Call
 from lamella.serve.reader_pool import LoadedReader, ReaderPool
 from lamella.serve.refusals import BusyError, RefusedError, TimedOutError, TooLargeError, as_refusal
 from lamella.serve.schemas import Ask, HuggingFaceAsk
+from lamella.serve.server_metrics import Metrics
 from lamella.serve.settings import Settings
 
 T = TypeVar("T")
