@@ -1,0 +1,184 @@
+"""The routes behind the page: the text of opened files, corrections, and adaptations to them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from lamella.errors import MissingLibraryError
+from lamella.serve.adaptation import LEAST, Adaptations
+from lamella.serve.catalogue import Catalogue
+from lamella.serve.corrections import Corrections
+from lamella.serve.json_body import JsonRoute, json_response, read_limited
+from lamella.serve.refusals import BusyError
+from lamella.serve.routes import ERRORS, service_of
+from lamella.serve.schemas import ErrorResponse
+from lamella.serve.texts import MOST_BYTES, text_of_file
+
+FILES_AT_ONCE = 2  # a PDF takes a process, and up to a gigabyte
+FILE_SECONDS = 60.0  # in which a file must have been sent
+
+texts = APIRouter()
+learning = APIRouter(route_class=JsonRoute)  # only if the server has a folder to write to
+
+CONFLICT: dict[str, Any] = {"model": ErrorResponse, "description": "Another adaptation is here, or it is not finished."}
+
+
+class CorrectionIn(BaseModel):
+    """The right answer to a question about a text: its characters, or `no_answer`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    question: str = Field(min_length=1, max_length=5_000, examples=["Who discovered Titan?"])
+    context: str = Field(min_length=1, examples=["Christiaan Huygens discovered Titan in 1655."])
+    start: int | None = Field(None, ge=0, description="first character of the answer", examples=[0])
+    end: int | None = Field(None, ge=0, description="character after its last one", examples=[18])
+    no_answer: bool = Field(False, description="the text does not answer the question")
+    near: int | None = Field(None, ge=0, description="where a reader wrongly saw an answer, if the text is long")
+
+    @model_validator(mode="after")
+    def _check_place(self) -> CorrectionIn:
+        marked = self.start is not None and self.end is not None
+        if marked == self.no_answer or (self.start is None) != (self.end is None):
+            raise ValueError("start and end of the answer, or no_answer = true")
+        return self
+
+
+class AdaptationIn(BaseModel):
+    """The reader to adapt; null is the default reader."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = Field(None, examples=["default"])
+
+
+class KeepIn(BaseModel):
+    """The name under which to keep an adapted reader."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=1, max_length=100, examples=["mine"])
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What a server has learnt from people: their corrections, and the adaptations to them."""
+
+    corrections: Corrections
+    adaptations: Adaptations
+
+    @classmethod
+    def of(cls, folder: Path, catalogue: Catalogue) -> Learning:
+        """Open what a folder holds."""
+        corrections = Corrections(folder)
+        return cls(corrections, Adaptations(folder, corrections, catalogue))
+
+
+def learning_of(request: Request) -> Learning:
+    """Return the corrections and adaptations of the app that a request was sent to."""
+    learnt: Learning = request.app.state.learning
+    return learnt
+
+
+@texts.post(
+    "/v1/text",
+    responses={number: ERRORS[number] for number in (401, 408, 413, 415, 422, 429)},
+    openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
+)
+async def read_text(request: Request, name: str = "") -> Response:
+    """Return the text of a file: txt, md, html or pdf.
+
+    Send the file as the body, and its name as `?name=report.pdf`, or its kind as the Content-Type.
+    """
+    data = await read_limited(request, MOST_BYTES, FILE_SECONDS)
+    free = _free_readers(request)
+    if free.locked():
+        raise BusyError(f"the server reads {FILES_AT_ONCE} files already; try again in a moment.", retry_after=2)
+    async with free:
+        kind = request.headers.get("Content-Type", "")
+        text, kind = await asyncio.to_thread(text_of_file, data, name, kind)
+    return json_response({"text": text, "kind": kind})
+
+
+def _free_readers(request: Request) -> asyncio.Semaphore:
+    state = request.app.state
+    if not hasattr(state, "free_file_readers"):
+        state.free_file_readers = asyncio.Semaphore(FILES_AT_ONCE)
+    semaphore: asyncio.Semaphore = state.free_file_readers
+    return semaphore
+
+
+@learning.get("/v1/corrections", responses={401: ERRORS[401]})
+async def list_corrections(request: Request) -> Response:
+    """List the corrections, the newest first, with the adaptation that runs or waits for a decision."""
+    learnt = learning_of(request)
+    can_adapt = importlib.util.find_spec("torch") is not None
+    reason = None if can_adapt else str(MissingLibraryError("Adapting a reader", ["torch"]))
+
+    def listed() -> dict[str, Any]:
+        current = learnt.adaptations.current()
+        return {"corrections": learnt.corrections.listed(), "least": LEAST, "adaptation": current}
+
+    return json_response({**await asyncio.to_thread(listed), "can_adapt": can_adapt, "why_not": reason})
+
+
+@learning.post("/v1/corrections", status_code=201, responses={n: ERRORS[n] for n in (400, 401, 408, 413, 415, 422)})
+async def add_correction(body: CorrectionIn, request: Request) -> Response:
+    """Keep the right answer to a question; a second correction of the same question replaces the first."""
+    place = None if body.start is None or body.end is None else (body.start, body.end)
+    corrections = learning_of(request).corrections
+    added = await asyncio.to_thread(corrections.add, body.question, body.context, place, near=body.near)
+    return json_response(added, 201)
+
+
+@learning.get("/v1/corrections/squad.json", responses={401: ERRORS[401]})
+async def download_corrections(request: Request) -> Response:
+    """Return the corrections as a SQuAD 2.0 file."""
+    headers = {"Content-Disposition": 'attachment; filename="corrections.json"'}
+    return Response(learning_of(request).corrections.file(), media_type="application/json", headers=headers)
+
+
+@learning.delete("/v1/corrections/{correction_id}", responses={n: ERRORS[n] for n in (401, 404)})
+async def remove_correction(correction_id: str, request: Request) -> Response:
+    """Remove a correction."""
+    await asyncio.to_thread(learning_of(request).corrections.remove, correction_id)
+    return json_response({"removed": correction_id})
+
+
+@learning.post(
+    "/v1/adaptations",
+    status_code=202,
+    responses={**{n: ERRORS[n] for n in (400, 401, 404, 408, 413, 415, 422)}, 409: CONFLICT},
+)
+async def start_adaptation(body: AdaptationIn, request: Request) -> Response:
+    """Adapt a reader to the corrections, in a process of its own; it goes on without the client."""
+    return json_response(await asyncio.to_thread(learning_of(request).adaptations.start, body.model), 202)
+
+
+@learning.get("/v1/adaptations/{adaptation_id}", responses={n: ERRORS[n] for n in (401, 404)})
+async def adaptation_status(adaptation_id: str, request: Request) -> Response:
+    """Return the progress of an adaptation, and its verdict."""
+    return json_response(await asyncio.to_thread(learning_of(request).adaptations.status, adaptation_id))
+
+
+@learning.post(
+    "/v1/adaptations/{adaptation_id}/keep",
+    responses={**{n: ERRORS[n] for n in (400, 401, 404, 408, 413, 415, 422)}, 409: CONFLICT},
+)
+async def keep_adaptation(adaptation_id: str, body: KeepIn, request: Request) -> Response:
+    """Keep the adapted reader under a name, and load it."""
+    name = await asyncio.to_thread(learning_of(request).adaptations.keep, adaptation_id, body.name)
+    return json_response(await service_of(request).load_model(name))
+
+
+@learning.post("/v1/adaptations/{adaptation_id}/discard", responses={n: ERRORS[n] for n in (401, 404)})
+async def discard_adaptation(adaptation_id: str, request: Request) -> Response:
+    """Cancel an adaptation, or remove its reader."""
+    await asyncio.to_thread(learning_of(request).adaptations.discard, adaptation_id)
+    return json_response({"discarded": adaptation_id})

@@ -1,0 +1,55 @@
+// Small helpers to build the page. Text is always set as text, never as HTML.
+
+/** Create an element: `make("button", {class: "primary", onclick: send}, "Ask")`. */
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "value" || name === "checked" || name === "open") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+export const byId = (id) => document.getElementById(id);
+
+/** Show a share as a whole percentage; never 0 or 100, because a reader is never certain. */
+export function percent(share) {
+  if (share < 0.01) return "under 1\u00a0%";
+  if (share > 0.99) return "over 99\u00a0%";
+  return `${Math.round(100 * share)}\u00a0%`;
+}
+
+export const counted = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
+
+/** Report to screen readers what has changed. */
+export function speak(sentence) {
+  byId("spoken").textContent = sentence;
+}
+
+/** Show a problem in one line, or remove the line. */
+export function showProblem(message) {
+  byId("problem").textContent = message ?? "";
+  byId("problem").hidden = !message;
+}
+
+/** Bring an element into view; without motion where the reader of the page prefers that. */
+export function reveal(element, block = "nearest") {
+  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  element.scrollIntoView({block, behavior: calm ? "auto" : "smooth"});
+}
+
+/** Copy a text; the button confirms it for a moment. */
+export async function copy(text, button) {
+  const label = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch {  // not allowed outside of https and localhost
+    button.textContent = "Select the lines and press Ctrl+C";
+  }
+  speak(button.textContent);
+  setTimeout(() => { button.textContent = label; }, 2500);
+}

@@ -1,0 +1,105 @@
+"""Turn an opened file into text: bytes and a file name in, text out. Nothing is read from disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import PurePath
+
+from lamella.data.html_text import text_of_html
+from lamella.errors import UnreadableError, counted, shorten, truncate
+from lamella.serve.refusals import RefusedError, TooLargeError
+from lamella.text_encoding import decode_text, guess_encoding
+
+KINDS = {
+    ".txt": "txt",
+    ".text": "txt",
+    ".md": "md",
+    ".markdown": "md",
+    ".html": "html",
+    ".htm": "html",
+    ".pdf": "pdf",
+}
+TYPES = {"text/plain": "txt", "text/markdown": "md", "text/html": "html", "application/pdf": "pdf"}
+
+MOST_BYTES = 20 << 20
+MOST_CHARACTERS = 2_000_000
+PDF_SECONDS = 30.0  # for the process that reads a PDF
+PDF_SIGNATURE = b"%PDF-"
+
+
+class UnreadableTextError(RefusedError):
+    """A file from which no text can be read."""
+
+    kind = "unreadable_text"
+
+
+class UnknownTextError(RefusedError):
+    """A file of a kind that is not supported."""
+
+    status = 415
+    kind = "unsupported_file"
+
+
+def text_of_file(data: bytes, name: str, content_type: str = "") -> tuple[str, str]:
+    """Return the text of a file and its kind: txt, md, html or pdf."""
+    name = truncate(PurePath(name).name or "text", 60)
+    if len(data) > MOST_BYTES:
+        raise TooLargeError(
+            f"{name}: expected at most {MOST_BYTES >> 20} MiB, got {len(data) / (1 << 20):.1f} MiB; split the file."
+        )
+    kind = _kind(data, name, content_type)
+    if kind == "pdf":
+        text = _text_of_pdf(data, name)
+    else:
+        text = _decode(data, name)
+        text = text_of_html(text) if kind == "html" else text
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if not text.strip():
+        raise UnreadableTextError(f"{name}: expected a text, got an empty file.")
+    if len(text) > MOST_CHARACTERS:
+        raise TooLargeError(
+            f"{name}: expected at most {MOST_CHARACTERS:,} characters, got {len(text):,}; split the file."
+        )
+    return text, kind
+
+
+def _kind(data: bytes, name: str, content_type: str) -> str:
+    if data.startswith(PDF_SIGNATURE):
+        return "pdf"
+    suffix = PurePath(name).suffix.lower()
+    kind = KINDS.get(suffix) or (None if suffix else TYPES.get(content_type.partition(";")[0].strip().lower()))
+    if kind is None:
+        found = f"{suffix!r}" if suffix else (shorten(content_type) if content_type else "a name without an ending")
+        raise UnknownTextError(f"{name}: expected a txt, md, html or pdf file, got {found}; save it as one of these.")
+    if kind == "pdf":
+        raise UnreadableTextError(f"{name}: expected a PDF, got a file that does not begin with %PDF; save it again.")
+    return kind
+
+
+def _decode(data: bytes, name: str) -> str:
+    """Decode a text; outside of Unicode, guess: whoever opened the file sees at once whether that was right."""
+    try:
+        text = decode_text(data, name)
+    except UnreadableError:
+        text = data.decode(guess_encoding(data), "replace")
+    if "\0" in text:
+        raise UnreadableTextError(f"{name}: expected a text, got binary data; save it as text first.")
+    return text
+
+
+def _text_of_pdf(data: bytes, name: str) -> str:
+    """Read a PDF in a process of its own, with limits on time and memory: a few bytes of PDF can unpack to gigabytes."""
+    command = [sys.executable, "-m", "lamella.serve.pdf_text", str(MOST_CHARACTERS)]
+    try:
+        done = subprocess.run(command, input=data, capture_output=True, timeout=PDF_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise UnreadableTextError(
+            f"{name}: expected a PDF that is read within {counted(int(PDF_SECONDS), 'second')}, got a larger one; "
+            "split it, or save it as text."
+        ) from None
+    if done.returncode:
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        reason = lines[-1] if done.returncode == 1 and lines else "expected a PDF of reasonable size, got too much data"
+        raise UnreadableTextError(f"{name}: {reason}; save it as text, or print it to a new PDF.")
+    return done.stdout.decode("utf-8")

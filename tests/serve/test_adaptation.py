@@ -1,0 +1,181 @@
+"""Adaptations: how corrections are split, what a verdict claims, and the process that trains."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+
+from lamella.data.examples import Answer, Context, Example
+from lamella.scoring.metrics import QuestionScores
+from lamella.serve import adaptation
+from lamella.serve.adapt_process import compare
+from lamella.serve.adaptation import AdaptationError, Adaptations, split_corrections
+from lamella.serve.catalogue import Catalogue
+from lamella.serve.corrections import Corrections
+from samples import needs_torch
+from tiny_reader import save_tiny_bert, save_tiny_reader
+
+SENTENCES = [f"The number of box {number} is {number + 40}." for number in range(24)]
+
+
+def example(number: int, context: Context) -> Example:
+    return Example(str(number), "Which?", context, (Answer(context.text[:3], 0),))
+
+
+def test_whole_texts_are_left_out_if_there_are_enough() -> None:
+    contexts = [Context(sentence) for sentence in SENTENCES[:8]]
+    examples = [example(number, contexts[number % 8]) for number in range(24)]
+    train, left_out, split = split_corrections(examples)
+    assert split == "context"
+    assert not {item.context for item in train} & {item.context for item in left_out}
+    assert (len(train), len(left_out)) == (15, 9)
+    assert split_corrections(examples) == (train, left_out, split)  # the same every time
+
+
+def test_questions_about_one_text_are_split_by_question() -> None:
+    context = Context("One text about everything.")
+    examples = [example(number, context) for number in range(24)]
+    train, left_out, split = split_corrections(examples)
+    assert split == "question"
+    assert len(left_out) == 8
+    assert sorted([*train, *left_out], key=lambda item: int(item.id)) == examples
+
+
+def scores(*right: int) -> QuestionScores:
+    exact = np.array(right, np.float64)
+    ids = tuple(map(str, range(len(right))))
+    return QuestionScores(ids, np.ones(len(right), bool), np.ones(len(right), bool), exact, exact)
+
+
+def test_a_verdict_on_few_questions_claims_nothing() -> None:
+    verdict = compare(scores(0, 0, 0, 1, 1, 0, 0), scores(1, 1, 1, 0, 1, 0, 0), split="context")
+    assert (verdict["before"]["right"], verdict["after"]["right"]) == (2, 4)
+    assert (verdict["gained"], verdict["lost"], verdict["result"]) == (3, 1, "unclear")
+    assert verdict["sentence"] == (
+        "7 questions prove little: 3 answers became right and 1 became wrong, which may be chance."
+    )
+
+
+def test_a_clear_difference_is_named() -> None:
+    before, after = scores(*[0] * 12, 1), scores(*[1] * 12, 1)
+    better = compare(before, after, split="question")
+    assert better["result"] == "better"
+    assert better["chance"] < 0.001
+    assert "hardly chance" in better["sentence"]
+    assert "expect less from it on new texts" in better["sentence"]
+    assert compare(after, before, split="context")["result"] == "worse"
+    same = compare(after, after, split="context")
+    assert same["result"] == "unclear"
+    assert same["f1_difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    encoder = save_tiny_bert(tmp_path / "encoder")
+    save_tiny_reader(tmp_path / "models" / "tiny", encoder)
+    return tmp_path / "models"
+
+
+def adaptations(folder: Path, *, questions: int = 24) -> Adaptations:
+    corrections = Corrections(folder)
+    for number, sentence in enumerate(SENTENCES[:questions]):
+        corrections.add(f"What is the number of box {number}?", sentence, (len(sentence) - 3, len(sentence) - 1))
+    return Adaptations(folder, corrections, Catalogue([], folder))
+
+
+def finish(jobs: Adaptations, id_: str) -> dict[str, object]:
+    until = time.monotonic() + 120
+    while (status := jobs.status(id_))["state"] in ("training", "scoring"):
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    return status
+
+
+@needs_torch
+def test_a_reader_is_adapted_scored_and_kept(folder: Path) -> None:
+    jobs = adaptations(folder)
+    try:
+        started = jobs.start("tiny")
+        assert (started["state"], started["trained_on"], started["left_out"]) == ("training", 16, 8)
+        with pytest.raises(AdaptationError, match="one at a time"):
+            jobs.start("tiny")
+        with pytest.raises(AdaptationError, match="expected a finished one"):
+            jobs.keep(started["id"], "mine")
+        status = finish(jobs, started["id"])
+        assert status["state"] == "finished", status
+        assert status["progress"] == 1.0
+        assert status["verdict"]["questions"] == 8
+        again = Adaptations(folder, jobs.corrections, jobs.catalogue)  # after a restart of the server
+        assert again.current() == status
+        for name in ("../mine", ".mine", "a/b", ""):
+            with pytest.raises(AdaptationError, match="expected letters"):
+                again.keep(started["id"], name)
+        with pytest.raises(AdaptationError, match="one that is free"):
+            again.keep(started["id"], "tiny")
+        assert again.keep(started["id"], "mine") == "mine"
+        assert again.current() is None
+    finally:
+        jobs.close()
+    from lamella.inference.reader import Reader
+
+    assert Reader.load(folder / "mine").ask("What is the number of box 3?", SENTENCES[3])
+
+
+@needs_torch
+def test_training_that_fails_reports_its_last_line(folder: Path) -> None:
+    jobs = adaptations(folder)
+    (folder / "tiny" / "model.safetensors").write_bytes(b"damaged")
+    try:
+        status = finish(jobs, jobs.start("tiny")["id"])
+        assert status["state"] == "failed"
+        assert "model.safetensors" in str(status["message"])
+        jobs.discard(str(status["id"]))
+        assert jobs.current() is None
+    finally:
+        jobs.close()
+
+
+@needs_torch
+def test_cancelling_stops_the_process_and_removes_its_files(folder: Path) -> None:
+    jobs = adaptations(folder)
+    started = jobs.start("tiny")
+    process = jobs._process
+    assert process is not None
+    jobs.discard(started["id"])
+    assert process.poll() is not None
+    assert list((folder / adaptation.FOLDER).iterdir()) == []
+    with pytest.raises(AdaptationError, match="got 'x'"):
+        jobs.status("x")
+
+
+@needs_torch
+def test_few_corrections_are_not_enough(folder: Path) -> None:
+    with pytest.raises(AdaptationError, match="at least 20 corrections, got 19"):
+        adaptations(folder, questions=19).start(None)
+
+
+def test_without_torch_the_message_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptation.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(AdaptationError, match=r"pip install 'lamella\[train\]'"):
+        adaptations(folder, questions=1).start(None)
+
+
+def test_the_process_ends_when_the_server_is_killed(tmp_path: Path) -> None:
+    """Its stdin is a pipe that the system closes with the server, however it ends."""
+    watcher = "from lamella.serve.adapt_process import _end_with_server; _end_with_server()"
+    process = subprocess.Popen([sys.executable, "-c", watcher], stdin=subprocess.PIPE, start_new_session=True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.5)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(60) == -signal.SIGKILL
+    assert os.getpid()  # this process is in another group
