@@ -131,13 +131,13 @@ def test_a_reader_is_adapted_scored_and_kept(folder: Path) -> None:
 
 
 @needs_torch
-def test_training_that_fails_reports_its_last_line(folder: Path) -> None:
+def test_training_that_fails_reports_its_last_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptation, "_run_file", lambda source: '[data]\ntrain = "absent.json"\n')
     jobs = adaptations(folder)
-    (folder / "tiny" / "model.safetensors").write_bytes(b"damaged")
     try:
         status = finish(jobs, jobs.start("tiny")["id"])
         assert status["state"] == "failed"
-        assert "model.safetensors" in str(status["message"])
+        assert "absent.json" in str(status["message"])
         jobs.discard(str(status["id"]))
         assert jobs.current() is None
     finally:

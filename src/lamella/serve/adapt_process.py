@@ -1,4 +1,4 @@
-"""The process that adapts a reader, in the folder it is started in: train, then score both readers on what was left out.
+"""The process that adapts a reader, in its working folder: train, then score both readers on what was left out.
 
 `lamella.serve.adaptation` starts it, and it ends when its stdin closes: the server is then gone.
 """
@@ -75,7 +75,9 @@ def _sentence(result: str, count: int, won: int, lost: int, split: str) -> str:
     changed = f"{counted(won, 'answer')} became right and {lost} became wrong"
     if result == "unclear":
         few = f"{counted(count, 'question')} prove little" if count < FEW else "The difference is small"
-        sentence = f"{few}: {changed}, which may be chance." if won + lost else f"{few}: no answer became right or wrong."
+        sentence = (
+            f"{few}: {changed}, which may be chance." if won + lost else f"{few}: no answer became right or wrong."
+        )
     else:
         sentence = f"The adapted reader is {result}: {changed}, which is hardly chance."
     if split == "question":

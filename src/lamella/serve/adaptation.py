@@ -6,6 +6,7 @@ process ends with the server.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -151,10 +152,8 @@ class Adaptations:
             return
         if process.poll() is None:
             _signal_group(process, signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                pass
         _signal_group(process, signal.SIGKILL)  # also what it has started
         process.wait()
         if process.stdin is not None:
@@ -185,8 +184,8 @@ def _run_file(source: str) -> str:
 
 
 def _start_process(folder: Path) -> subprocess.Popen[bytes]:
-    # Half of the cores, so that the server goes on answering. The pipe to its stdin closes when the server ends, however
-    # it ends; the process then ends itself.
+    # Half of the cores, so that the server goes on answering. The pipe to its stdin closes when the server ends, in
+    # whatever way; the process then ends itself.
     threads = str(max(1, (os.cpu_count() or 2) // 2))
     package = Path(lamella.__file__).resolve().parents[1]  # a relative PYTHONPATH means nothing in another folder
     paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -203,10 +202,8 @@ def _start_process(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _state(folder: Path) -> dict[str, Any]:

@@ -65,7 +65,11 @@ class Corrections:
             start = place[0] - begin
             answers = (Answer(context[start : start + place[1] - place[0]], start),)
         with self._lock:
-            kept = [example for example in self.examples() if (example.question, example.context.text) != (question, context)]
+            kept = [
+                example
+                for example in self.examples()
+                if (example.question, example.context.text) != (question, context)
+            ]
             if len(kept) >= MOST:
                 raise TooLargeError(
                     f"corrections: expected at most {MOST:,}, got one more; download the file, then remove some."

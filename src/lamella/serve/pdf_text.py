@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def text_of_pdf(data: bytes, most_characters: int) -> str:
-    """Return the text of a PDF, its pages separated by blank lines; raise ValueError with the reason if there is none."""
+    """Return the text of a PDF, its pages separated by blank lines; without any, raise ValueError with the reason."""
     from pypdf import PdfReader
     from pypdf.errors import DependencyError, LimitReachedError
 

@@ -143,6 +143,9 @@ class ModelInfo(BaseModel):
     why: str | None = Field(default=None, description="Why it does not.")
     bytes: int = Field(description="Size of its files.")
     weighs_layers: bool = Field(description="Whether `layers` shows anything for it.")
+    calibration: dict[str, Any] | None = Field(
+        default=None, description="How null scores become probabilities; null if it is not calibrated, or not loaded."
+    )
 
 
 class ModelList(BaseModel):

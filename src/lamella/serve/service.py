@@ -12,6 +12,7 @@ from contextvars import copy_context
 from time import perf_counter
 from typing import Any, TypeVar
 
+from lamella.config import DecodingOptions
 from lamella.errors import LamellaError, UsageError, counted
 from lamella.inference.abstention import at_prior
 from lamella.serve.catalogue import Catalogue, Listed
@@ -248,6 +249,7 @@ class Service:
             **listed.describe(),
             "loaded": loaded is not None,
             "shares_encoder": shares,
+            "calibration": None if loaded is None else _calibration(loaded.reader.model.decoding),
         }
         return facts if loaded is None or not loaded.why else {**facts, "why": loaded.why}
 
@@ -287,3 +289,10 @@ def _unavailable(listed: Listed, error: LamellaError) -> RefusedError:
         status=503,
         kind="model_unavailable",
     )
+
+
+def _calibration(decoding: DecodingOptions) -> dict[str, Any] | None:
+    """Return the numbers with which a client can move a decision, without the files they were fitted on."""
+    if decoding.calibration is None:
+        return None
+    return decoding.calibration.model_dump(exclude={"fitted_on", "features"})

@@ -89,7 +89,7 @@ def _decode(data: bytes, name: str) -> str:
 
 
 def _text_of_pdf(data: bytes, name: str) -> str:
-    """Read a PDF in a process of its own, with limits on time and memory: a few bytes of PDF can unpack to gigabytes."""
+    """Read a PDF in a process of its own, with limits on time and memory: a small file can unpack to gigabytes."""
     command = [sys.executable, "-m", "lamella.serve.pdf_text", str(MOST_CHARACTERS)]
     try:
         done = subprocess.run(command, input=data, capture_output=True, timeout=PDF_SECONDS, check=False)

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from lamella.errors import LamellaError
-from lamella.serve import hugging_face, routes
+from lamella.serve import hugging_face, learning_routes, page_routes, routes
 from lamella.serve.gate import Gate, send_refusal
+from lamella.serve.learning_routes import Learning
 from lamella.serve.refusals import RefusedError, as_refusal
 from lamella.serve.service import Service
 from lamella.serve.settings import Settings
@@ -28,12 +28,16 @@ Errors have one form: `{"error": {"type": …, "message": …}}`."""
 def create_app(settings: Settings | None = None) -> FastAPI:
     """Return the application; it loads the default reader when it starts."""
     service = Service(settings or Settings())
+    folder = service.settings.folder
+    learning = None if folder is None else Learning.of(folder, service.catalogue)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.to_thread(service.start)
         yield
         service.draining = True
+        if learning is not None:
+            await asyncio.to_thread(learning.adaptations.close)
         service.close()
 
     app = FastAPI(
@@ -46,14 +50,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.service = service
     app.include_router(routes.router)
-    if service.settings.folder is not None:
+    if learning is not None:
+        app.state.learning = learning
         app.include_router(routes.management)
+        app.include_router(learning_routes.learning)
+    app.include_router(learning_routes.texts)
     app.include_router(hugging_face.router)
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return RedirectResponse("/docs")
-
+    app.include_router(page_routes.router)
     app.add_middleware(Gate, settings=service.settings, metrics=service.metrics)
     if service.settings.cors:  # outermost: a browser asks first, without a key
         app.add_middleware(

@@ -112,6 +112,7 @@ async function ask(question) {
   byId("ask").setAttribute("aria-busy", "true");
   try {
     const response = await call("POST", "v1/ask", request);
+    if (response.results.some(({model}) => !models.get(model)?.loaded)) await loadModels();  // it is known better now
     current = {question: request.question, texts: here, request, response, results: response.results};
     entries.push(current);
     showProblem(null);
