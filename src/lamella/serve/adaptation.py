@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-import lamella
 from lamella.data.examples import Example
 from lamella.data.file_formats.writers import write_squad
 from lamella.data.hold_out import hold_out
@@ -187,7 +186,7 @@ def _start_process(folder: Path) -> subprocess.Popen[bytes]:
     # Half of the cores, so that the server goes on answering. The pipe to its stdin closes when the server ends, in
     # whatever way; the process then ends itself.
     threads = str(max(1, (os.cpu_count() or 2) // 2))
-    package = Path(lamella.__file__).resolve().parents[1]  # a relative PYTHONPATH means nothing in another folder
+    package = Path(__file__).resolve().parents[2]  # a relative PYTHONPATH means nothing in another folder
     paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
     with (folder / LOG).open("wb") as log:
         return subprocess.Popen(
