@@ -27,7 +27,9 @@ import difflib
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 
 class LamellaError(Exception):
@@ -123,8 +125,25 @@ class LamellaWarning(UserWarning):
     """A reason to doubt an answer; the command line prints it in one line on standard error."""
 
 
+_COLLECTED: ContextVar[list[str] | None] = ContextVar("collected", default=None)
+
+
+@contextmanager
+def collect_warnings() -> Iterator[list[str]]:
+    """Collect the messages of `warn` in this thread, instead of issuing warnings, which all threads share."""
+    messages: list[str] = []
+    token = _COLLECTED.set(messages)
+    try:
+        yield messages
+    finally:
+        _COLLECTED.reset(token)
+
+
 def warn(message: str) -> None:
     """Issue a `LamellaWarning` at the line outside this package that made the call."""
+    if (collected := _COLLECTED.get()) is not None:
+        collected.append(message)
+        return
     level, frame = 1, sys._getframe()
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "lamella":
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]

@@ -20,8 +20,6 @@ from lamella.errors import counted, one_line, shorten
 from lamella.option_errors import explain_faults
 from lamella.serve.refusals import RefusedError, TooLargeError
 
-JSON_TYPES = ("application/json", "text/json")
-
 
 class JsonRequest(Request):
     """A request whose body is read within the limits of the server."""
@@ -34,12 +32,14 @@ class JsonRequest(Request):
 
     async def json(self) -> Any:
         """Return the value of the body."""
-        return parse_json(await self.body())
+        if not hasattr(self, "_value"):
+            self._value = parse_json(await self.body())
+        return self._value
 
     async def _read(self) -> bytes:
         settings = self.app.state.service.settings
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind not in JSON_TYPES and not kind.endswith("+json"):
+        if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             found = shorten(kind) if kind else "none"
             raise RefusedError(
                 f"Content-Type: expected application/json, got {found}; with curl, add -H 'Content-Type: "
@@ -98,8 +98,11 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
+            request = JsonRequest(request.scope, request.receive)
+            if self.body_field is not None and await request.body():  # the framework would hide what is wrong
+                await request.json()
             try:
-                return await handle(JsonRequest(request.scope, request.receive))
+                return await handle(request)
             except RequestValidationError as error:
                 schema = None if self.body_field is None else self.body_field.field_info.annotation
                 raise RefusedError(_explain(error, schema)) from None

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.windows.padding import Padded
+from lamella.data.windows.tokens import Tokenizing
 from lamella.errors import UsageError
 from lamella.inference.answer_layers import layers_of_answer
 from lamella.inference.answer_list import Answer
@@ -24,13 +25,14 @@ from lamella.models.window_engine import OwnEngine, join_logits, split_rows
 from lamella.serve.catalogue import Listed
 from lamella.serve.micro_batch import MicroBatcher, Observer
 from lamella.serve.settings import Settings
+from lamella.serve.shared_tokenizers import SharedTokenizers
 
 
 class QueuedModel:
     """A model whose windows go through a queue that it shares with other requests, and maybe other readers."""
 
-    def __init__(self, model: QAModel, batcher: MicroBatcher, delta: Any = None) -> None:
-        self.tokenizer, self.folders = model.tokenizer, tuple(model.folders)
+    def __init__(self, model: QAModel, batcher: MicroBatcher, tokenizer: Tokenizing, delta: Any = None) -> None:
+        self.tokenizer, self.folders = tokenizer, tuple(model.folders)
         self.windows: WindowOptions = model.windows
         self.decoding: DecodingOptions = model.decoding
         self.gives_text = model.gives_text
@@ -65,6 +67,7 @@ class ReaderPool:
     def __init__(self, settings: Settings, *, observe: Observer | None = None) -> None:
         self._settings, self._observe = settings, observe
         self._loaded: OrderedDict[str, LoadedReader] = OrderedDict()  # the least recently used first
+        self.tokenizers = SharedTokenizers(settings.token_cache)
         self._lock = threading.Lock()
         self._loading: dict[str, threading.Lock] = {}
         self._with_torch: tuple[Listed, QAModel] | None = None  # the reader whose layers were shown last
@@ -138,5 +141,5 @@ class ReaderPool:
             inference_only=True,
         )
         batcher = MicroBatcher(OwnEngine(model), most_tokens=settings.batch_tokens, observe=self._observe)
-        reader = Reader(QueuedModel(model, batcher))
+        reader = Reader(QueuedModel(model, batcher, self.tokenizers.share(model.tokenizer)))
         return LoadedReader(listed, reader, batcher, False, "", perf_counter() - begin)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
@@ -51,7 +52,7 @@ async def ask(body: Ask, request: Request) -> Response:
     """
     service = service_of(request)
     call = service.new_call()
-    request.state.notes["model"] = ",".join(name or service.catalogue.default for name in body.model_names)[:100]
+    request.state.notes["model"] = quote(",".join(filter(None, body.model_names))[:100], safe=",@+") or "default"
     answered = await while_connected(request, service.ask(body, call), call)
     return json_response(answered, headers=finish(request, call))
 

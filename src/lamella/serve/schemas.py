@@ -119,6 +119,7 @@ class Result(BaseModel):
     null_score: float | None = Field(description='The null odds: score of "no answer" minus the best answer\'s.')
     best_guess: AnswerFields | None = Field(default=None, description="The best answer, if it was withheld.")
     passages: Passages | None = None
+    warnings: list[str] = Field(default=[], description="Reasons to doubt the answers, if there are any.")
 
 
 class AskResponse(BaseModel):

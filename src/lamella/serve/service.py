@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from lamella.config import DecodingOptions
-from lamella.errors import LamellaError, UsageError, counted
+from lamella.errors import LamellaError, UsageError, collect_warnings, counted
 from lamella.inference.abstention import at_prior
 from lamella.serve.catalogue import Catalogue, Listed
 from lamella.serve.micro_batch import CALL, Call
@@ -121,7 +121,8 @@ class Service:
                 raise UsageError(
                     f"parameters.max_seq_len: expected at most {reader.model.windows.max_seq_length}, got {longest}."
                 )
-            return reader(question=ask.inputs.question, context=ask.inputs.context, **options)
+            with collect_warnings():  # the schema has no place for them
+                return reader(question=ask.inputs.question, context=ask.inputs.context, **options)
 
         with self._accept():
             return await self._run(answer, call)
@@ -162,15 +163,16 @@ class Service:
     def _answer(self, listed: Listed, ask: Ask) -> dict[str, Any]:
         """Ask one reader; this runs in a thread."""
         loaded = self._load(listed)
-        answers = loaded.reader.ask(
-            ask.question,
-            ask.context,
-            top_k=ask.top_k,
-            threshold=ask.threshold,
-            answerable=ask.answerable,
-            max_answer_length=ask.max_answer_length,
-            log=logger.debug,
-        )
+        with collect_warnings() as warnings:
+            answers = loaded.reader.ask(
+                ask.question,
+                ask.context,
+                top_k=ask.top_k,
+                threshold=ask.threshold,
+                answerable=ask.answerable,
+                max_answer_length=ask.max_answer_length,
+                log=logger.debug,
+            )
         if ask.layers:
             for answer in [*answers, *filter(None, [answers.best_guess])]:
                 if answer["answer"]:
@@ -180,7 +182,8 @@ class Service:
             decoding = loaded.reader.model.decoding
             decoding = decoding if ask.answerable is None else at_prior(decoding, ask.answerable)
             threshold = decoding.null_score_diff_threshold
-        return {"model": listed.name, "threshold": threshold, **answers.to_json()}
+        doubts = {"warnings": warnings} if warnings else {}
+        return {"model": listed.name, "threshold": threshold, **answers.to_json(), **doubts}
 
     def _load(self, listed: Listed) -> LoadedReader:
         try:

@@ -25,7 +25,7 @@ from lamella.data.windows.tokens import (
     PIECE,
     Integers,
     Tokenizing,
-    tokenise_contexts,
+    context_tokens,
     tokenise_questions,
     without_truncation,
 )
@@ -161,7 +161,7 @@ def _cut(
     plain = without_truncation(tokenizer)
     template = pair_template(tokenizer)
     questions = tokenise_questions(plain, [example.question for example in examples])
-    contexts = tokenise_contexts(plain, [example.context for example in examples])
+    contexts = context_tokens(tokenizer, plain, [example.context for example in examples])
     window_room = windows.max_seq_length - template.special_tokens
     question_room = min(windows.max_query_length, window_room - 1)  # leave room for some context
     prefix, middle, suffix = (np.array(ids, np.int32) for ids in (template.prefix, template.middle, template.suffix))

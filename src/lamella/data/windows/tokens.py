@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Regex, Tokenizer, models, normalizers
 
 from lamella.data.examples import Context
+from lamella.data.windows.context_cache import ContextCache
 
 Integers = NDArray[np.int32]
 IS_SPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # U+3000 is the last white space
@@ -72,6 +73,32 @@ def switch_truncation_off(tokenizer: Tokenizing) -> None:
 
 
 _PLAIN: WeakKeyDictionary[Tokenizing, Tokenizer] = WeakKeyDictionary()
+
+
+def remember_contexts(tokenizer: Tokenizing, cache: ContextCache, name: str) -> None:
+    """Keep the tokens of contexts in a cache, under the name of the tokenizer: equal tokenizers may share a name."""
+    _CACHES[tokenizer] = (cache, name)
+
+
+_CACHES: WeakKeyDictionary[Tokenizing, tuple[ContextCache, str]] = WeakKeyDictionary()
+
+
+def context_tokens(
+    tokenizer: Tokenizing, plain: Tokenizer, contexts: Sequence[Context]
+) -> dict[str, tuple[Integers, Integers]]:
+    """Return the token ids and character offsets of each distinct text, from the tokenizer's cache if it has one.
+
+    `plain` is the tokenizer without truncation.
+    """
+    if tokenizer not in _CACHES:
+        return tokenise_contexts(plain, contexts)
+    cache, name = _CACHES[tokenizer]
+    texts = dict.fromkeys(context.text for context in contexts)
+    known = {text: tokens for text in texts if (tokens := cache.get(name, text)) is not None}
+    new = tokenise_contexts(plain, [context for context in contexts if context.text not in known])
+    for text, tokens in new.items():
+        cache.put(name, text, tokens)
+    return {**known, **new}
 
 
 def tokenise_questions(plain: Tokenizer, questions: Sequence[str]) -> dict[str, Integers]:

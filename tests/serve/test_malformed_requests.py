@@ -1,0 +1,107 @@
+"""Requests at random: what schemathesis makes of the OpenAPI, and 2,000 malformed bodies, get only 4xx."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from starlette.testclient import TestClient
+
+from lamella.serve.settings import Settings
+from lamella.serve.web_app import create_app
+
+ASK = {"question": "Who?", "context": ["Ann.", "Bob."], "model": None, "top_k": 2, "threshold": 0.5, "layers": False}
+BATCH = {"requests": [ASK, {"question": "When?", "context": "In 2005."}]}
+HUGGING_FACE = {"inputs": {"question": "Who?", "context": "Ann."}, "parameters": {"top_k": 1, "align_to_words": True}}
+WRONG: list[Any] = [
+    -1, 0, 10**30, 1.5, 1e308, "", " ", "\x00", "x" * 200, "../..", None, True, [], [[]], {}, {"a": {}}, [None], ["", 1]
+]  # fmt: skip
+WRONG_TEXT = ["NaN", "-Infinity", "1e999", '"\\ud83d"', "01", "'x'", "{", "]", "", "\x00", "\u2028", "9" * 5000]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    folder = tmp_path_factory.mktemp("models")
+    with TestClient(create_app(Settings(folder=folder)), raise_server_exceptions=False) as client:
+        yield client
+
+
+def malformed(seed: int) -> tuple[str, bytes]:
+    """Return a route and a body that is wrong in one place."""
+    choose = random.Random(seed)
+    route, valid = choose.choice([("/v1/ask", ASK), ("/v1/batch", BATCH), ("/", HUGGING_FACE)])
+    body: Any = json.loads(json.dumps(valid))
+    kind = choose.randrange(4)
+    if kind == 0:  # cut short, before the last brace
+        data = json.dumps(body).encode()
+        return route, data[: choose.randrange(len(data))]
+    if kind == 1:  # bytes that are no UTF-8
+        data = json.dumps(body).encode()
+        at = choose.randrange(1, len(data))
+        return route, data[:at] + bytes([choose.choice([0x80, 0xC0, 0xF8, 0xFF])]) + data[at:]
+    place = body["requests"][0] if route == "/v1/batch" else body["inputs"] if route == "/" else body
+    key = choose.choice(["question", "context"])
+    if kind == 2:  # a value that JSON does not have
+        place[key] = "@"
+        return route, json.dumps(body).replace('"@"', choose.choice(WRONG_TEXT), 1).encode("utf-8", "surrogatepass")
+    wrong = choose.choice([value for value in WRONG if not (isinstance(value, str) and value)])
+    place[key] = wrong  # a value of another type, or an empty text
+    return route, json.dumps(body).encode()
+
+
+def test_malformed_bodies_get_only_4xx(client: TestClient) -> None:
+    statuses: dict[int, int] = {}
+    for seed in range(2000):
+        route, body = malformed(seed)
+        response = client.post(route, content=body, headers={"Content-Type": "application/json"})
+        if route == "/v1/batch" and response.status_code == 200:  # an empty text is an error of one question
+            assert any("error" in json.loads(line) for line in response.text.splitlines()), body
+            continue
+        assert 400 <= response.status_code < 500, (seed, body, response.text)
+        error = response.json()["error"]
+        message = error if isinstance(error, str) else error["message"]
+        assert message
+        assert "\n" not in message
+        assert len(message) < 500
+        statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
+    assert statuses.keys() == {400, 422}
+    assert client.get("/ready").status_code == 200
+
+
+@pytest.mark.parametrize("mode", ["positive", "negative"])
+def test_schemathesis_finds_no_500_and_no_undocumented_status(client: TestClient, mode: str) -> None:
+    schemathesis = pytest.importorskip("schemathesis")
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import (
+        content_type_conformance,
+        response_schema_conformance,
+        status_code_conformance,
+    )
+
+    async def started(scope: Any, receive: Any, send: Any) -> None:
+        """The application, which the fixture starts and stops."""
+        if scope["type"] == "http":
+            await client.app(scope, receive, send)
+
+    schema = schemathesis.openapi.from_asgi("/openapi.json", started)
+    operations = [result.ok() for result in schema.get_all_operations()]
+    assert {"/v1/ask", "/v1/batch", "/v1/models/{name}", "/", "/models/{name}"} <= {each.path for each in operations}
+    checks = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+    for operation in operations:
+        generation = schemathesis.GenerationMode(mode)
+        if mode == "negative" and not operation.body:
+            continue
+
+        @settings(
+            max_examples=8 if operation.body else 2, derandomize=True, database=None, phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck), deadline=None,
+        )  # fmt: skip
+        @given(case=operation.as_strategy(generation_mode=generation))
+        def check(case: Any) -> None:
+            case.call_and_validate(checks=checks)
+
+        check()
