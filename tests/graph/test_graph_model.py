@@ -107,8 +107,8 @@ def test_auto_takes_the_graph_where_it_fits(saved: Path) -> None:
 def test_auto_takes_torch_if_it_would_use_a_gpu(type: str, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "GPU_DEVICES", (str(saved),))  # a file that exists
     monkeypatch.setattr("lamella.encoder.device.choose_device", lambda: torch.device(type))
-    assert loading._suits_onnx(None, "auto") == (type == "cpu")
-    assert loading._suits_onnx("cpu", "auto")
+    assert loading.suits_onnx(None, "auto") == (type == "cpu")
+    assert loading.suits_onnx("cpu", "auto")
 
 
 @pytest.mark.parametrize("flags", ["amx_bf16 amx_tile avx512_bf16", "avx512_bf16 avx512_vnni"])

@@ -59,9 +59,18 @@ def serve(
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="Cores to use on a CPU; default: all of them.")
     ] = None,
+    memory: Annotated[
+        int,
+        typer.Option(
+            "--memory",
+            min=1,
+            help="MiB for the tensors of readers that share an encoder; the least recently used are read again when "
+            "they are asked.",
+        ),
+    ] = 64,
     loaded: Annotated[
-        int, typer.Option("--loaded", min=1, help="Readers kept in memory; others are loaded when they are asked.")
-    ] = 32,
+        int, typer.Option("--loaded", min=1, help="Readers kept in memory that have an encoder of their own.")
+    ] = 8,
     queue: Annotated[
         int, typer.Option("--queue", min=1, help="Requests accepted at the same time; more are asked to come back.")
     ] = 128,
@@ -83,6 +92,7 @@ def serve(
         cors=tuple(cors or ()),
         precision=precision,
         threads=threads,
+        memory=memory * MEBIBYTE,
         most_loaded=loaded,
         queue=queue,
         timeout=timeout,

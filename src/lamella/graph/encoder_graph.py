@@ -7,9 +7,9 @@ All families with a graph have the same layer and differ in the names of its ten
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import count, takewhile
 
 import numpy as np
 
@@ -27,7 +27,6 @@ NORMS = {
     "mpnet": ("attention.LayerNorm", "output.LayerNorm"),
 }
 BERT_NORMS = ("attention.output.LayerNorm", "output.LayerNorm")
-ADAPTER = re.compile(r"(adapter(?:_(\d+))?)\.down\.weight")
 POOLERS = {"albert": "pooler"}  # a linear layer; the others have it inside of a module
 POOLED = "pooled"  # the name of the pooled output of a graph that is an encoder alone
 
@@ -105,9 +104,8 @@ def _adapt(graph: Graph, tensors: Tensors, site: str, x: str) -> str:
 
 def adapter_names(tensors: Tensors, site: str) -> list[str]:
     """Return the paths of the adapters behind a module: `adapter`, `adapter_2`, …"""
-    inside = (name.removeprefix(f"{site}.") for name in tensors if name.startswith(f"{site}."))
-    adapters = [match for name in inside if (match := ADAPTER.fullmatch(name))]
-    return [f"{site}.{match[1]}" for match in sorted(adapters, key=lambda match: int(match[2] or 1))]
+    numbered = (f"{site}.adapter" if number == 1 else f"{site}.adapter_{number}" for number in count(1))
+    return list(takewhile(lambda path: f"{path}.down.weight" in tensors, numbered))
 
 
 def _add_pooler(graph: Graph, config: EncoderConfig, tensors: Tensors, x: str) -> str:

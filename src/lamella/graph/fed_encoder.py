@@ -21,6 +21,7 @@ from lamella.graph.embeddings import TYPES
 from lamella.graph.encoder_config import EncoderConfig
 from lamella.graph.encoder_graph import POOLED, add_encoder, layer_output, pooler_path
 from lamella.graph.fed_graph import FedGraph, Feeds
+from lamella.graph.onnx_file import Value
 from lamella.graph.operations import INPUT_FACTOR, LORA_A, LORA_B, OUTPUT_FACTOR
 from lamella.graph.support import NoGraphError
 from lamella.graph.tensor_files import Tensors
@@ -47,54 +48,57 @@ class SharedGraph:
         return self.graph.encode(self.outputs, data_file=data_file)
 
 
-def build_shared_encoder(config: EncoderConfig, tensors: Tensors, kind: Kind) -> SharedGraph:
-    """Build the graph of an encoder for all readers of a kind."""
-    return _build(config, tensors, _complete(config, tensors, kind))
+class FedEncoder:
+    """A base encoder as its readers see it: the graphs that they share, and what each of them feeds.
 
-
-def feed_encoder(
-    config: EncoderConfig, tensors: Tensors, delta: Tensors, tunings: Sequence[Mapping[str, Any]]
-) -> tuple[Kind, Feeds]:
-    """Return what a reader feeds to the encoder; raise NoGraphError if it cannot share one.
-
-    `tensors` are those of the encoder; of those that belong to the graph, only the shapes are read.
+    `tensors` may lack the values of those that belong to the graphs, except to build one.
     """
-    if len(tunings) > 1:
-        raise NoGraphError("its encoder was tuned more than once")
-    tuned, changes = separate_changes(tensors, delta, tunings, config)
-    for name in delta:
-        if name in tensors and is_kept(config, name, tensors[name].shape):
-            raise NoGraphError(f"its tuning {tunings[0]['name']} changes whole weight matrices, such as {name}")
-    kind: Kind = "low_rank"
-    if any(ADAPTER.fullmatch(name) for name in delta):
-        kind = "adapters"
-    for path, change in changes.items():
-        if change.factor is None:
-            tuned |= _low_rank(tensors, path, change)
-            continue
-        kind = "factors"
-        tuned[f"{path}.{INPUT_FACTOR if change.scales_inputs else OUTPUT_FACTOR}"] = change.factor
-        if not change.scales_inputs:
-            tuned[f"{path}.bias"] = tuned[f"{path}.bias"] * change.factor
-    feeds = _build(config, tensors, _complete(config, tuned, kind)).graph.feeds
-    _check_shapes(feeds, _build(config, tensors, _complete(config, tensors, kind)).graph)
-    return kind, feeds
+
+    def __init__(self, config: EncoderConfig, tensors: Tensors) -> None:
+        self.config, self.tensors = config, tensors
+        self._kept = {name for name, tensor in tensors.items() if is_kept(config, name, tensor.shape)}
+        self._inputs: dict[Kind, Mapping[str, Value]] = {}
+
+    def build(self, kind: Kind, tensors: Tensors | None = None) -> SharedGraph:
+        """Build the graph for all readers of a kind, or with the tensors of one of them."""
+        config = self.config
+        graph = FedGraph(self._kept)
+        pooled = config.family.optional_pooler and f"{pooler_path(config)}.weight" in self.tensors
+        complete = _complete(config, self.tensors if tensors is None else tensors, kind)
+        encoder = add_encoder(graph, config, complete, range(config.depth + 1), pooled=pooled)
+        shape: list[int | str] = [BATCH, TOKENS, config.hidden_size]
+        outputs: dict[str, Output] = {layer_output(number): (value, shape) for number, value in encoder.layers.items()}
+        if encoder.pooled is not None:
+            outputs[POOLED] = encoder.pooled, [BATCH, config.hidden_size]
+        return SharedGraph(graph, outputs)
+
+    def feed(self, delta: Tensors, tunings: Sequence[Mapping[str, Any]]) -> tuple[Kind, Feeds]:
+        """Return the kind of a reader and what it feeds; raise NoGraphError if it cannot share the encoder."""
+        if len(tunings) > 1:
+            raise NoGraphError("its encoder was tuned more than once")
+        tuned, changes = separate_changes(self.tensors, delta, tunings, self.config)
+        for name in delta:
+            if name in self._kept:
+                raise NoGraphError(f"its tuning {tunings[0]['name']} changes whole weight matrices, such as {name}")
+        kind: Kind = "adapters" if any(ADAPTER.fullmatch(name) for name in delta) else "low_rank"
+        for path, change in changes.items():
+            if change.factor is None:
+                tuned |= _low_rank(self.tensors, path, change)
+                continue
+            kind = "factors"
+            tuned[f"{path}.{INPUT_FACTOR if change.scales_inputs else OUTPUT_FACTOR}"] = change.factor
+            if not change.scales_inputs:
+                tuned[f"{path}.bias"] = tuned[f"{path}.bias"] * change.factor
+        if kind not in self._inputs:
+            self._inputs[kind] = self.build(kind).graph.inputs
+        feeds = self.build(kind, tuned).graph.feeds
+        _check_shapes(feeds, self._inputs[kind])
+        return kind, feeds
 
 
 def is_kept(config: EncoderConfig, name: str, shape: Sequence[int]) -> bool:
     """Return whether a tensor of an encoder belongs to its graph, so that no reader can feed another one."""
     return len(shape) > 1 and not (name.endswith(TYPES) and reads_token_types(config))
-
-
-def _build(config: EncoderConfig, base: Tensors, tensors: Tensors) -> SharedGraph:
-    graph = FedGraph({name for name, tensor in base.items() if is_kept(config, name, tensor.shape)})
-    pooled = config.family.optional_pooler and f"{pooler_path(config)}.weight" in base
-    encoder = add_encoder(graph, config, tensors, range(config.depth + 1), pooled=pooled)
-    shape: list[int | str] = [BATCH, TOKENS, config.hidden_size]
-    outputs: dict[str, Output] = {layer_output(number): (value, shape) for number, value in encoder.layers.items()}
-    if encoder.pooled is not None:
-        outputs[POOLED] = encoder.pooled, [BATCH, config.hidden_size]
-    return SharedGraph(graph, outputs)
 
 
 def _low_rank(tensors: Tensors, path: str, change: Change) -> dict[str, NDArray[Any]]:
@@ -130,10 +134,10 @@ def _complete(config: EncoderConfig, tensors: Tensors, kind: Kind) -> Tensors:
     return Tensors(added | tensors)
 
 
-def _check_shapes(feeds: Feeds, graph: FedGraph) -> None:
+def _check_shapes(feeds: Feeds, inputs: Mapping[str, Value]) -> None:
     """Refuse tensors that do not fit the inputs of a graph, whose sizes are fixed or vary."""
     for name, tensor in feeds.items():
-        expected = graph.inputs[name].shape if name in graph.inputs else ()
+        expected = inputs[name].shape if name in inputs else ()
         if len(expected) != tensor.ndim or any(
             isinstance(size, int) and size != found for size, found in zip(expected, tensor.shape, strict=True)
         ):

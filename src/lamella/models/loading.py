@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from lamella.models.model import ReaderModel
+    from lamella.models.shared_encoder import SharedEncoders, SharedReader
     from lamella.models.transformers_model import StockModel
 
 Backend = Literal["auto", "torch", "onnx"]
@@ -69,7 +70,7 @@ def load_model(
     only_onnx = backend == "onnx" or precision == "int8"
     if only_onnx:
         _check_onnx_options(os.fspath(name), device, precision)
-    if only_onnx or (backend == "auto" and _suits_onnx(device, precision, few_questions)):
+    if only_onnx or (backend == "auto" and suits_onnx(device, precision, few_questions)):
         from lamella.models.graph_model import load_as_graph
 
         try:
@@ -91,6 +92,16 @@ def load_model(
         warn(f"{problem}; it runs on torch, which takes longer to start.")  # now: damage has been reported as an error
         return model
     return _load_torch(source, device, precision, threads, inference_only)
+
+
+def load_shared(name: str | os.PathLike[str], encoders: SharedEncoders) -> SharedReader:
+    """Load a model that shares its base encoder with others; raise NoGraphError, with the reason, if it cannot."""
+    folder = named_folder(os.fspath(name))
+    if os.path.isdir(folder) and is_exported(folder):
+        raise NoGraphError("it is an exported graph")
+    source = find_model(os.fspath(name))
+    _warn_of_unfinished_run(source.folder)
+    return encoders.reader(source)
 
 
 def torch_if_installed(name: str | os.PathLike[str], precision: Precision) -> Backend:
@@ -119,7 +130,7 @@ def _check_onnx_options(name: str, device: Any, precision: str) -> None:
         raise UsageError(f"{name}: backend 'onnx' computes in fp32 or int8, got precision {precision!r}.")
 
 
-def _suits_onnx(device: Any, precision: str, few_questions: bool = False) -> bool:
+def suits_onnx(device: Any, precision: str, few_questions: bool = False) -> bool:
     """Return whether a model that may run anywhere should run on onnxruntime."""
     if precision not in ("auto", "fp32") or importlib.util.find_spec("onnxruntime") is None:
         return False

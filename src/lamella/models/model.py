@@ -215,7 +215,7 @@ class ReaderModel(nn.Module):
     @torch.inference_mode()
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """Return the logits of a padded batch as an array; the model must be in eval mode."""
-        check_window_length(padded, self.positions)
+        check_window_length(padded.mask.shape[1], self.positions)
         logits: NDArray[np.float32] = self(Batch.of(padded).to(self.device)).float().cpu().numpy()
         return logits  # [O, B, T]
 

@@ -139,7 +139,7 @@ class OnnxModel:
 
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """Return the logits of a padded batch; 0 at the padding."""
-        check_window_length(padded, self.config.positions)
+        check_window_length(padded.mask.shape[1], self.config.positions)
         windows = split_windows(padded, self.inputs)
         logits = np.zeros((2, len(windows), padded.mask.shape[1] if self.gives_text else 1), np.float32)
         for row, output in enumerate(self._cores.map(self._run, windows)):

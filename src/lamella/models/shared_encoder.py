@@ -11,7 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lamella.data.windows.padding import Padded, check_window_length
 from lamella.encoder.sources import MODEL_WEIGHTS, Source, verified_hash
-from lamella.graph.fed_encoder import Kind, build_shared_encoder, feed_encoder, is_kept
+from lamella.graph.fed_encoder import FedEncoder, Kind, is_kept
 from lamella.graph.fed_head import SharedHead, build_shared_head
 from lamella.graph.head_graph import plan_head
 from lamella.graph.support import VERSION, NoGraphError
@@ -27,24 +27,15 @@ from lamella.graph.tensor_files import Tensors, read_outline, read_tensor_files
 from lamella.graph.tuned_tensors import ParameterCounts, pretrained_tensors
 from lamella.models.graph_cache import open_cached
 from lamella.models.graph_model import Recipe, read_recipe
-from lamella.models.onnx_model import INPUTS, Window, split_windows
 from lamella.models.onnx_sessions import Cores, Sessions, explain_failure
 from lamella.models.tokenizer_file import Tokenizers
+from lamella.models.window_engine import Row, join_logits, split_rows
 from lamella.user_cache import remembered_sha256
 
 if TYPE_CHECKING:
     from onnxruntime import OrtValue
 
 OrtFeeds = Mapping[str, "OrtValue"]
-
-
-class Row(NamedTuple):
-    """A window of a reader, without padding."""
-
-    reader: SharedReader
-    window: Window
-
-
 Run = Callable[[Sequence[Row]], Sequence[NDArray[np.float32]]]
 
 
@@ -54,7 +45,7 @@ class SharedEncoder:
     def __init__(self, recipe: Recipe, sha256: str) -> None:
         """Open the base encoder of a reader; `sha256` is the hash of its files."""
         self.config, self.base, self._sha256 = recipe.config, recipe.base, sha256
-        self.tensors = _outline(recipe)
+        self.fed = _outline(recipe)
         self._sessions: dict[Kind, Sessions] = {}
         self._heads: WeakValueDictionary[bytes, Sessions] = WeakValueDictionary()
         self._lock = threading.Lock()
@@ -65,7 +56,7 @@ class SharedEncoder:
             if kind not in self._sessions:
                 self._sessions[kind] = open_cached(
                     self._key(kind),
-                    lambda: build_shared_encoder(self.config, self._read(), kind),
+                    lambda: FedEncoder(self.config, self._read()).build(kind),
                     lambda graph: Sessions(graph, 1),
                 )
             return self._sessions[kind]
@@ -92,7 +83,7 @@ class SharedReader:
     precision = "fp32"
 
     def __init__(self, encoder: SharedEncoder, recipe: Recipe, run: Run) -> None:
-        kind, feeds, head = _read_feeds(recipe, encoder.tensors)
+        kind, feeds, head = _read_feeds(recipe, encoder.fed)
         self.encoder, self.run, self.recipe, self.config = encoder, run, recipe, recipe.describe()
         self.windows, self.decoding, self.gives_text = recipe.windows, recipe.decoding, self.config.gives_text
         self.tokenizer, self.folders = recipe.tokenizer, recipe.folders
@@ -107,23 +98,20 @@ class SharedReader:
 
     def rows(self, padded: Padded) -> list[Row]:
         """Return the windows of a padded batch, each without its padding."""
-        check_window_length(padded, self.config.positions)
-        return [Row(self, window) for window in split_windows(padded, INPUTS)]
+        return split_rows(padded, self)
 
     def logits(self, padded: Padded) -> NDArray[np.float32]:
-        """Return the logits of a padded batch; 0 at the padding."""
-        return self.join(padded, self.run(self.rows(padded)))
-
-    def join(self, padded: Padded, rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-        """Return the logits of a padded batch, [2, B, T] or [2, B, 1], from those of its windows."""
-        logits = np.zeros((2, len(rows), padded.mask.shape[1] if self.gives_text else 1), np.float32)
-        for row, output in enumerate(rows):
-            logits[:, row, : output.shape[1]] = output
-        return logits
+        """Return the logits of a padded batch, [2, B, T] or [2, B, 1]; 0 at the padding."""
+        return join_logits(self.run(self.rows(padded)), padded.mask.shape[1] if self.gives_text else 1)
 
 
 class SharedEncoders:
-    """Opens readers so that those on equal base encoders share one. An encoder is in memory while a reader uses it."""
+    """Opens readers so that those on equal base encoders share one. An encoder is in memory while a reader uses it.
+
+    It is the engine of all of these readers.
+    """
+
+    patience = 0.0  # windows run one by one: there is nothing to wait for
 
     def __init__(self, threads: int | None = None) -> None:
         self.cores = Cores(threads)
@@ -174,17 +162,17 @@ def _identify(recipe: Recipe) -> tuple[str, str]:
     return json.dumps([tensors or sha256, pooled and sha256, asdict(recipe.config)], sort_keys=True), sha256
 
 
-def _outline(recipe: Recipe) -> Tensors:
-    """Return the tensors of a base encoder; those that belong to its graph have no values."""
+def _outline(recipe: Recipe) -> FedEncoder:
+    """Read the base encoder of a reader, without the tensors that belong to its graph."""
     config = recipe.config
     file = read_outline(recipe.base.weights, lambda name, shape: not is_kept(config, name, shape))
-    return pretrained_tensors(file, config)
+    return FedEncoder(config, pretrained_tensors(file, config))
 
 
-def _read_feeds(recipe: Recipe, tensors: Tensors) -> tuple[Kind, dict[str, Any], SharedHead]:
+def _read_feeds(recipe: Recipe, encoder: FedEncoder) -> tuple[Kind, dict[str, Any], SharedHead]:
     ((folder, saved),) = recipe.chain
     delta = read_tensor_files([folder / MODEL_WEIGHTS])
-    kind, feeds = feed_encoder(recipe.config, tensors, delta.under("encoder.model."), saved.tunings)
+    kind, feeds = encoder.feed(delta.under("encoder.model."), saved.tunings)
     head = build_shared_head(recipe.config, recipe.head, delta.under("head."), recipe.windows.max_seq_length)
     return kind, feeds, head
 
@@ -198,14 +186,22 @@ def _as_values(feeds: Mapping[str, NDArray[Any]]) -> OrtFeeds:
 
 def _run(threads: int, row: Row) -> NDArray[np.float32]:
     """Run one window through the encoder and the head of its reader; return its logits, [2, T]."""
-    reader, window = row
-    with explain_failure(window["input_ids"].shape[1]):
+    reader: SharedReader = row.delta
+    tokens = len(row.input_ids)
+    check_window_length(tokens, reader.config.positions)
+    window = {
+        "input_ids": row.input_ids[None],
+        "attention_mask": np.ones((1, tokens), np.int64),
+        "token_type_ids": row.token_types[None],
+        "is_context": row.is_context[None],
+    }
+    encoder, head = reader.sessions, reader.head_sessions
+    with explain_failure(tokens):
         inputs = _as_values(window)
-        encoder, head = reader.sessions, reader.head_sessions
         own = {name: inputs[name] for name in inputs if name in encoder.inputs}
         layers = encoder.get(threads).run_with_ort_values(reader.layers, {**reader.feeds, **own})
         own = {name: inputs[name] for name in inputs if name in head.inputs}
-        read = dict(zip(reader.layers, layers, strict=True))
-        (logits,) = head.get(threads).run_with_ort_values(None, {**reader.head_feeds, **own, **read})
+        own |= dict(zip(reader.layers, layers, strict=True))
+        (logits,) = head.get(threads).run_with_ort_values(None, {**reader.head_feeds, **own})
     output: NDArray[np.float32] = logits.numpy()
     return output[:, 0]

@@ -79,7 +79,7 @@ class StockModel:
     @torch.inference_mode()
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """Return the start and end logits of a padded batch."""
-        check_window_length(padded, self.positions)
+        check_window_length(padded.mask.shape[1], self.positions)
         batch = Batch.of(padded).to(self.device)
         inputs, packing = model_inputs(self.model, batch, token_types=self.reads_token_types)
         with autocast(self.device, self.precision), suitable_kernels(self.device):

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -27,6 +28,7 @@ from lamella.files import read_json
 from lamella.models.names import short_model_name
 from lamella.runs import run_state
 from lamella.serve.refusals import UnknownModelError
+from lamella.user_cache import file_state
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,99}", re.ASCII)
 WEIGHING_MIXERS = ("scalar_mix", "dot", "multiplicative")  # whose layer weights can be shown
@@ -42,26 +44,11 @@ class Listed:
     def describe(self) -> dict[str, Any]:
         """Return what its files tell about it, without loading it; little if it is on the hub or damaged."""
         folder = model_folder(named_folder(self.source))
-        facts: dict[str, Any] = {"base": None, "bytes": 0, "weighs_layers": False}
         try:
-            config = read_json(folder / MODEL_CONFIG)
-            facts["bytes"] = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-        except (OSError, LamellaError):
-            return facts
-        if not isinstance(config, dict):
-            return facts
-        base, head, source = (config.get(key) for key in ("base", "head", "source"))
-        if isinstance(base, dict):
-            facts["base"] = base.get("name")
-        elif isinstance(source, dict):  # an exported graph
-            facts["base"] = source.get("name")
-        else:
-            facts["base"] = config.get("model_type")
-        mixers = head.get("mixer") if isinstance(head, dict) else None
-        first = mixers[0] if isinstance(mixers, list) and mixers else None
-        facts["weighs_layers"] = isinstance(first, dict) and first.get("name") in WEIGHING_MIXERS
-        facts["base"] = facts["base"] and short_model_name(str(facts["base"]))
-        return facts
+            state = tuple(file_state(folder / MODEL_CONFIG))
+        except OSError:
+            state = ()
+        return dict(_describe(folder, state))
 
 
 class Catalogue:
@@ -174,3 +161,28 @@ def _holds_model(path: Path) -> bool:
     if not (folder / MODEL_CONFIG).is_file() or run_state(folder) is not None:
         return False
     return any(folder.glob("*.safetensors")) or any(folder.glob("*.onnx"))
+
+
+@lru_cache(maxsize=4096)
+def _describe(folder: Path, state: tuple[int, ...]) -> Mapping[str, Any]:
+    """Describe a model folder. It is read again when the state of its config.json changes, as with every new model."""
+    facts: dict[str, Any] = {"base": None, "bytes": 0, "weighs_layers": False}
+    try:
+        config = read_json(folder / MODEL_CONFIG)
+        facts["bytes"] = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    except (OSError, LamellaError):
+        return facts
+    if not isinstance(config, dict):
+        return facts
+    base, head, source = (config.get(key) for key in ("base", "head", "source"))
+    if isinstance(base, dict):
+        facts["base"] = base.get("name")
+    elif isinstance(source, dict):  # an exported graph
+        facts["base"] = source.get("name")
+    else:
+        facts["base"] = config.get("model_type")
+    mixers = head.get("mixer") if isinstance(head, dict) else None
+    first = mixers[0] if isinstance(mixers, list) and mixers else None
+    facts["weighs_layers"] = isinstance(first, dict) and first.get("name") in WEIGHING_MIXERS
+    facts["base"] = facts["base"] and short_model_name(str(facts["base"]))
+    return facts

@@ -16,16 +16,20 @@ from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.windows.padding import Padded
 from lamella.data.windows.tokens import Tokenizing
 from lamella.errors import UsageError
+from lamella.graph.support import NoGraphError
 from lamella.inference.answer_layers import layers_of_answer
 from lamella.inference.answer_list import Answer
 from lamella.inference.protocols import QAModel
 from lamella.inference.reader import Reader
-from lamella.models.loading import load_model
+from lamella.models.loading import load_model, load_shared, suits_onnx
+from lamella.models.shared_encoder import SharedEncoders, SharedReader
 from lamella.models.window_engine import OwnEngine, join_logits, split_rows
 from lamella.serve.catalogue import Listed
 from lamella.serve.micro_batch import MicroBatcher, Observer
 from lamella.serve.settings import Settings
 from lamella.serve.shared_tokenizers import SharedTokenizers
+
+BESIDE_TENSORS = 64 * 1024  # bytes that a reader takes beside its tensors, such as its options
 
 
 class QueuedModel:
@@ -51,25 +55,48 @@ class LoadedReader:
 
     listed: Listed
     reader: Reader
-    batcher: MicroBatcher
-    shares_encoder: bool  # whether its windows go through the encoder together with those of other readers
-    why: str | None  # it does not
     seconds: float  # that loading took
+    own: MicroBatcher | None  # the queue of a reader that shares its encoder with no other
+    why: str | None  # it does not share its encoder; None if it does
+    nbytes: int  # of what belongs to this reader, if it shares its encoder; else 0
+
+    @property
+    def shares_encoder(self) -> bool:
+        """Whether its windows go through the encoder together with those of other readers."""
+        return self.own is None
 
     def close(self) -> None:
         """Let the requests that use it finish, and free its memory."""
-        self.batcher.close()
+        if self.own is not None:
+            self.own.close()
 
 
 class ReaderPool:
-    """The readers in memory, by name. Threads may share it: loading one reader does not stall the others."""
+    """The readers in memory, by name. Threads may share it: loading one reader does not stall the others.
 
-    def __init__(self, settings: Settings, *, observe: Observer | None = None) -> None:
-        self._settings, self._observe = settings, observe
+    Readers on equal base encoders share one, where they can. They take little memory and are loaded in milliseconds, so
+    they are limited by their bytes; readers with an encoder of their own are limited by their number.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        pinned: str | None = None,
+        alone: bool = False,
+        observe: Observer | None = None,
+    ) -> None:
+        """Make a pool in which the reader `pinned` stays in memory.
+
+        If it is to be `alone`, it gets an encoder with its tensors merged into it, which is faster.
+        """
+        self._settings, self._pinned, self._alone, self._observe = settings, pinned, alone, observe
         self._loaded: OrderedDict[str, LoadedReader] = OrderedDict()  # the least recently used first
         self.tokenizers = SharedTokenizers(settings.token_cache)
         self._lock = threading.Lock()
         self._loading: dict[str, threading.Lock] = {}
+        self._encoders = SharedEncoders(settings.threads)
+        self._shared = MicroBatcher(self._encoders, most_tokens=settings.batch_tokens, observe=observe)
         self._with_torch: tuple[Listed, QAModel] | None = None  # the reader whose layers were shown last
         self._showing_layers = threading.Lock()
 
@@ -90,13 +117,25 @@ class ReaderPool:
         """Load a reader from its folder, in place of the one in memory; requests that use the old one finish."""
         loaded = self._load(listed)
         with self._lock:
-            removed = [self._loaded.pop(listed.name, None)]
+            old = self._loaded.pop(listed.name, None)
             self._loaded[listed.name] = loaded
-            while len(self._loaded) > self._settings.most_loaded:
-                removed.append(self._loaded.popitem(last=False)[1])
-        for old in filter(None, removed):
-            old.close()
+            removed = [loaded for loaded in (old, *self._evict()) if loaded is not None]
+        for each in removed:
+            each.close()
         return loaded
+
+    def _evict(self) -> list[LoadedReader]:
+        """Remove the least recently used readers beyond the limits, but never the newest."""
+        memory = sum(loaded.nbytes for loaded in self._loaded.values())
+        own = sum(not loaded.shares_encoder for loaded in self._loaded.values())
+        removed = []
+        for name, loaded in list(self._loaded.items())[:-1]:
+            too_many = memory > self._settings.memory if loaded.shares_encoder else own > self._settings.most_loaded
+            if too_many and name != self._pinned:
+                removed.append(self._loaded.pop(name))
+                memory -= loaded.nbytes
+                own -= not loaded.shares_encoder
+        return removed
 
     def remove(self, name: str) -> None:
         """Remove a reader from memory."""
@@ -128,11 +167,34 @@ class ReaderPool:
         """Remove all readers."""
         for name in list(self._loaded):
             self.remove(name)
+        self._shared.close()
 
     def _load(self, listed: Listed) -> LoadedReader:
         begin = perf_counter()
+        try:
+            shared = self._load_shared(listed)
+        except NoGraphError as reason:
+            model = self._load_own(listed)
+            batcher = MicroBatcher(OwnEngine(model), most_tokens=self._settings.batch_tokens, observe=self._observe)
+            reader = Reader(QueuedModel(model, batcher, self.tokenizers.share(model.tokenizer)))
+            return LoadedReader(listed, reader, perf_counter() - begin, batcher, str(reason), 0)
+        reader = Reader(QueuedModel(shared, self._shared, self.tokenizers.share(shared.tokenizer), shared))
+        return LoadedReader(listed, reader, perf_counter() - begin, None, None, shared.nbytes + BESIDE_TENSORS)
+
+    def _load_shared(self, listed: Listed) -> SharedReader:
+        """Load a reader onto a shared encoder; raise NoGraphError, with the reason, if it needs one of its own."""
         settings = self._settings
-        model = load_model(
+        if self._alone:
+            raise NoGraphError("it is the only reader of this server")
+        if settings.precision == "int8":
+            raise NoGraphError("readers in int8 share no encoder")
+        if settings.backend == "torch" or not suits_onnx(settings.device, settings.precision):
+            raise NoGraphError("readers on torch share no encoder")
+        return load_shared(listed.source, self._encoders)
+
+    def _load_own(self, listed: Listed) -> QAModel:
+        settings = self._settings
+        return load_model(
             listed.source,
             device=settings.device,
             precision=settings.precision,
@@ -140,6 +202,3 @@ class ReaderPool:
             threads=settings.threads,
             inference_only=True,
         )
-        batcher = MicroBatcher(OwnEngine(model), most_tokens=settings.batch_tokens, observe=self._observe)
-        reader = Reader(QueuedModel(model, batcher, self.tokenizers.share(model.tokenizer)))
-        return LoadedReader(listed, reader, batcher, False, "", perf_counter() - begin)

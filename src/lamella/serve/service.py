@@ -38,7 +38,12 @@ class Service:
         self.settings = settings
         self.catalogue = Catalogue(settings.models, settings.folder)
         self.metrics = Metrics()
-        self.pool = ReaderPool(settings, observe=self.metrics.observe_batch)
+        self.pool = ReaderPool(
+            settings,
+            pinned=self.catalogue.default,
+            alone=settings.folder is None and len(self.catalogue.names()) == 1,
+            observe=self.metrics.observe_batch,
+        )
         self.draining = False  # accepted requests are answered, and no new ones come
         self.accepted = 0
         self._threads = ThreadPoolExecutor(settings.workers, "lamella-serve")

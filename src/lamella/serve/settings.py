@@ -23,7 +23,8 @@ class Settings:
     backend: Backend = "auto"
     device: str | None = None
     threads: int | None = None  # of onnxruntime; None: all cores
-    most_loaded: int = 32  # readers in memory
+    memory: int = 64 * MEBIBYTE  # for the tensors of readers that share an encoder
+    most_loaded: int = 8  # readers in memory that have an encoder of their own
 
     batch_tokens: int = 16_384  # most tokens that the encoder gets at once
     workers: int = 32  # requests that are worked on at the same time; their windows share the encoder

@@ -56,9 +56,8 @@ def pad(features: Features, windows: Indices, *, multiple_of: int = PAD_TO_MULTI
     )
 
 
-def check_window_length(padded: Padded, positions: int | None) -> None:
+def check_window_length(tokens: int, positions: int | None) -> None:
     """Refuse windows that are longer than the positions of the encoder, if their number is known."""
-    tokens = padded.mask.shape[1]
     if positions is not None and tokens > positions:
         raise UsageError(
             f"windows of {tokens} tokens: expected at most {positions}, the number of positions of the encoder; "

@@ -1,0 +1,143 @@
+"""The readers of a server in memory: they share an encoder, come, leave and return, and are replaced."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamella import Reader
+from lamella.models.shared_encoder import SharedReader
+from lamella.serve import catalogue, reader_pool
+from lamella.serve.catalogue import Catalogue, Listed
+from lamella.serve.reader_pool import BESIDE_TENSORS, ReaderPool
+from lamella.serve.service import Service
+from lamella.serve.settings import Settings
+from tiny_reader import save_tiny_bert, save_tiny_reader
+
+QUESTION, TEXT = "Who found Titan?", "Titan was found by Christiaan Huygens in 1655. Galileo found four other moons."
+READERS = 6
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("readers")
+    encoder = save_tiny_bert(folder / "encoder", layers=2)
+    for seed in range(READERS):
+        save_tiny_reader(folder / "saved" / f"r{seed}", encoder, seed=seed)
+    return folder / "saved"
+
+
+@pytest.fixture(scope="module")
+def expected(saved: Path) -> list[Any]:
+    return [Reader.load(saved / f"r{seed}", threads=1).ask(QUESTION, TEXT, top_k=2) for seed in range(READERS)]
+
+
+@pytest.fixture
+def listed(saved: Path) -> list[Listed]:
+    return [Listed(f"r{seed}", str(saved / f"r{seed}")) for seed in range(READERS)]
+
+
+@pytest.fixture
+def pool() -> Iterator[ReaderPool]:
+    pool = ReaderPool(Settings(threads=1), pinned="r0")
+    yield pool
+    pool.close()
+
+
+def ask(pool: ReaderPool, listed: Listed) -> Any:
+    return pool.get(listed).reader.ask(QUESTION, TEXT, top_k=2)
+
+
+def test_readers_share_an_encoder_and_a_queue(pool: ReaderPool, listed: list[Listed], expected: list[Any]) -> None:
+    with ThreadPoolExecutor(READERS) as threads:
+        for _ in range(3):
+            assert list(threads.map(lambda each: ask(pool, each), listed)) == expected
+    assert all(pool.get(each).shares_encoder and pool.get(each).why is None for each in listed)
+    assert len(pool._encoders._encoders) == 1
+
+
+def test_the_least_recently_used_leave_memory_and_return(
+    pool: ReaderPool, listed: list[Listed], expected: list[Any]
+) -> None:
+    room = sum(pool.get(each).nbytes for each in listed[:3])
+    assert room > 3 * BESIDE_TENSORS
+    pool = ReaderPool(Settings(threads=1, memory=room), pinned="r0")
+    for number in (0, 1, 2, 1, 3):
+        assert ask(pool, listed[number]) == expected[number]
+    assert [name for name in ("r0", "r1", "r2", "r3") if pool.loaded(name)] == ["r0", "r1", "r3"]
+    held = pool.get(listed[1])
+    for number in (4, 5, 2):
+        assert ask(pool, listed[number]) == expected[number]
+    assert pool.loaded("r0") is not None, "it is pinned"
+    assert pool.loaded("r1") is None
+    assert held.reader.ask(QUESTION, TEXT, top_k=2) == expected[1], "requests that use it finish"
+    assert ask(pool, listed[1]) == expected[1]
+    pool.close()
+
+
+def test_a_reader_is_replaced_while_others_answer(
+    pool: ReaderPool, saved: Path, expected: list[Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    mine = Listed("mine", str(folder))
+    shutil.copytree(saved / "r1", folder)
+    assert ask(pool, mine) == expected[1]
+    shutil.rmtree(folder)
+    shutil.copytree(saved / "r2", folder)
+    assert ask(pool, mine) == expected[1], "until it is loaded again"
+    pool.replace(mine)
+    assert ask(pool, mine) == expected[2]
+    pool.remove("mine")
+    assert pool.loaded("mine") is None
+
+
+def test_readers_that_cannot_share_have_a_reason(listed: list[Listed], monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ReaderPool(Settings(threads=1, precision="int8", most_loaded=2))
+    assert pool.get(listed[0]).why == "readers in int8 share no encoder"
+    assert not pool.get(listed[0]).shares_encoder
+    for each in listed[1:3]:
+        pool.get(each)
+    assert [pool.loaded(each.name) is not None for each in listed[:3]] == [False, True, True]
+    pool.close()
+    pool = ReaderPool(Settings(threads=1, device="cuda:0"))
+    monkeypatch.setattr(reader_pool, "load_model", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(pytest.fail.Exception):
+        pool.get(listed[0])
+    pool.close()
+
+
+def test_a_reader_that_is_alone_gets_a_graph_of_its_own(saved: Path, expected: list[Any]) -> None:
+    service = Service(Settings(models=(str(saved / "r1"),), threads=1))
+    service.start()
+    loaded = service.pool.get(service.catalogue.get(None))
+    assert loaded.why == "it is the only reader of this server"
+    assert loaded.reader.ask(QUESTION, TEXT, top_k=2) == expected[1]
+    service.close()
+    service = Service(Settings(models=(str(saved / "r1"), str(saved / "r2")), threads=1))
+    service.start()
+    assert service.pool.get(service.catalogue.get(None)).shares_encoder
+    assert service.describe_model("r1")["shares_encoder"] is True
+    assert service.describe_model("r2")["shares_encoder"] is None, "it is not known before it is loaded"
+    service.close()
+
+
+def test_many_registered_readers_cost_nothing_per_request(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(50):
+        shutil.copytree(saved / f"r{number % READERS}", tmp_path / f"copy{number}")
+    service = Service(Settings(folder=tmp_path, models=(str(saved / "r0"),), threads=1))
+    service.start()
+    names = [model["name"] for model in service.describe_models()]
+    assert names == ["r0", *sorted(f"copy{number}" for number in range(50))]
+    loaded = service.pool.get(service.catalogue.get("copy7"))
+    for module, name in ((catalogue, "read_json"), (Catalogue, "scan"), (SharedReader, "__init__")):
+        monkeypatch.setattr(module, name, lambda *_: pytest.fail("read again"))
+    assert service.pool.get(service.catalogue.get("copy7")) is loaded
+    assert [model["name"] for model in service.describe_models()] == names
+    service.close()
