@@ -21,6 +21,9 @@ class SharedTokenizers:
 
     def share(self, tokenizer: Tokenizing) -> Tokenizing:
         """Return the tokenizer to use instead of one: an equal one that is in memory already, or itself."""
+        with self._lock:
+            if any(shared is tokenizer for shared in self._tokenizers.values()):
+                return tokenizer
         name = _identity(tokenizer)
         with self._lock:
             shared = self._tokenizers.setdefault(name, tokenizer)
