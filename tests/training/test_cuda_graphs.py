@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from doubles import FAMILIES, example, tiny_model
+from doubles import FAMILIES, example, save_tiny_encoder, tiny_model
 from lamella.config import LearnerOptions, TrainingOptions
 from lamella.data.windows.batches import Totals, collate
 from lamella.data.windows.features import Features, featurise
@@ -21,6 +22,7 @@ from lamella.training.fitting import cuda_graphs
 from lamella.training.fitting.cuda_graphs import GraphedBackward
 from lamella.training.fitting.learner import Learner, RandomStream, make_learner
 from lamella.training.fitting.steps import BEGINNING, Steps
+from run_files import write_run_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = "Christiaan Huygens discovered Titan in 1655 with a telescope that he had built himself."
@@ -220,3 +222,12 @@ def test_real_graphs_equal_plain_steps(family: str, tuning: str) -> None:
     plain, graphs = run(False), run(True)
     assert [record["loss"] for record in graphs] == pytest.approx([record["loss"] for record in plain], rel=2e-2)
     assert graphs[-1]["loss"] < graphs[0]["loss"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need an NVIDIA GPU")
+def test_a_whole_run_captures_its_steps(tmp_path: Path, lamella: Callable[..., tuple[int, str, str]]) -> None:
+    encoder = save_tiny_encoder(tmp_path / "tiny")
+    file = write_run_file(tmp_path / "run.toml", f'name = "{encoder}"\ntuning = "full"', steps=12)
+    code, printed, errors = lamella("train", file, "--out", tmp_path / "run", "--set", "training.precision=bf16")
+    assert code == 0
+    assert "could not be captured" not in printed + errors

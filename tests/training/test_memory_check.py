@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +96,19 @@ def test_the_estimate_draws_no_random_numbers(prepared: PreparedPass, estimate: 
     before = torch.get_rng_state()
     assert estimate_memory(prepared) == estimate
     assert torch.get_rng_state().equal(before)
+
+
+def test_the_estimate_leaves_no_computation_behind(prepared: PreparedPass) -> None:
+    """A computation that is alive when CUDA graphs are captured makes the capture fail, and every step slow."""
+
+    def computed() -> int:
+        gc.collect()
+        tensors = [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]
+        return sum(tensor.grad_fn is not None for tensor in tensors)
+
+    before = computed()
+    estimate_memory(prepared)
+    assert computed() == before
 
 
 def test_the_estimate_is_near_what_a_step_allocates(prepared: PreparedPass, estimate: PassMemory) -> None:

@@ -109,17 +109,21 @@ def _activations(model: ReaderModel, batch: Batch, hidden: HiddenStates | None, 
     sizes: dict[int, int] = {}
     kept = []  # so that no address is used twice
 
-    def pack(tensor: Tensor) -> Tensor:
+    def pack(tensor: Tensor) -> None:
+        """Count a tensor. It is not saved: no backward follows.
+
+        A saved tensor that knows how it was computed would keep the whole computation alive, in a circle that is never
+        freed; with it, CUDA graphs cannot be captured.
+        """
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in known:
             sizes[storage.data_ptr()] = storage.nbytes()
-            kept.append(tensor)
-        return tensor
+            kept.append(tensor.detach())
 
     was_training, buffers = model.training, {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.train()
     try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda nothing: nothing):
             model(batch, hidden)
     finally:
         model.train(was_training)
