@@ -75,6 +75,9 @@ def serve(
         int, typer.Option("--queue", min=1, help="Requests accepted at the same time; more are asked to come back.")
     ] = 128,
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Maximum seconds per question.")] = 30.0,
+    body_timeout: Annotated[
+        float, typer.Option("--body-timeout", min=0.1, help="Maximum seconds in which a client must send its request.")
+    ] = 10.0,
     max_body: Annotated[int, typer.Option("--max-body", min=1, help="Maximum size of a request in MiB.")] = 4,
     max_characters: Annotated[
         int, typer.Option("--max-characters", min=1, help="Maximum characters of all contexts of a question.")
@@ -96,6 +99,7 @@ def serve(
         most_loaded=loaded,
         queue=queue,
         timeout=timeout,
+        body_timeout=body_timeout,
         max_body=max_body * MEBIBYTE,
         max_characters=max_characters,
         max_batch=max_batch,

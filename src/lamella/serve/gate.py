@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lamella.errors import LamellaError, truncate
@@ -67,7 +68,9 @@ class Gate:
             except LamellaError as error:
                 await send_refusal(as_refusal(error), scope, send_on)
         except TimeoutError:
-            notes["left"] = "the client does not read"
+            notes["client"] = "does-not-read"
+        except ClientDisconnect:
+            notes["client"] = "left"
         except Exception:
             logger.exception("id=%s: an error of the server", request_id)
             if not status:

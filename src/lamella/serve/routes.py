@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from lamella.serve.json_body import JsonRoute, json_response, to_json
 from lamella.serve.micro_batch import Call
@@ -73,14 +74,14 @@ async def batch(body: Batch, request: Request) -> Response:
     answers = service.batch(body.requests, calls)
     first = await anext(answers)  # a batch that is refused gets its status
 
-    async def lines() -> AsyncIterator[bytes]:
+    async def lines() -> AsyncGenerator[bytes, None]:
         async with aclosing(answers):
             yield to_json(first) + b"\n"
             async for answer in answers:
                 yield to_json(answer) + b"\n"
 
     request.state.notes["questions"] = len(body.requests)
-    return StreamingResponse(lines(), media_type=NDJSON)
+    return _LinesResponse(lines())
 
 
 @router.get("/v1/models", response_model=ModelList, responses={401: ERRORS[401]})
@@ -153,6 +154,18 @@ async def remove_model(name: str, request: Request) -> Response:
     return Response(status_code=204)
 
 
+class _LinesResponse(StreamingResponse):
+    """A stream of JSON lines that ends its generator at once if the client leaves."""
+
+    def __init__(self, lines: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(lines, media_type=NDJSON)
+        self._lines = lines
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._lines):
+            await super().__call__(scope, receive, send)
+
+
 async def while_connected(request: Request, answering: Awaitable[T], call: Call) -> T:
     """Return a result, or give it up if the client leaves before."""
     working = asyncio.ensure_future(answering)
@@ -165,7 +178,8 @@ async def while_connected(request: Request, answering: Awaitable[T], call: Call)
         return working.result()
     finally:
         leaving.cancel()
-        working.cancel()
+        if working.cancel():
+            await asyncio.wait((working,))  # until it has given its place in the queue back
 
 
 def finish(request: Request, call: Call) -> dict[str, str]:
