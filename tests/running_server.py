@@ -24,7 +24,7 @@ class RunningServer:
     def stop(self) -> int:
         """Ask it to stop, and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(100)
 
 
 @contextlib.contextmanager
