@@ -2,7 +2,8 @@
 
 A reader may feed its LoRA, its IA³ or its adapters, and beside them biases, LayerNorms and token types; where it has
 none, it feeds those of the encoder, LoRA of rank 0, factors of 1 or adapters of size 0. These are three graphs, so that
-no reader pays for the nodes of another kind. Weight matrices and embeddings belong to the graph.
+no reader pays for the nodes of another kind; and a reader of lower layers has a graph without the higher ones, as
+onnxruntime always runs all nodes. Weight matrices and embeddings belong to the graph.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,12 @@ from lamella.graph.tensor_files import Tensors
 from lamella.graph.trained_names import ADAPTER_PARTS
 from lamella.graph.tuned_tensors import ADAPTER, Change, separate_changes
 
-Kind = Literal["low_rank", "factors", "adapters"]
+
+class Kind(NamedTuple):
+    """What readers must have in common to share a graph: the kind of their change, and the highest layer they read."""
+
+    change: Literal["low_rank", "factors", "adapters"]
+    highest: int
 
 
 @dataclass(frozen=True)
@@ -63,29 +69,36 @@ class FedEncoder:
         """Build the graph for all readers of a kind, or with the tensors of one of them."""
         config = self.config
         graph = FedGraph(self._kept)
-        pooled = config.family.optional_pooler and f"{pooler_path(config)}.weight" in self.tensors
-        complete = _complete(config, self.tensors if tensors is None else tensors, kind)
-        encoder = add_encoder(graph, config, complete, range(config.depth + 1), pooled=pooled)
+        has_pooler = config.family.optional_pooler and f"{pooler_path(config)}.weight" in self.tensors
+        pooled = has_pooler and kind.highest == config.depth
+        complete = _complete(config, self.tensors if tensors is None else tensors, kind.change)
+        encoder = add_encoder(graph, config, complete, range(kind.highest + 1), pooled=pooled)
         shape: list[int | str] = [BATCH, TOKENS, config.hidden_size]
         outputs: dict[str, Output] = {layer_output(number): (value, shape) for number, value in encoder.layers.items()}
         if encoder.pooled is not None:
             outputs[POOLED] = encoder.pooled, [BATCH, config.hidden_size]
         return SharedGraph(graph, outputs)
 
-    def feed(self, delta: Tensors, tunings: Sequence[Mapping[str, Any]]) -> tuple[Kind, Feeds]:
-        """Return the kind of a reader and what it feeds; raise NoGraphError if it cannot share the encoder."""
+    def feed(
+        self, delta: Tensors, tunings: Sequence[Mapping[str, Any]], *, highest: int | None = None
+    ) -> tuple[Kind, Feeds]:
+        """Return the kind of a reader and what it feeds; raise NoGraphError if it cannot share the encoder.
+
+        `highest` is the highest layer that its head reads.
+        """
         if len(tunings) > 1:
             raise NoGraphError("its encoder was tuned more than once")
         tuned, changes = separate_changes(self.tensors, delta, tunings, self.config)
         for name in delta:
             if name in self._kept:
                 raise NoGraphError(f"its tuning {tunings[0]['name']} changes whole weight matrices, such as {name}")
-        kind: Kind = "adapters" if any(ADAPTER.fullmatch(name) for name in delta) else "low_rank"
+        has_adapters = any(ADAPTER.fullmatch(name) for name in delta)
+        kind = Kind("adapters" if has_adapters else "low_rank", self.config.depth if highest is None else highest)
         for path, change in changes.items():
             if change.factor is None:
                 tuned |= _low_rank(self.tensors, path, change)
                 continue
-            kind = "factors"
+            kind = kind._replace(change="factors")
             tuned[f"{path}.{INPUT_FACTOR if change.scales_inputs else OUTPUT_FACTOR}"] = change.factor
             if not change.scales_inputs:
                 tuned[f"{path}.bias"] = tuned[f"{path}.bias"] * change.factor
@@ -112,22 +125,22 @@ def _low_rank(tensors: Tensors, path: str, change: Change) -> dict[str, NDArray[
     return {f"{path}.{LORA_A}": a, f"{path}.{LORA_B}": b}
 
 
-def _complete(config: EncoderConfig, tensors: Tensors, kind: Kind) -> Tensors:
-    """Add what a reader of this kind has in every layer, without an effect where it is missing."""
+def _complete(config: EncoderConfig, tensors: Tensors, change: str) -> Tensors:
+    """Add what a reader with this kind of change has in every layer, without an effect where it is missing."""
     added = Tensors()
     family, hidden = config.family, config.hidden_size
     for layer in config.layer_paths:
-        for target in family.projections if kind != "adapters" else ():
+        for target in family.projections if change != "adapters" else ():
             path = f"{layer}.{family.projections[target]}"
             outputs, inputs = tensors[f"{path}.weight"].shape
-            if kind == "low_rank":
+            if change == "low_rank":
                 added[f"{path}.{LORA_A}"] = np.empty((0, inputs), np.float32)
                 added[f"{path}.{LORA_B}"] = np.empty((outputs, 0), np.float32)
             elif target == "ffn_output":
                 added[f"{path}.{INPUT_FACTOR}"] = np.ones(inputs, np.float32)
             else:
                 added[f"{path}.{OUTPUT_FACTOR}"] = np.ones(outputs, np.float32)
-        for site in (family.attention_site, family.ffn_site) if kind == "adapters" else ():
+        for site in (family.attention_site, family.ffn_site) if change == "adapters" else ():
             shapes = (0, hidden), (0,), (hidden, 0), (hidden,)
             for part, shape in zip(ADAPTER_PARTS, shapes, strict=True):
                 added[f"{layer}.{site}.adapter.{part}"] = np.zeros(shape, np.float32)

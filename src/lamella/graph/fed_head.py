@@ -22,6 +22,7 @@ class SharedHead:
     graph: bytes  # equal for heads of one structure
     feeds: Feeds
     layers: tuple[str, ...]  # the outputs of the encoder that it reads
+    highest: int  # the highest layer among them
 
 
 def build_shared_head(config: EncoderConfig, spec: Mapping[str, Any], tensors: Tensors, longest: int) -> SharedHead:
@@ -39,4 +40,4 @@ def build_shared_head(config: EncoderConfig, spec: Mapping[str, Any], tensors: T
     except ValueError as error:  # arrays whose shapes do not fit
         raise NoGraphError(f"its tensors do not fit its configuration ({error})") from None
     encoded = graph.encode({"logits": (logits, [2, BATCH, 1 if plan.at_cls else TOKENS])})
-    return SharedHead(encoded, graph.feeds, read)
+    return SharedHead(encoded, graph.feeds, read, config.depth if plan.pooled else max(plan.layers, default=0))

@@ -172,8 +172,8 @@ def _outline(recipe: Recipe) -> FedEncoder:
 def _read_feeds(recipe: Recipe, encoder: FedEncoder) -> tuple[Kind, dict[str, Any], SharedHead]:
     ((folder, saved),) = recipe.chain
     delta = read_tensor_files([folder / MODEL_WEIGHTS])
-    kind, feeds = encoder.feed(delta.under("encoder.model."), saved.tunings)
     head = build_shared_head(recipe.config, recipe.head, delta.under("head."), recipe.windows.max_seq_length)
+    kind, feeds = encoder.feed(delta.under("encoder.model."), saved.tunings, highest=head.highest)
     return kind, feeds, head
 
 
