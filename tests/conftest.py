@@ -44,6 +44,7 @@ if not HAS_TORCH:
         *("study/test_classifiers.py", "study/test_layer_weights.py"),
         "test_api.py",
         "test_plugins.py",
+        "browser/test_page.py",
     ]
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

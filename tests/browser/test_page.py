@@ -1,0 +1,422 @@
+"""The page at `/` in a real Chromium, on a real server: ask, decide, compare, correct, adapt."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from chromium import emulate, eventually, requests, resize, warnings
+from lamella.calibration import Calibration, FeatureWeight
+from lamella.config import DecodingOptions
+from lamella.inference.abstention import at_prior
+from lamella.inference.no_answer import na_probability
+from lamella.models.base_encoder import load_encoder
+from lamella.models.model import ReaderModel
+from lamella.validation import check_config
+from running_server import running_server
+from tiny_reader import WINDOWS, save_tiny_bert, save_tiny_reader
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+MOONS = "🪐 Moons 😀\n\nHuygens discovered Titan in 1655. 🛰️ Cassini discovered Rhea in 1672, and Herschel found Mimas."
+SHARES = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny reader, which answers at random, and a tiny one whose head weighs the layers."""
+    folder = tmp_path_factory.mktemp("page")
+    encoder = save_tiny_bert(folder / "encoder", layers=3)
+    save_tiny_reader(folder / "models" / "tiny", encoder)
+    config = {
+        "windows": WINDOWS,
+        "encoder": {"name": str(encoder), "tuning": "frozen"},
+        "learner": {"mixer": "dot", "layers": "all"},
+    }
+    ReaderModel(load_encoder(str(encoder)), check_config(config, where="test")).save(folder / "models" / "layered")
+    return folder / "models"
+
+
+@pytest.fixture(scope="module")
+def address(models: Path) -> Iterator[str]:
+    with running_server(models.parent, "--models", models, OMP_NUM_THREADS="1") as server:
+        yield server.address
+
+
+@pytest.fixture
+def page(browser: Chrome, address: str) -> Iterator[Chrome]:
+    """The page, just opened. At the end it must have reported no problem, and asked nobody else."""
+    open_page(browser, address)
+    yield browser
+    assert warnings(browser) == []
+    assert [url for url in requests(browser) if not url.startswith((address, "data:", "blob:"))] == []
+
+
+def open_page(browser: Chrome, address: str, *, width: int = 1280) -> None:
+    emulate(browser, dark=False)
+    resize(browser, width)
+    browser.get("about:blank")
+    warnings(browser)
+    requests(browser)
+    browser.get(address)
+    eventually(browser, "return document.querySelectorAll('.reader').length >= 3")
+
+
+def ask(browser: Chrome, question: str) -> str:
+    """Type a question, press Enter, and return what the page reports to screen readers."""
+    field = browser.find_element("id", "question")
+    browser.execute_script("document.getElementById('spoken').textContent = ''")
+    field.clear()
+    field.send_keys(question, "\n")
+    spoken: str = eventually(browser, "return document.getElementById('spoken').textContent")
+    return spoken
+
+
+def paste(browser: Chrome, text: str) -> None:
+    browser.execute_script(
+        "const data = new DataTransfer(); data.setData('text/plain', arguments[0]);"
+        "document.body.dispatchEvent(new ClipboardEvent('paste', {clipboardData: data, bubbles: true}))",
+        text,
+    )
+
+
+def texts_of(browser: Chrome, selector: str) -> list[str]:
+    found: list[str] = browser.execute_script(
+        "return [...document.querySelectorAll(arguments[0])].map(element => element.textContent)", selector
+    )
+    return found
+
+
+def click(browser: Chrome, label: str, within: str = "body") -> None:
+    """Click the button with a label, as a mouse does."""
+    find = (
+        "return [...document.querySelector(arguments[0]).querySelectorAll('button, summary')]"
+        ".find(button => button.textContent === arguments[1])"
+    )
+    button = browser.execute_script(find, within, label)
+    assert button is not None, f"no button {label!r} in {texts_of(browser, f'{within} button')}"
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", button)
+    button.click()
+
+
+def post(address: str, body: Any) -> Any:
+    request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
+
+
+def test_a_newcomer_sees_an_answer_with_one_click(page: Chrome) -> None:
+    click(page, "When did the probe land on Titan?")
+    eventually(page, "return document.querySelector('.card .found')?.textContent === '14 January 2005'")
+    assert texts_of(page, "#text mark.answer") == ["14 January 2005"]
+    assert "this answer 9" in texts_of(page, ".legend .first")[0]
+    assert page.execute_script("return document.activeElement.closest('main') !== null")
+
+
+def test_answers_are_marked_at_the_right_characters_after_emoji(page: Chrome) -> None:
+    paste(page, MOONS)
+    assert "Answer: Huygens" in ask(page, "Who discovered Titan?")
+    shown = page.execute_script(
+        "const words = document.querySelector('#text .words'), mark = words.querySelector('mark.answer');"
+        "const before = document.createRange(); before.setStart(mark.parentElement, 0); before.setEndBefore(mark);"
+        "return [words.textContent, before.toString(), mark.textContent, +mark.parentElement.dataset.start]"
+    )
+    assert shown == [MOONS.replace("\n\n", ""), "", "Huygens", len(MOONS.split("Huygens")[0].encode("utf-16-le")) // 2]
+    assert "Answer: 1672" in ask(page, "When was Rhea discovered?")
+    assert texts_of(page, "#text mark.answer") == ["1672"]
+    assert texts_of(page, ".samples") == [""]  # the sample text has made room
+
+
+def test_a_question_is_asked_of_several_files(page: Chrome, tmp_path: Path) -> None:
+    (tmp_path / "saturn.html").write_text("<h1>Saturn</h1><p>Christiaan <b>Huygens</b> discovered Titan.</p>")
+    (tmp_path / "notes.md").write_text("# Notes\r\n\r\nMars has two moons.\r\nPhobos was found by Asaph Hall.")
+    page.find_element("id", "files").send_keys(f"{tmp_path / 'saturn.html'}\n{tmp_path / 'notes.md'}")
+    eventually(page, "return document.querySelectorAll('.tab').length === 2")
+    assert texts_of(page, ".tab.shown .title") == ["notes.md"]
+    assert "Huygens" in ask(page, "Who discovered Titan?")
+    assert texts_of(page, ".tab.shown .title") == ["saturn.html"]
+    assert "Asaph Hall" in ask(page, "Who found Phobos?")
+    assert texts_of(page, ".tab.shown .title") == ["notes.md"]
+    assert texts_of(page, "#text mark.answer") == ["Asaph Hall"]
+    page.find_element("id", "files").send_keys(str(Path(__file__)))
+    assert "expected a text (txt, md, html, pdf)" in eventually(
+        page, "return document.getElementById('problem').textContent"
+    )
+
+
+def test_the_slider_decides_as_the_server_would(page: Chrome, address: str) -> None:
+    """The arrow keys move it; at every share, the page decides what the server answers for that share."""
+    assert "Answer: ninety minutes" in ask(page, "How long did it send data?")
+    assert "No answer" in ask(page, "Who discovered Enceladus?")
+    body = page.execute_script(
+        "return {question: 'How long did it send data?', context: document.querySelector('#text .words').innerText}"
+    )
+    questions = ("How long did it send data?", "Who discovered Enceladus?", "What are its lakes filled with?")
+    for question in questions:
+        plain = post(f"{address}/v1/ask", {**body, "question": question, "top_k": 3})["results"][0]
+        calibration = page.execute_async_script(
+            "const done = arguments[0]; fetch('v1/models').then(r => r.json()).then(r => done(r.models[0].calibration))"
+        )
+        for share in SHARES:
+            there = post(f"{address}/v1/ask", {**body, "question": question, "top_k": 3, "answerable": share})
+            here = decide(page, plain, calibration, share)
+            (expected,) = there["results"]
+            assert here["noAnswer"] == expected["no_answer"]
+            assert here["naProb"] == pytest.approx(expected["na_prob"], abs=1e-9)
+            assert here["threshold"] == pytest.approx(expected["threshold"], abs=1e-9)
+            spans = [answer for answer in expected["answers"] if answer["answer"]]
+            best = expected.get("best_guess") or spans[0]
+            assert here["best"] == pytest.approx(best["probability"], abs=1e-9)
+    page.find_elements("css selector", "#history button")[1].click()
+    assert texts_of(page, ".card .found") == ["ninety minutes"]
+    slider = page.find_element("id", "share")
+    slider.send_keys("\ue011")  # Home
+    assert texts_of(page, ".card .label") == ["No answer"]
+    assert texts_of(page, "#text mark.answer") == []
+    assert texts_of(page, "#changes") == ["The slider changes 1 answer of 2."]
+    slider.send_keys("\ue010")  # End
+    assert texts_of(page, ".card .found") == ["ninety minutes"]
+    assert texts_of(page, "#history .changed") == ["no answer Christiaan Huygens"]
+    click(page, "Reset")
+    assert texts_of(page, "#history .changed") == []
+
+
+def decide(page: Chrome, result: Any, calibration: Any, share: float | None) -> Any:
+    """Return the decision of the page's own code."""
+    return page.execute_async_script(
+        "const [result, calibration, share, done] = arguments; import('/page/decision.js').then((module) => {"
+        " const decision = module.decide(result, calibration, share);"
+        " done({...decision, best: module.answersAt(result, decision)[0]?.probability}); })",
+        result,
+        calibration,
+        share,
+    )
+
+
+@pytest.mark.parametrize(
+    "calibration",
+    [
+        None,
+        Calibration(method="temperature", temperature=2.5, bias=-0.3, answerable=0.7),
+        Calibration(method="isotonic", odds=[-6, -1, 0, 4, 9], probability=[0.02, 0.3, 0.3, 0.8, 0.97]),
+        Calibration(
+            method="features",
+            bias=0.2,
+            features=[FeatureWeight(name="margin", mean=0, scale=1, weight=1)],
+            answerable=0.4,
+        ),
+    ],
+    ids=lambda value: value.method if value else "none",
+)
+def test_every_kind_of_calibration_is_moved_as_in_python(page: Chrome, calibration: Calibration | None) -> None:
+    decoding = DecodingOptions(null_score_diff_threshold=-1.5, calibration=calibration)
+    sent = calibration and calibration.model_dump(exclude={"fitted_on", "features"})
+    for odds in (-7.0, -1.5, -0.4, 2.0, 12.0):
+        for share in SHARES:
+            moved = at_prior(decoding, share)
+            features = calibration is not None and calibration.method == "features"
+            shifted = odds + moved.calibration.bias - calibration.bias if features else odds  # type: ignore[union-attr]
+            result = {"null_score": odds, "threshold": -1.5, "na_prob": 0.5, "answers": []}
+            here = decide(page, result, sent, share)
+            assert here["threshold"] == pytest.approx(moved.null_score_diff_threshold, abs=1e-9)
+            assert here["noAnswer"] == (shifted > moved.null_score_diff_threshold)
+            assert here["naProb"] == pytest.approx(na_probability(np.array([shifted]), moved.calibration)[0], abs=1e-9)
+
+
+def test_readers_are_compared_side_by_side(page: Chrome) -> None:
+    ask(page, "When did the probe land on Titan?")
+    page.find_element("css selector", ".reader input[value=tiny]").click()
+    eventually(page, "return document.querySelectorAll('.card').length === 2")
+    assert texts_of(page, ".card .reader-name") == ["Adefault", "Btiny"]
+    assert texts_of(page, ".compared")[0].startswith("They differ")
+    assert texts_of(page, ".card[data-reader=default] .differs") == ["14", "January", "2005"]
+    assert "A" in page.execute_script("return document.querySelector('#text mark.r0').dataset.label")
+    page.find_element("css selector", ".reader input[value=tiny]").click()
+    eventually(page, "return document.querySelectorAll('.card').length === 1")
+
+
+def test_layers_are_shown_as_a_heat_map(page: Chrome) -> None:
+    ask(page, "When did the probe land on Titan?")
+    click(page, "Which layers was it read from?")
+    assert "only the last layer" in eventually(page, "return document.querySelector('.maps').textContent")
+    page.find_element("css selector", ".reader input[value=layered]").click()
+    page.find_element("css selector", ".reader input[value=default]").click()
+    eventually(page, "return document.querySelector('.card')?.dataset.reader === 'layered'")
+    click(page, "Which layers was it read from?")
+    eventually(page, "return document.querySelectorAll('.map').length === 2")
+    heads = texts_of(page, ".map:first-of-type thead th")
+    assert heads[:5] == ["layer", "0", "1", "2", "3"]
+    row = [float(cell) for cell in texts_of(page, ".map tbody tr:first-child td")[:4]]
+    assert sum(row) == pytest.approx(1, abs=0.03)
+    strongest = page.execute_script(
+        "return [...document.querySelectorAll('.map td')].map(cell => +cell.style.getPropertyValue('--weight'))"
+    )
+    assert max(strongest) == 1
+
+
+def test_a_program_can_send_the_same_question(page: Chrome) -> None:
+    paste(page, 'It\'s "said" that Huygens discovered Titan. 😀')
+    ask(page, "Who discovered Titan?")
+    click(page, "Use it from a program")
+    commands = {}
+    for kind in ("curl", "Python", "JSON"):
+        click(page, kind, "#program")
+        (commands[kind],) = texts_of(page, "#program code")
+    done = subprocess.run([sys.executable, "-c", commands["Python"]], capture_output=True, text=True, check=True)
+    assert done.stdout == "Huygens\n"
+    result = json.loads(commands["JSON"])
+    assert result["results"][0]["answers"][0]["answer"] == "Huygens"
+    if shutil.which("curl"):
+        done = subprocess.run(["bash", "-c", commands["curl"]], capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout) == result
+
+
+def test_a_correction_is_marked_adapted_to_judged_and_kept(page: Chrome, address: str, models: Path) -> None:
+    for number in range(19):
+        text = f"Box {number} holds {number + 40} stones."
+        begin = text.index("holds") + 6
+        body = {"question": f"How many stones are in box {number}?", "context": text, "start": begin, "end": begin + 2}
+        post(f"{address}/v1/corrections", body)
+    page.refresh()
+    eventually(page, "return document.querySelector('#corrections progress')")
+    assert "19 corrections. From 20 on" in texts_of(page, "#corrections .quiet")[0]
+    paste(page, "😀 Box 99 holds 77 stones, and it is red.")
+    page.find_element("css selector", ".reader input[value=tiny]").click()
+    page.find_element("css selector", ".reader input[value=default]").click()
+    ask(page, "What colour is box 99?")
+    click(page, "Mark it")
+    # The last word but the full stop, with the keyboard alone.
+    end, left, shift, null = "\ue010", "\ue012", "\ue008", "\ue000"
+    control = "\ue009"
+    words = page.switch_to.active_element
+    assert words.get_attribute("aria-readonly") == "true"
+    words.send_keys(control, end, null, left, shift, left, left, left, null)
+    assert texts_of(page, ".marking .chosen") == ["“red”"]
+    words.send_keys("x")  # nothing can be typed
+    words.send_keys("\n")
+    assert "Kept: red" in eventually(page, "return document.querySelector('.judge.kept')?.textContent")
+    assert texts_of(page, "#text .words") == ["😀 Box 99 holds 77 stones, and it is red."]
+    with urllib.request.urlopen(f"{address}/v1/corrections/squad.json") as response:
+        last = json.load(response)["data"][0]["paragraphs"][-1]["qas"][-1]
+    assert last["answers"] == [{"text": "red", "answer_start": 36}]
+    click(page, "Adapt the reader tiny")
+    eventually(page, "return document.querySelector('.adapt')?.textContent.includes('close this page')")
+    page.refresh()  # it goes on
+    eventually(page, "return document.querySelector('.verdict') !== null")
+    assert texts_of(page, ".verdict caption") == ["On 7 corrections that were left out"]
+    assert "7 questions prove little" in texts_of(page, ".result")[0]
+    name = page.find_element("id", "new-name")
+    name.clear()
+    name.send_keys("mine")
+    click(page, "Keep", "#corrections")
+    eventually(page, "return document.querySelector('.reader input[value=mine]')?.checked")
+    assert (models / "mine" / "model.safetensors").is_file()
+    answered = post(
+        f"{address}/v1/ask", {"question": "How many?", "context": "Box 3 holds 43 stones.", "model": "mine"}
+    )
+    assert answered["results"][0]["model"] == "mine"
+
+
+def test_a_correction_is_undone(page: Chrome) -> None:
+    paste(page, "Phobos was found by Asaph Hall.")
+    ask(page, "Who wrote Hamlet?")
+    before = page.execute_script("return document.querySelectorAll('.kept-list li').length")
+    label = "Yes" if texts_of(page, ".card .label") == ["No answer"] else "No answer"
+    click(page, label, ".judge")
+    assert "Kept: no answer" in eventually(page, "return document.querySelector('.judge.kept')?.textContent")
+    click(page, "Undo", ".judge")
+    eventually(page, "return document.querySelector('.judge.kept') === null")
+    assert page.execute_script("return document.querySelectorAll('.kept-list li').length") == before
+
+
+def test_everything_can_be_reached_with_the_keyboard(page: Chrome) -> None:
+    tab, space = "\ue004", " "
+    field = page.switch_to.active_element
+    assert field.get_attribute("id") == "question"
+    field.send_keys("Who discovered Titan?", "\n")
+    eventually(page, "return document.querySelector('.card .found')")
+    reached = []
+    for _ in range(40):
+        page.switch_to.active_element.send_keys(tab)
+        reached.append(page.execute_script("return document.activeElement.id || document.activeElement.textContent"))
+        if page.execute_script("return document.activeElement.tagName") == "BODY":
+            break
+    for name in ("Ask", "Mark it", "share", "new-text", "open-file", "Edit", "Use it from a program"):
+        assert name in reached, reached
+    unnamed = page.execute_script(
+        "return [...document.querySelectorAll('button, input, select, textarea, summary')]"
+        ".filter(element => element.checkVisibility() && !element.textContent && !element.labels?.length"
+        " && !element.ariaLabel).map(element => element.outerHTML)"
+    )
+    assert unnamed == []
+    page.find_element("css selector", "#program summary").send_keys(space)
+    assert page.execute_script("return document.querySelector('#program details').open")
+    page.find_element("tag name", "body").send_keys("/")
+    assert page.switch_to.active_element.get_attribute("id") == "question"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_has_enough_contrast(page: Chrome, dark: bool) -> None:
+    emulate(page, dark=dark)
+    ask(page, "How long did it send data?")
+    ratios = page.execute_script(
+        """
+        const channel = (value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+        const light = (colour) => { const [r, g, b] = colour.match(/[\\d.]+/g).map(Number).map(channel);
+          return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+        const ground = (element) => { for (let at = element; at; at = at.parentElement) {
+          const colour = getComputedStyle(at).backgroundColor;
+          if (!/, 0\\)$|transparent/.test(colour)) return colour; } };
+        const kinds = 'main p, main button, main label, main mark, main span';
+        return Object.fromEntries([...document.querySelectorAll(kinds)]
+          .filter(element => element.checkVisibility() && element.textContent.trim()).map((element) => {
+            const [one, other] = [getComputedStyle(element).color, ground(element)].map(light);
+            return [element.className + ':' + element.textContent.slice(0, 20),
+              (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05)]; }))
+        """
+    )
+    assert len(ratios) > 15
+    assert {name: ratio for name, ratio in ratios.items() if ratio < 4.5} == {}
+
+
+def test_a_phone_does_not_scroll_sideways(browser: Chrome, address: str) -> None:
+    open_page(browser, address, width=360)
+    wide = "return document.documentElement.scrollWidth"
+    assert browser.execute_script(wide) == 360
+    paste(browser, "# A heading\n\n" + "Averylongword" * 30 + " was discovered by Christiaan Huygens in 1655.")
+    ask(browser, "Who discovered it?")
+    for label in ("Which layers was it read from?", "Use it from a program"):
+        click(browser, label)
+    browser.find_element("css selector", ".reader input[value=tiny]").click()
+    eventually(browser, "return document.querySelectorAll('.card').length === 2")
+    assert browser.execute_script(wide) == 360
+    click(browser, "Show in the text")
+    assert eventually(
+        browser,
+        "const box = document.querySelector('#text mark').getBoundingClientRect();"
+        "return box.top >= 0 && box.bottom <= innerHeight",
+    )
+    assert warnings(browser) == []
+
+
+def test_a_server_with_keys_asks_for_one(browser: Chrome, models: Path, tmp_path: Path) -> None:
+    with running_server(tmp_path, models / "tiny", LAMELLA_API_KEYS="secret", OMP_NUM_THREADS="1") as server:
+        browser.get(server.address)
+        assert "expected a key" in eventually(browser, "return document.getElementById('problem').textContent")
+        browser.find_element("id", "key").send_keys("secret\t")
+        eventually(browser, "return document.getElementById('problem').hidden")
+        ask(browser, "Who discovered Titan?")
+        assert texts_of(browser, ".card") != []
+    warnings(browser)  # of the requests without a key
