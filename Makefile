@@ -46,6 +46,7 @@ smoke: dist
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/picture.py
+	-$(BIN)/python docs/page_picture.py
 	$(BIN)/python docs/wild.py --page
 
 clean:

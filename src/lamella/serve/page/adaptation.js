@@ -4,6 +4,7 @@ import {call} from "./api.js";
 import {counted, make, showProblem, speak} from "./dom.js";
 
 const EVERY = 1000;  // milliseconds between looks at a running adaptation
+const FEW = 30;  // questions below which an interval would promise too much
 let timer = null;
 
 /** Return what can be done with the corrections now; `load` reads their state again. */
@@ -62,13 +63,14 @@ function verdict(job, page, load, discard) {
     }
     await load();
   }}, "Keep");
-  const {low, high} = found.f1_difference;
+  const {value, low, high} = found.f1_difference;
   return make("div", {class: "adapt"},
     make("table", {class: "verdict"}, make("caption", {}, `On ${counted(found.questions, "correction")} that were left out`),
       make("thead", {}, make("tr", {}, make("td", {}), make("td", {}), make("th", {scope: "col"}, "right"), make("th", {scope: "col"}, "F1"))),
       make("tbody", {}, row("before", found.before, "before"), row("after", found.after, "after"))),
     make("p", {class: `result ${found.result}`}, found.sentence),
-    make("p", {class: "quiet"}, `Difference in F1: ${signed(found.f1_difference.value)} (95 % interval ${signed(low)} to ${signed(high)}).`),
+    found.questions < FEW ? null : make("p", {class: "quiet"},
+      `Difference in F1: ${signed(value)} (95 % interval ${signed(low)} to ${signed(high)}).`),
     make("div", {class: "line"}, make("label", {for: "new-name"}, "Keep it as"), field),
     make("div", {class: "line"}, keep, discard));
 }

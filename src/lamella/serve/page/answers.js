@@ -104,15 +104,16 @@ export function comparison(readings) {
   return overlap ? "They agree on the place and differ in its length." : "They differ: they point to different places.";
 }
 
-/** Return the words of an answer, those that the other readers' answers do not cover marked as different. */
+/** Return the words of an answer with those marked that others leave out; null where answers do not overlap. */
 export function differingWords(reading, readings) {
   const {best} = reading;
-  if (!best) return [];
   const others = readings.filter((other) => other !== reading && other.best);
+  const overlaps = ({best: other}) => other.id === best.id && other.from < best.to && other.to > best.from;
+  if (!best || !others.some(overlaps)) return null;
   const pieces = [];
   for (const match of best.text.slice(best.from, best.to).matchAll(/\S+|\s+/g)) {
     const [from, to] = [best.from + match.index, best.from + match.index + match[0].length];
-    const shared = others.length > 0 && others.every(({best: other}) => other.id === best.id && other.from <= from && other.to >= to);
+    const shared = others.every(({best: other}) => other.id === best.id && other.from <= from && other.to >= to);
     pieces.push(shared || !match[0].trim() ? match[0] : make("span", {class: "differs"}, match[0]));
   }
   return pieces;

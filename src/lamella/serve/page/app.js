@@ -163,18 +163,17 @@ function drawAnswers() {
       showMark(true);
     },
   }));
-  if (several) {
-    cards.forEach((element, number) => {
-      const words = differingWords(readings[number], readings);
-      if (words.length) element.querySelector(".found").replaceChildren(...words);
-    });
-  }
-  const judged = judgement(current, readings[0]);
-  if (judged) cards[0].append(judged);
+  cards.forEach((element, number) => {
+    const words = differingWords(readings[number], readings);
+    if (words) element.querySelector(".found").replaceChildren(...words);
+  });
+  const judged = judgement(current, readings[0], several);
+  if (judged && !several) cards[0].append(judged);
   const {passages} = current.results[0];
   byId("answer").replaceChildren(
     several ? make("p", {class: "compared"}, comparison(readings)) : "",
     make("div", {class: several ? "cards several" : "cards"}, cards),
+    judged && several ? judged : "",
     passages ? make("p", {class: "quiet"}, `A long text: the ${passages.read} most promising of its ${passages.of} passages were read.`) : "");
   markPlaces(placesOf(readings));
 }

@@ -29,7 +29,7 @@ async function load() {
 }
 
 /** Return the line below an answer that asks whether it is right; nothing if the server keeps no corrections. */
-export function judgement(entry, reading) {
+export function judgement(entry, reading, several) {
   if (!state) return null;
   const {best, guess} = reading;
   if (entry.kept) {
@@ -39,8 +39,9 @@ export function judgement(entry, reading) {
   }
   const button = (label, explained, action) =>
     make("button", {type: "button", class: "second", title: explained, "aria-label": explained, onclick: action}, label);
-  return make("div", {class: "judge", role: "group", "aria-label": "Is this right?"},
-    make("span", {}, "Is this right?"),
+  const ask = several ? "Is A right?" : "Is this right?";
+  return make("div", {class: "judge", role: "group", "aria-label": ask},
+    make("span", {}, ask),
     button("Yes", "Yes, keep it as right", () => (best ? keep(entry, best) : keepNone(entry, guess))),
     button("Mark it", "Mark the right answer in the text", () => startMarking(entry, best ?? guess)),
     best ? button("No answer", "The text has no answer", () => keepNone(entry, best))
