@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "page.png"
-WIDTH, HEIGHT = 1180, 700
+WIDTH, HEIGHT = 1280, 880
 QUESTION = "How long did it send data?"
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -24,6 +24,7 @@ def take_picture() -> bytes:
     """Return the page with an answer, as PNG."""
     with tempfile.TemporaryDirectory() as folder, running_server(Path(folder)) as server, started_browser() as browser:
         resize(browser, WIDTH, HEIGHT)
+        browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
         emulate(browser, dark=False)
         browser.get(server.address)
         eventually(browser, "return document.querySelectorAll('.chip').length > 0")

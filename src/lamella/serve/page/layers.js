@@ -34,7 +34,7 @@ function whyNot({results}) {
 }
 
 const explanation = () => make("p", {class: "quiet"},
-  "An encoder reads a text in layers, from spelling at the bottom to meaning at the top. The darker a square, the more this reader relied on that layer for the word.");
+  "An encoder reads a text in several layers, one on top of the other. The stronger the colour, the more this reader relied on that layer for the word.");
 
 function section(result, several) {
   const answer = result.answers.find((item) => item.layers) ?? (result.best_guess?.layers ? result.best_guess : null);

@@ -2,8 +2,9 @@
 
 import {make} from "./dom.js";
 
-const BLANK_LINES = /\n[^\S\n]*(?:\n[^\S\n]*)+/g;
-const WRAPPED = {least: 50, most: 130};  // characters per line of a text that was wrapped by hand
+const GAPS = /\n[^\S\n]*(?:\n[^\S\n]*)+|\n(?=[^\S\n]*(?:[-*+•]|\d{1,3}[.)]) )/g;  // blank lines; the lines before items of a list
+const ITEM = /^\s*(?:[-*+•]|\d{1,3}[.)]) /;
+const WRAPPED = {least: 50, most: 180};  // characters per line of a text that was wrapped by hand
 
 /**
  * Return the blocks of a text as elements. A mark is {start, end, kind, label?}, in UTF-16 units; where marks overlap,
@@ -12,7 +13,7 @@ const WRAPPED = {least: 50, most: 130};  // characters per line of a text that w
 export function blocksOf(text, marks) {
   const blocks = [];
   let start = 0;
-  for (const gap of [...text.matchAll(BLANK_LINES), {index: text.length, 0: ""}]) {
+  for (const gap of [...text.matchAll(GAPS), {index: text.length, 0: ""}]) {
     if (text.slice(start, gap.index).trim()) blocks.push(block(text, start, gap.index, marks));
     start = gap.index + gap[0].length;
   }
@@ -21,9 +22,10 @@ export function blocksOf(text, marks) {
 
 function block(text, start, end, marks) {
   const lines = text.slice(start, end).split("\n");
-  const wrapped = lines.length > 1 && lines.slice(0, -1).every(({length}) => length >= WRAPPED.least && length <= WRAPPED.most);
-  const heading = lines.length === 1 && /^#{1,4} /.test(lines[0]);
-  const element = make("p", {"data-start": start, class: heading ? "heading" : wrapped ? "flow" : null});
+  const wrapped = lines.length > 1 && lines.slice(0, -1).every(
+    (line) => line.length >= WRAPPED.least && line.length <= WRAPPED.most && !line.startsWith("|"));  // not a table
+  const kinds = {heading: lines.length === 1 && /^#{1,4} /.test(lines[0]), item: ITEM.test(lines[0]), flow: wrapped};
+  const element = make("p", {"data-start": start, class: Object.keys(kinds).filter((kind) => kinds[kind]).join(" ") || null});
   const here = marks.filter((mark) => mark.start < end && mark.end > start);
   const cuts = new Set([start, end]);
   for (const mark of here) cuts.add(Math.max(start, mark.start)).add(Math.min(end, mark.end));
