@@ -54,8 +54,8 @@ def emulate(browser: Chrome, *, dark: bool) -> None:
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
 
 
-def eventually(browser: Chrome, script: str, holds: Callable[[Any], bool] = bool) -> Any:
-    until = time.monotonic() + WAIT
+def eventually(browser: Chrome, script: str, holds: Callable[[Any], bool] = bool, *, seconds: float = WAIT) -> Any:
+    until = time.monotonic() + seconds
     while not holds(value := browser.execute_script(script)):
         assert time.monotonic() < until, f"never came true: {script} (got {value!r})"
         time.sleep(0.1)

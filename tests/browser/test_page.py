@@ -313,7 +313,7 @@ def test_a_correction_is_marked_adapted_to_judged_and_kept(page: Chrome, address
     click(page, "Adapt the reader tiny")
     eventually(page, "return document.querySelector('.adapt')?.textContent.includes('close this page')")
     page.refresh()  # it goes on
-    eventually(page, "return document.querySelector('.verdict') !== null")
+    eventually(page, "return document.querySelector('.verdict') !== null", seconds=180)  # training imports torch
     assert texts_of(page, ".verdict caption") == ["On 7 corrections that were left out"]
     assert "7 questions prove little" in texts_of(page, ".result")[0]
     name = page.find_element("id", "new-name")
