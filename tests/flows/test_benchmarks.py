@@ -75,5 +75,7 @@ def test_a_quick_run_prints_its_ratio_last_and_writes_the_numbers(path: Path, tm
     assert found["versions"]
     headline = done.stdout.splitlines()[-1]
     assert headline.startswith(f"{path.stem}: ")
-    assert f"{found['ratio']:.1f} x" in headline
-    assert f"({low:.1f} to {high:.1f})" in headline
+    assert any(
+        f"{found['ratio']:.{digits}f} x" in headline and f"({low:.{digits}f} to {high:.{digits}f})" in headline
+        for digits in (1, 2)
+    )
