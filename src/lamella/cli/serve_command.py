@@ -22,7 +22,7 @@ def serve(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL]...",
+            metavar="MODEL",
             help="Readers to serve, as for ask --model; the first answers requests that name none. Default: `default`.",
         ),
     ] = None,
