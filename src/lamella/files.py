@@ -59,8 +59,11 @@ def _is_input(path: Path, source: str | Path) -> bool:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder against writes of other processes; the system releases the lock of a killed process."""
+def locked(folder: Path) -> Iterator[int]:
+    """Lock a folder against writes of other processes; the system releases the lock of a killed process.
+
+    Yield the file descriptor that holds the lock: a process that inherits it holds the lock too.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
@@ -69,7 +72,7 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         if fcntl is not None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        yield handle
     except BlockingIOError:
         raise RunError(f"{folder}: another process is writing here; wait for it, or choose another --out.") from None
     finally:

@@ -110,6 +110,7 @@ def test_a_reader_is_adapted_scored_and_kept(folder: Path) -> None:
             jobs.start("tiny")
         with pytest.raises(AdaptationError, match="expected a finished one"):
             jobs.keep(started["id"], "mine")
+        assert Adaptations(folder, jobs.corrections, jobs.catalogue).current() is not None  # of a second process
         status = finish(jobs, started["id"])
         assert status["state"] == "finished", status
         assert status["progress"] == 1.0
@@ -150,8 +151,9 @@ def test_cancelling_stops_the_process_and_removes_its_files(folder: Path) -> Non
     started = jobs.start("tiny")
     process = jobs._process
     assert process is not None
-    jobs.discard(started["id"])
-    assert process.poll() is not None
+    Adaptations(folder, jobs.corrections, jobs.catalogue).discard(started["id"])  # by another process of the server
+    assert process.wait(60) == -signal.SIGKILL
+    jobs.close()
     assert list((folder / adaptation.FOLDER).iterdir()) == []
     with pytest.raises(AdaptationError, match="got 'x'"):
         jobs.status("x")

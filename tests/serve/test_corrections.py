@@ -75,3 +75,13 @@ def test_of_a_long_text_the_part_around_the_answer_is_kept(tmp_path: Path, place
         assert 15_000 < len(example.context.text) <= module.LONGEST_CONTEXT
         assert set(example.context.text.split()) == {"word", "HERE"}  # cut between words
     assert kept.examples()[0].answers[0].text == "HERE"
+
+
+def test_corrections_of_several_processes_are_all_kept(tmp_path: Path) -> None:
+    """Two servers on one folder take turns; here they are two objects, whose threads share nothing else."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    servers = [Corrections(tmp_path), Corrections(tmp_path)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda number: servers[number % 2].add(f"Question {number}?", TEXT, (2, 9)), range(12)))
+    assert len(servers[0].examples()) == 12

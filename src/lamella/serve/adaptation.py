@@ -1,7 +1,7 @@
 """Adapt a reader to the corrections: train in a second process, score before and after, then keep it or discard it.
 
-Everything lies in a folder of its own, so that a closed page or a restarted server loses no finished adaptation. The
-process ends with the server.
+Everything lies in a folder of its own: a closed page or a restarted server loses no finished adaptation, and several
+processes of one server see the same. The process holds a lock on the folder while it lives, and ends with the server.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ import numpy as np
 from lamella.data.examples import Example
 from lamella.data.file_formats.writers import write_squad
 from lamella.data.hold_out import hold_out
-from lamella.errors import MissingLibraryError, shorten
-from lamella.files import read_json, write_json, write_text
+from lamella.errors import MissingLibraryError, RunError, shorten
+from lamella.files import locked, read_json, write_json, write_text
 from lamella.runs import HISTORY, MODEL
 from lamella.serve.catalogue import NAME, Catalogue
 from lamella.serve.corrections import Corrections
 from lamella.serve.refusals import RefusedError
 
 FOLDER = ".adaptations"  # a name that no reader can have
-REQUEST, STATE, RUN, RUN_FILE, LOG = "adaptation.json", "state.json", "run", "adapt.toml", "log.txt"
+REQUEST, STATE, PROCESS = "adaptation.json", "state.json", "process.json"
+RUN, RUN_FILE, LOG = "run", "adapt.toml", "log.txt"
 TRAIN, LEFT_OUT = "train.json", "left_out.json"
 
 LEAST = 20  # corrections that an adaptation needs
 LEFT_OUT_SHARE = 1 / 3
 EPOCHS, LEARNING_RATE = 3, 3e-4  # as in docs/how-to/adapt.md; docs/decisions/0043-page.md compares others
-GRACE = 10.0  # seconds that a process gets to end
 
 
 class AdaptationError(RefusedError):
@@ -54,11 +54,11 @@ class Adaptations:
 
     def __init__(self, folder: Path, corrections: Corrections, catalogue: Catalogue) -> None:
         self.folder, self.corrections, self.catalogue = folder / FOLDER, corrections, catalogue
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None  # if this server has started it
         self._lock = threading.RLock()
         if self.folder.is_dir():
             for old in self.folder.iterdir():  # what did not finish ended with the server it belonged to
-                if _state(old).get("state") != "finished":
+                if _state(old)["state"] != "finished" and not _is_alive(old):
                     shutil.rmtree(old, ignore_errors=True)
 
     def start(self, model: str | None) -> dict[str, Any]:
@@ -86,6 +86,7 @@ class Adaptations:
             write_json(folder / REQUEST, {**request, "split": split})
             write_json(folder / STATE, {"state": "training"})
             self._process = _start_process(folder)
+            write_json(folder / PROCESS, {"pid": self._process.pid})
             return self.status(id_)
 
     def current(self) -> dict[str, Any] | None:
@@ -99,7 +100,7 @@ class Adaptations:
         with self._lock:
             folder = self._folder(id_)
             state = _state(folder)
-            if _running(state) and (self._process is None or self._process.poll() is not None):
+            if _running(state) and not _is_alive(folder):
                 state = _state(folder)  # it may have finished in between
                 if _running(state):
                     state = {"state": "failed", "message": "The training process ended unexpectedly."}
@@ -130,6 +131,8 @@ class Adaptations:
         """Stop an adaptation if it runs, and remove everything it made."""
         with self._lock:
             folder = self._folder(id_)
+            if _is_alive(folder) and self._process is None:  # another process of this server has started it
+                _signal_group(read_json(folder / PROCESS)["pid"], signal.SIGKILL)
             self._stop()
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -149,11 +152,7 @@ class Adaptations:
         process, self._process = self._process, None
         if process is None:
             return
-        if process.poll() is None:
-            _signal_group(process, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE)
-        _signal_group(process, signal.SIGKILL)  # also what it has started
+        _signal_group(process.pid, signal.SIGKILL)  # also what it has started; all it writes is removed, or atomic
         process.wait()
         if process.stdin is not None:
             process.stdin.close()
@@ -188,7 +187,7 @@ def _start_process(folder: Path) -> subprocess.Popen[bytes]:
     threads = str(max(1, (os.cpu_count() or 2) // 2))
     package = Path(__file__).resolve().parents[2]  # a relative PYTHONPATH means nothing in another folder
     paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with (folder / LOG).open("wb") as log:
+    with (folder / LOG).open("wb") as log, locked(folder) as lock:
         return subprocess.Popen(
             [sys.executable, "-m", "lamella.serve.adapt_process"],
             cwd=folder,
@@ -197,12 +196,22 @@ def _start_process(folder: Path) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            pass_fds=[lock],  # it is released when the last process that has it ends
         )
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+def _is_alive(folder: Path) -> bool:
+    """Whether a process holds the lock on the folder of an adaptation."""
+    try:
+        with locked(folder):
+            return False
+    except RunError:
+        return True
+
+
+def _signal_group(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+        os.killpg(pid, number)
 
 
 def _state(folder: Path) -> dict[str, Any]:

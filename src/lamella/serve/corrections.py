@@ -5,19 +5,24 @@ The file is an ordinary data file: `lamella check` reads it, and training can us
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lamella.data.dataset import load_examples
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.file_formats.writers import write_squad
-from lamella.errors import UsageError, shorten, truncate
+from lamella.errors import RunError, UsageError, shorten, truncate
+from lamella.files import locked
 from lamella.serve.refusals import RefusedError, TooLargeError
 
 FILE = "corrections.json"
 MOST = 5_000
+WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # seconds between attempts to change the file
 LONGEST_CONTEXT = 20_000  # characters; of longer texts, the part around the answer is kept
 
 
@@ -64,7 +69,7 @@ class Corrections:
         if place is not None:
             start = place[0] - begin
             answers = (Answer(context[start : start + place[1] - place[0]], start),)
-        with self._lock:
+        with self._changing():
             kept = [
                 example
                 for example in self.examples()
@@ -81,7 +86,7 @@ class Corrections:
 
     def remove(self, id_: str) -> None:
         """Remove a correction."""
-        with self._lock:
+        with self._changing():
             examples = self.examples()
             kept = [example for example in examples if example.id != id_]
             if len(kept) == len(examples):
@@ -89,6 +94,20 @@ class Corrections:
                     f"correction: expected the id of a correction, got {shorten(id_)}; see GET /v1/corrections."
                 )
             write_squad(kept, self.path) if kept else self.path.unlink()
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Wait for other threads and processes that change the file."""
+        with self._lock, contextlib.ExitStack() as stack:
+            for wait in (*WAITS, None):
+                try:
+                    stack.enter_context(locked(self.path.parent))
+                    break
+                except RunError:
+                    if wait is None:
+                        raise
+                    time.sleep(wait)
+            yield
 
     def listed(self) -> list[dict[str, Any]]:
         """Return all corrections as JSON values, the newest first."""

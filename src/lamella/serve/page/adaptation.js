@@ -35,7 +35,11 @@ function shown(job, page, load) {
     await load();
   }}, label);
   if (job.state === "training" || job.state === "scoring") {
-    timer = setTimeout(load, EVERY);
+    timer = setTimeout(async () => {
+      const now = await attempt(() => call("GET", `v1/adaptations/${job.id}`));
+      if (now) page.adaptationChanged(now);
+      else await load();
+    }, EVERY);
     const training = job.state === "training";
     return make("div", {class: "adapt"},
       make("p", {}, training ? `Learning from ${job.trained_on} corrections …` : `Checking on the ${job.left_out} left out …`),

@@ -13,7 +13,7 @@ let page = null;  // what the page offers: {redraw, entries, chosen, models, mod
 
 /** Load the corrections, if the server keeps them. */
 export async function startCorrections(offered, enabled) {
-  page = offered;
+  page = {...offered, adaptationChanged};
   document.addEventListener("selectionchange", () => byId("text").dispatchEvent(new Event("marked")));
   if (!enabled) return;
   await load();
@@ -25,6 +25,11 @@ async function load() {
   } catch (error) {
     showProblem(error.message);
   }
+  drawCorrections();
+}
+
+function adaptationChanged(now) {
+  state.adaptation = now;
   drawCorrections();
 }
 

@@ -56,6 +56,8 @@ export function addText(name, text, {sample = false} = {}) {
 
 /** Mark places in the texts, and show the text that the first of them is in. */
 export function markPlaces(places) {
+  const same = JSON.stringify(places) === JSON.stringify(marks) && byId("text").querySelector("mark");
+  if (same) return;  // moving the slider rarely changes a mark, and drawing a long text takes time
   marks = places;
   const first = places.find((place) => place.kind !== "other") ?? places[0];
   const number = first ? texts.findIndex(({id}) => id === first.id) : -1;
