@@ -12,6 +12,7 @@ import {drawSlider, inHundred, startSlider} from "./slider.js";
 import {programs} from "./snippets.js";
 import {addText, asked, finishEditing, markPlaces, nameOf, showMark, showText, startTexts, texts} from "./texts.js";
 
+const SLOW = 400;  // milliseconds after which the page shows that it is waiting
 const TOP = 6;  // answers that are requested, "no answer" among them
 
 let models = new Map();
@@ -110,6 +111,8 @@ async function ask(question) {
     top_k: TOP,
   };
   byId("ask").setAttribute("aria-busy", "true");
+  const button = byId("ask").querySelector(".primary");
+  const slow = setTimeout(() => { button.textContent = "Reading …"; }, SLOW);
   try {
     const response = await call("POST", "v1/ask", request);
     if (response.results.some(({model}) => !models.get(model)?.loaded)) await loadModels();  // it is known better now
@@ -122,6 +125,8 @@ async function ask(question) {
   } catch (error) {
     showProblem(error.message);
   } finally {
+    clearTimeout(slow);
+    button.textContent = "Ask";
     byId("ask").removeAttribute("aria-busy");
   }
 }
