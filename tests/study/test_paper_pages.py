@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lamella.study.analysis.analyse import analyse
 from lamella.study.keep import add_results, write_results
 from lamella.study.papers.judged_papers import result_folders
 from lamella.study.papers.matched_rows import run_file_of
@@ -45,6 +46,12 @@ runs = ["dot-*"]
 [[page.beyond]]
 title = "nothing yet"
 baseline = "pce-table2/albert"
+
+[[page.analysis]]
+title = "Which questions"
+text = "One of *us*."
+file = "found.json"
+tables = ["only_right", "scores"]
 """
 
 
@@ -86,6 +93,10 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 (run / "config.json").write_text(json.dumps({**config, **epochs}))
         write_results(add_results(read_records([folder / "runs" / run_file])), folder / "papers" / run_file)
     (folder / "papers" / "papers.toml").write_text(TEXTS)
+    runs = [folder / "runs" / "pce-table2" / f"{name}-seed0" for name in ("dot", "albert")]
+    found = analyse([str(run) for run in runs], data=str(data), sample=0).numbers
+    (folder / "papers" / "found.json").write_text(json.dumps(found))
+    (folder / "papers" / "other.json").write_text('{"task": "span"}')
     return folder / "papers"
 
 
@@ -129,6 +140,21 @@ def test_rows_of_our_own_have_a_table_with_their_difference_from_the_baseline(
     assert "nothing yet" not in text
 
 
+def test_an_analysis_is_on_the_page_with_the_tables_that_are_named(
+    collected: Path, tmp_path: Path, lamella: Lamella
+) -> None:
+    text = made(lamella, "pce", collected, tmp_path / "layers.md")
+    section = text.split("## Which questions")[1].split("\n## ")[0]
+    assert section.startswith("\n\nOne of *us*.\n\nQuestions that only this run gets right, compared with all it")
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert [row.split(" | ")[:2] for row in rows] == [
+        ["| `dot-seed0`", "40"],  # 20 of 240 wrong, and 60
+        ["| `albert-seed0`", "0"],
+        ["| `dot-seed0`", "91.7"],
+        ["| `albert-seed0`", "75.0"],
+    ]
+
+
 def test_the_summary_has_every_finding_with_its_verdict_and_links_the_pages(
     collected: Path, tmp_path: Path, lamella: Lamella
 ) -> None:
@@ -170,6 +196,9 @@ def test_mistakes_in_the_texts_get_one_line(collected: Path, tmp_path: Path, lam
         f"{page}\nbeyond = [{{title = 'a', baseline = 'pce-table2/dto'}}]": ("Did you mean 'pce-table2/dot'", 1),
         f"{page}\nintor = ''": ("intor", 2),  # a line for each unknown key
         "paper = 'pce": ("broken TOML", 1),
+        f"{page}\nanalysis = [{{title = 'a', file = 'none.json'}}]": ("none.json", 1),
+        f"{page}\nanalysis = [{{title = 'a', file = 'other.json'}}]": ("expected an analysis.json", 1),
+        f"{page}\nanalysis = [{{title = 'a', file = 'found.json', tables = ['scors']}}]": ("Did you mean 'scores'", 1),
     }
     try:
         for page, (message, lines) in wrong.items():

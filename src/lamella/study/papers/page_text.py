@@ -25,6 +25,15 @@ class BeyondOptions(Section):
     runs: list[str] = Field(default=["*"])  # patterns of their names without seeds
 
 
+class AnalysisOptions(Section):
+    """Tables of an analysis of some runs, which `lamella analyse` wrote."""
+
+    title: str = Field(min_length=1)
+    text: str = ""
+    file: str  # an analysis.json; relative to the text file
+    tables: list[str] = Field(default=[])  # their names, such as second_best or context_length; by default all
+
+
 class PageText(Section):
     """The text of one page; texts are Markdown."""
 
@@ -34,6 +43,7 @@ class PageText(Section):
     intro: str = ""
     times: bool = True  # false: the runs shared a device, so their times mean nothing and are not shown
     beyond: list[BeyondOptions] = Field(default=[])
+    analysis: list[AnalysisOptions] = Field(default=[])
 
 
 class PaperTexts(Section):
@@ -59,4 +69,12 @@ def read_texts(paths: Sequence[str | os.PathLike[str]]) -> PaperTexts:
     texts = read_options(file, PaperTexts)
     if unknown := [page.paper for page in texts.page if page.paper not in PAPERS]:
         raise UsageError(f"{file}: page.paper: expected one of {', '.join(PAPERS)}, got {unknown[0]!r}.")
-    return texts
+    pages = [
+        page.model_copy(update={"analysis": [_locate(analysis, file.parent) for analysis in page.analysis]})
+        for page in texts.page
+    ]
+    return texts.model_copy(update={"page": pages})
+
+
+def _locate(analysis: AnalysisOptions, folder: Path) -> AnalysisOptions:
+    return analysis.model_copy(update={"file": str(folder / analysis.file)})

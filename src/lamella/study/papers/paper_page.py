@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lamella.study.papers.analysis_section import analysis_section
 from lamella.study.papers.finding_tables import findings_table, gains_table
 from lamella.study.papers.findings import LEANING, JudgedFinding, same_encoder
 from lamella.study.papers.judged_papers import JudgedPaper, JudgedTable, judge_paper
@@ -77,6 +78,8 @@ def paper_page(
         blocks += _under_heading("All rows by cost", cost_figures(judged.paper.id, results), 2)
     for section in judged.beyond:
         blocks += _beyond_blocks(section, labels)
+    for analysis in judged.text.analysis:
+        blocks += analysis_section(analysis)
     notes = []
     if judged.others:
         names = ", ".join(run.name for run in judged.others)
