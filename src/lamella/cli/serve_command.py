@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lamella.cli.app import Precision, app
+from lamella.serve.keys import KEYS, read_keys
 
 if TYPE_CHECKING:
     from lamella.serve.service import Service
 
-KEYS = "LAMELLA_API_KEYS"
 NAMES_SHOWN = 10
 
 
@@ -91,7 +90,7 @@ def serve(
     settings = Settings(
         models=tuple(models or ()),
         folder=folder,
-        keys=_read_keys(keys),
+        keys=read_keys(keys),
         cors=tuple(cors or ()),
         precision=precision,
         threads=threads,
@@ -113,28 +112,3 @@ def _announce(address: str, service: Service) -> None:
     more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
     typer.echo(f"Serving {shown}{more} at {address}")
     typer.echo(f"Try the API at {address}/docs. Stop with Ctrl-C.")
-
-
-def _read_keys(file: Path | None) -> tuple[str, ...]:
-    """Return the keys of a file, or of the environment: separated by white space or commas."""
-    from lamella.errors import UnreadableError, UsageError
-
-    if file is None:
-        where, text = KEYS, os.environ.get(KEYS, "")
-        if KEYS not in os.environ:
-            return ()
-    else:
-        where = f"serve --keys {file}"
-        try:
-            text = file.expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or "not UTF-8"
-            raise UnreadableError(
-                f"{where}: cannot be read ({reason}); give a text file with one key per line."
-            ) from None
-    keys = tuple(text.replace(",", " ").split())
-    if not keys:  # not the same as no keys: everyone could ask
-        raise UsageError(f"{where}: expected at least one key, found none.")
-    if odd := [number for number, key in enumerate(keys, 1) if not (key.isascii() and key.isprintable())]:
-        raise UsageError(f"{where}: expected keys of printable ASCII characters, key {odd[0]} has others.")
-    return keys

@@ -104,7 +104,7 @@ async def info(request: Request) -> Response:
             "default_model": service.catalogue.default,
             "models": len(service.catalogue.names()),
             "loaded": len(service.pool),
-            "manages_models": settings.folder is not None,
+            "manages_models": settings.folder is not None and settings.manages,
             "limits": {**{name: getattr(settings, name) for name in limits}, "timeout_seconds": settings.timeout},
         }
     )

@@ -28,7 +28,7 @@ Errors have one form: `{"error": {"type": …, "message": …}}`."""
 def create_app(settings: Settings | None = None) -> FastAPI:
     """Return the application; it loads the default reader when it starts."""
     service = Service(settings or Settings())
-    folder = service.settings.folder
+    folder = service.settings.folder if service.settings.manages else None
     learning = None if folder is None else Learning.of(folder, service.catalogue)
 
     @asynccontextmanager

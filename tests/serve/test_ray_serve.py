@@ -1,0 +1,157 @@
+"""The server on a real local Ray: two replicas answer as the Reader does, also while one of them is killed."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamella import Reader
+from lamella.errors import UsageError
+from tiny_reader import save_tiny_bert, save_tiny_reader
+
+ray = pytest.importorskip("ray")
+pytest.importorskip("fastapi")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray: files that it does not close, options that it deprecates
+
+TEXT = "The harbour was built in 1871. The tower was designed by Ada Park and stands on a rock."
+QUESTIONS = ["Who designed the tower?", "When was the harbour built?", "On what does it stand?"]
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ray-readers")
+    encoder = save_tiny_bert(folder / "encoder")
+    for seed, name in enumerate(("main", "more/first", "more/second")):
+        save_tiny_reader(folder / name, encoder, seed=seed)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(readers: Path) -> Iterator[str]:
+    """Start a cluster with two replicas."""
+    from ray import serve
+
+    from lamella.serve.ray import app
+    from lamella.sweep.ray_cluster import cluster
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with cluster(num_cpus=2, object_store_memory=80 * 2**20):
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        sizes = {"min_replicas": 2, "max_replicas": 2, "cpus": 0.5}
+        serve.run(app({"models": [str(readers / "main")], "folder": str(readers / "more"), **sizes}))
+        yield f"http://127.0.0.1:{port}"
+        serve.shutdown()
+
+
+def send(address: str, path: str, body: Any = None, reader: str | None = None) -> Any:
+    headers = {"Content-Type": "application/json"} | ({"serve_multiplexed_model_id": reader} if reader else {})
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(address + path, data, headers), timeout=60) as response:
+        return json.load(response)
+
+
+def ask(address: str, question: str, reader: str) -> dict[str, Any]:
+    answered = send(address, "/v1/ask", {"question": question, "context": TEXT, "model": reader}, reader)
+    (result,) = answered["results"]
+    return dict(result)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "took too long"
+        time.sleep(0.2)
+
+
+def replicas() -> set[str]:
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return {actor["name"] for actor in actors if "lamella" in actor["name"]}
+
+
+@pytest.mark.slow
+def test_readers_stay_on_the_replica_that_has_them(address: str, readers: Path) -> None:
+    assert {send(address, "/info")["loaded"] for _ in range(20)} == {1}
+    expected = Reader.load(readers / "more" / "first").ask(QUESTIONS[0], TEXT).to_json()
+    assert ask(address, QUESTIONS[0], "first").items() >= expected.items()
+    time.sleep(2)  # Ray announces which replica has it
+    for _ in range(30):
+        ask(address, QUESTIONS[0], "first")
+    assert {send(address, "/info")["loaded"] for _ in range(50)} == {1, 2}
+
+
+@pytest.mark.slow
+def test_an_unknown_reader_is_refused_and_nothing_is_managed(address: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(address, QUESTIONS[0], "../first")
+    assert refused.value.code == 404
+    assert "first, main, second" in json.load(refused.value)["error"]["message"]
+    assert send(address, "/info")["manages_models"] is False
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        send(address, "/v1/models/first", {})
+    assert refused.value.code in (404, 405)
+
+
+@pytest.mark.slow
+def test_no_request_is_lost_when_a_replica_is_killed(address: str, readers: Path) -> None:
+    names = ("main", "first", "second")
+    folders = {"main": readers / "main", "first": readers / "more" / "first", "second": readers / "more" / "second"}
+    expected = {
+        (name, question): Reader.load(folders[name]).ask(question, TEXT).to_json()
+        for name in names
+        for question in QUESTIONS
+    }
+    before, ended = replicas(), threading.Event()
+    answered: list[tuple[str, str, dict[str, Any]]] = []
+    retried: list[str] = []
+    lost: list[str] = []
+
+    def client(number: int) -> None:
+        turn = number
+        while not ended.is_set():
+            name, question = names[turn % 3], QUESTIONS[turn // 3 % 3]
+            turn += 1
+            for attempt in range(2):
+                try:
+                    answered.append((name, question, ask(address, question, name)))
+                    break
+                except OSError as error:  # also a status that is no success
+                    (lost if attempt else retried).append(repr(error))
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(6)]
+    for thread in clients:
+        thread.start()
+    try:
+        wait_for(lambda: len(answered) > 30)
+        killed = sorted(before)[0]
+        ray.kill(ray.get_actor(killed, namespace="serve"))
+        at_the_kill = len(answered)
+        wait_for(lambda: len(replicas() - {killed}) == 2)
+        wait_for(lambda: len(answered) > at_the_kill + 60)
+    finally:
+        ended.set()
+        for thread in clients:
+            thread.join()
+    assert lost == []
+    assert len(retried) <= len(clients)  # what the killed replica was working on
+    for name, question, result in answered:
+        assert result.items() >= expected[name, question].items()
+
+
+def test_unknown_options_are_explained() -> None:
+    from lamella.serve.ray import app
+
+    with pytest.raises(UsageError, match=r"app\.replica: no such option"):
+        app({"replica": 3})
+    with pytest.raises(UsageError, match=r"min_replicas: expected .* got 'two'"):
+        app({"min_replicas": "two"})
