@@ -56,7 +56,7 @@ def main() -> None:
     rows = [reader.rows(padded)[number] for number, reader in enumerate(readers)]
     runs: dict[str, Callable[[], Any]] = {
         "peer": lambda: merged.logits(padded),
-        "ours": lambda: encoders.run(rows),
+        "ours": lambda: list(encoders.run(rows)),
     }
     begin = os.getloadavg()[0]
     for run in runs.values():

@@ -77,7 +77,7 @@ def assert_shared(readers: list[SharedReader], folders: list[Path], within: floa
             assert getattr(reader, name) == getattr(own, name)
     padded = windows_of(readers[0])
     rows = [row for group in zip(*(reader.rows(padded) for reader in readers), strict=True) for row in group]
-    outputs = readers[0].run(rows)
+    outputs = list(readers[0].run(rows))
     for place, reader in enumerate(readers):
         mixed = join_logits(outputs[place :: len(readers)], padded.mask.shape[1] if reader.gives_text else 1)
         np.testing.assert_array_equal(mixed, reader.logits(padded))

@@ -112,7 +112,7 @@ def test_a_batch_of_many_readers(threads: int, encoder: Path, tmp_path: Path) ->
 
     features = featurise([Example("1", QUESTION, Context(TEXT))], readers[0].tokenizer, readers[0].windows)
     padded = pad(features, np.arange(1))
-    outputs = encoders.run([row for reader in readers for row in reader.rows(padded)])
+    outputs = list(encoders.run([row for reader in readers for row in reader.rows(padded)]))
     for reader, output in zip(readers, outputs, strict=True):
         np.testing.assert_array_equal(output, reader.logits(padded)[:, 0, : output.shape[1]])
     assert len({output.tobytes() for output in outputs}) == len(readers)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from lamella import Reader
+from lamella.errors import ModelError
+from lamella.graph.support import NoGraphError
 from lamella.models.shared_encoder import SharedReader
+from lamella.models.window_engine import Row
 from lamella.serve import catalogue, reader_pool
 from lamella.serve.catalogue import Catalogue, Listed
+from lamella.serve.micro_batch import MicroBatcher
 from lamella.serve.reader_pool import BESIDE_TENSORS, ReaderPool
 from lamella.serve.service import Service
 from lamella.serve.settings import Settings
@@ -109,6 +117,47 @@ def test_readers_that_cannot_share_have_a_reason(listed: list[Listed], monkeypat
     with pytest.raises(pytest.fail.Exception):
         pool.get(listed[0])
     pool.close()
+
+
+def test_a_reason_names_no_folder_of_the_server() -> None:
+    hidden = "no graph can be made that it could share; the log of the server has the reason"
+    for reason in ("its base /srv/encoder is another", "~/x is", "C:\\x cannot be read"):
+        assert reader_pool._without_paths(NoGraphError(reason)) == hidden
+    for reason in ("its base org/encoder is another file", "DoRA rescales whole weight matrices"):
+        assert reader_pool._without_paths(NoGraphError(reason)) == reason
+
+
+def test_a_request_does_not_wait_for_those_behind_it() -> None:
+    """Each of two requests in one batch gets its logits when they are computed; a failure is that of one request."""
+    second_may_run, asked = threading.Event(), threading.Event()
+
+    class SlowEngine:
+        patience = 0.2  # both come into one batch
+
+        def run(self, rows: Sequence[Row]) -> Iterator[NDArray[np.float32]]:
+            for row in rows:
+                if row.delta == "second":
+                    asked.set()
+                    assert second_may_run.wait(10)
+                    raise ModelError("damaged")
+                yield np.full((2, len(row.input_ids)), 7, np.float32)
+
+    def row(name: str) -> Row:
+        ids = np.arange(3)
+        return Row(name, ids, ids, ids > 0)
+
+    batcher = MicroBatcher(SlowEngine(), most_tokens=100)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(batcher.logits, [row("first")])
+        time.sleep(0.01)
+        second = threads.submit(batcher.logits, [row("second")])
+        assert first.result(10)[0].tolist() == [[7.0] * 3] * 2
+        assert asked.wait(10)
+        assert not second.done()
+        second_may_run.set()
+        with pytest.raises(ModelError, match="damaged"):
+            second.result(10)
+    batcher.close()
 
 
 def test_a_reader_that_is_alone_gets_a_graph_of_its_own(saved: Path, expected: list[Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from onnxruntime import OrtValue
 
 OrtFeeds = Mapping[str, "OrtValue"]
-Run = Callable[[Sequence[Row]], Sequence[NDArray[np.float32]]]
+Run = Callable[[Sequence[Row]], Iterable[NDArray[np.float32]]]
 
 
 class SharedEncoder:
@@ -102,7 +102,7 @@ class SharedReader:
 
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """Return the logits of a padded batch, [2, B, T] or [2, B, 1]; 0 at the padding."""
-        return join_logits(self.run(self.rows(padded)), padded.mask.shape[1] if self.gives_text else 1)
+        return join_logits(list(self.run(self.rows(padded))), padded.mask.shape[1] if self.gives_text else 1)
 
 
 class SharedEncoders:
@@ -124,9 +124,9 @@ class SharedEncoders:
         recipe = read_recipe(source, open_tokenizer=self._tokenizers.open)
         return SharedReader(self._encoder(recipe), recipe, self.run)
 
-    def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
-        """Return the logits of each window, [2, T] or [2, 1]; the windows may belong to any of the readers."""
-        return list(self.cores.map(_run, rows))
+    def run(self, rows: Sequence[Row]) -> Iterator[NDArray[np.float32]]:
+        """Yield the logits of each window, [2, T] or [2, 1], in order; they may belong to any of the readers."""
+        return self.cores.map(_run, rows)
 
     def _encoder(self, recipe: Recipe) -> SharedEncoder:
         key, sha256 = _identify(recipe)

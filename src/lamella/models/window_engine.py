@@ -6,7 +6,7 @@ receives windows without their padding, each with what its reader adds to the en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,8 +33,8 @@ class Engine(Protocol):
     def patience(self) -> float:
         """Seconds worth waiting for more windows: a few milliseconds on a GPU; 0 where windows run one by one."""
 
-    def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
-        """Return the logits [2, T] of each window."""
+    def run(self, rows: Sequence[Row]) -> Iterable[NDArray[np.float32]]:
+        """Return the logits [2, T] of each window, in order; an iterator returns each when it is computed."""
 
 
 class PaddedModel(Protocol):

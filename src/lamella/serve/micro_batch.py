@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import islice
 from time import perf_counter
 
 import numpy as np
@@ -154,20 +155,20 @@ class MicroBatcher:
         rows = [row for job in wanted for row in job.rows]
         begin = perf_counter()
         try:
-            logits = self.engine.run(rows)
+            logits = iter(self.engine.run(rows))
+            for job in wanted:  # none waits for the windows of those behind it
+                own = list(islice(logits, len(job.rows)))
+                if job.call is not None:
+                    job.call.queued += begin - job.arrived
+                    job.call.computing += perf_counter() - begin
+                job.finish(own)
         except BaseException as error:
             if len(wanted) == 1:
                 wanted[0].finish(error=error)
                 return
             for job in wanted:  # one of them is at fault; the others must not fail with it
-                self._run([job])
+                if not job.finished.is_set():
+                    self._run([job])
             return
-        seconds = perf_counter() - begin
-        for job in wanted:
-            if job.call is not None:
-                job.call.queued += begin - job.arrived
-                job.call.computing += seconds
-            own, logits = logits[: len(job.rows)], logits[len(job.rows) :]
-            job.finish(own)
         if self._observe is not None:
-            self._observe(len(rows), sum(len(row.input_ids) for row in rows), seconds)
+            self._observe(len(rows), sum(len(row.input_ids) for row in rows), perf_counter() - begin)

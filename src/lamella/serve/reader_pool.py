@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+import re
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -29,6 +31,9 @@ from lamella.serve.micro_batch import MicroBatcher, Observer
 from lamella.serve.settings import Settings
 from lamella.serve.shared_tokenizers import SharedTokenizers
 
+logger = logging.getLogger("lamella.serve")
+
+PATH = re.compile(r"(^|\s)(/|~|\w:)")
 BESIDE_TENSORS = 64 * 1024  # bytes that a reader takes beside its tensors, such as its options
 
 
@@ -177,7 +182,7 @@ class ReaderPool:
             model = self._load_own(listed)
             batcher = MicroBatcher(OwnEngine(model), most_tokens=self._settings.batch_tokens, observe=self._observe)
             reader = Reader(QueuedModel(model, batcher, self.tokenizers.share(model.tokenizer)))
-            return LoadedReader(listed, reader, perf_counter() - begin, batcher, str(reason), 0)
+            return LoadedReader(listed, reader, perf_counter() - begin, batcher, _without_paths(reason), 0)
         reader = Reader(QueuedModel(shared, self._shared, self.tokenizers.share(shared.tokenizer), shared))
         return LoadedReader(listed, reader, perf_counter() - begin, None, None, shared.nbytes + BESIDE_TENSORS)
 
@@ -202,3 +207,11 @@ class ReaderPool:
             threads=settings.threads,
             inference_only=True,
         )
+
+
+def _without_paths(reason: NoGraphError) -> str:
+    """Return the reason for clients, who must not learn the folders of this machine."""
+    if PATH.search(str(reason)):
+        logger.info("a reader shares no encoder: %s", reason)
+        return "no graph can be made that it could share; the log of the server has the reason"
+    return str(reason)
