@@ -57,6 +57,22 @@ def serve(**settings: Any) -> TestClient:
     return TestClient(create_app(Settings(**settings)), raise_server_exceptions=False)
 
 
+def assert_same(found: Any, expected: Any) -> None:
+    """Compare answers. The tensors of a reader on a shared encoder are not merged, which changes the last digits."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            assert_same(found[key], expected[key])
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    else:
+        assert found == expected
+
+
 def error_of(response: Any, status: int) -> str:
     """Return the message of an error, which must be one line."""
     assert response.status_code == status, response.text
@@ -94,7 +110,7 @@ def test_answers_equal_the_reader_s(client: TestClient, reader: Reader, options:
     assert body["question"] == asked["question"]
     (result,) = body["results"]
     expected = reader.ask(asked.pop("question"), asked.pop("context"), **asked).to_json()
-    assert {key: result[key] for key in expected} == json.loads(json.dumps(expected))
+    assert_same({key: result[key] for key in expected}, json.loads(json.dumps(expected)))
     assert result["model"] == "default"
     assert float(response.headers["X-Inference-Time"]) > 0
     assert float(response.headers["X-Queue-Time"]) >= 0
@@ -336,11 +352,11 @@ def test_without_a_folder_nobody_manages_models() -> None:
 
 
 def test_readers_leave_memory_at_the_limit_and_come_back(folder: Path) -> None:
-    with serve(folder=folder, most_loaded=1) as client:
+    with serve(folder=folder, memory=1) as client:
         for name in ("first", "second", "first"):
             assert client.post("/v1/ask", json={**WHEN, "model": name}).status_code == 200
             models = client.get("/v1/models").json()["models"]
-            assert [model["name"] for model in models if model["loaded"]] == [name]
+            assert [model["name"] for model in models if model["loaded"]] == ["default", name]
 
 
 # The state of the server, keys, other origins
