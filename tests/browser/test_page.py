@@ -335,7 +335,8 @@ def test_a_correction_is_undone(page: Chrome) -> None:
     label = "Yes" if texts_of(page, ".card .label") == ["No answer"] else "No answer"
     click(page, label, ".judge")
     assert "Kept: no answer" in eventually(page, "return document.querySelector('.judge.kept')?.textContent")
-    click(page, "Undo", ".judge")
+    eventually(page, "return document.activeElement.textContent === 'Undo'")  # not lost with the button pressed
+    page.switch_to.active_element.send_keys("\n")
     eventually(page, "return document.querySelector('.judge.kept') === null")
     assert page.execute_script("return document.querySelectorAll('.kept-list li').length") == before
 

@@ -41,7 +41,7 @@ export function card(reading, {name, number, several, manyTexts, onShow}) {
   const title = several ? make("p", {class: "reader-name"}, make("span", {class: `letter r${number}`}, LETTERS[number]), name) : null;
   const shown = best ?? guess;
   const parts = best
-    ? [make("p", {class: "label"}, "Answer"), make("p", {class: "found"}, best.answer)]
+    ? [make("p", {class: "label"}, "Answer"), make("p", {class: "found", dir: "auto"}, best.answer)]
     : [make("p", {class: "label"}, "No answer"),
       make("p", {class: "found none"}, guess ? "The text does not seem to answer this." : "No answer was found.")];
   if (guess) parts.push(make("p", {class: "guess-line"}, "Closest guess: ", make("q", {}, guess.answer)));

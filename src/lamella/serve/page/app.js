@@ -3,7 +3,7 @@
 import {card, comparison, differingWords, placesOf, readResult} from "./answers.js";
 import {call, storedKey, watchKey} from "./api.js";
 import {drawCorrections, judgement, startCorrections, stopMarking} from "./corrections.js";
-import {byId, make, percent, showProblem, speak} from "./dom.js";
+import {byId, keepingFocus, make, percent, showProblem, speak} from "./dom.js";
 import {drawHistory} from "./history.js";
 import {layerMaps} from "./layers.js";
 import {drawReaders} from "./readers.js";
@@ -175,11 +175,11 @@ function drawAnswers() {
   const judged = judgement(current, readings[0], several);
   if (judged && !several) cards[0].append(judged);
   const {passages} = current.results[0];
-  byId("answer").replaceChildren(
+  keepingFocus(byId("answer"), () => byId("answer").replaceChildren(
     several ? make("p", {class: "compared"}, comparison(readings)) : "",
     make("div", {class: several ? "cards several" : "cards"}, cards),
     judged && several ? judged : "",
-    passages ? make("p", {class: "quiet"}, `A long text: the ${passages.read} most promising of its ${passages.of} passages were read.`) : "");
+    passages ? make("p", {class: "quiet"}, `A long text: the ${passages.read} most promising of its ${passages.of} passages were read.`) : ""));
   markPlaces(placesOf(readings));
 }
 

@@ -2,7 +2,7 @@
 
 import {call, storedKey} from "./api.js";
 import {adaptation} from "./adaptation.js";
-import {byId, counted, make, showProblem, speak} from "./dom.js";
+import {byId, keepingFocus, make, showProblem, speak} from "./dom.js";
 import {selectedPlace, selectPlace} from "./marks.js";
 import {pointsOf} from "./offsets.js";
 import {shownText, showText} from "./texts.js";
@@ -77,6 +77,7 @@ async function send(entry, bodies, answer) {
   }
   await load();
   page.redraw();
+  byId("answer").querySelector(".judge button")?.focus();  // the button that was pressed is gone
 }
 
 async function undo(ids, entry) {
@@ -90,6 +91,7 @@ async function undo(ids, entry) {
   if (owner) owner.kept = null;
   await load();
   page.redraw();
+  (byId("corrections").querySelector("summary") ?? byId("question")).focus();
 }
 
 // Marking: the text becomes a read-only editor, so that a caret and a selection work with keys, mouse and touch.
@@ -155,11 +157,11 @@ export function drawCorrections() {
     make("span", {class: "asked"}, question), make("span", {class: "given"}, answer ?? "no answer"),
     make("button", {type: "button", class: "plain", "aria-label": `Undo: ${question}`, onclick: () => undo([id])}, "Undo"))));
   const open = byId("corrections").querySelector("details")?.open ?? false;
-  byId("corrections").replaceChildren(
+  keepingFocus(byId("corrections"), () => byId("corrections").replaceChildren(
     make("h2", {}, "Your corrections"),
     adaptation(state, page, load),
     make("details", {class: "fold slim", open}, make("summary", {}, `Show ${count === 1 ? "it" : `all ${count}`}`), list,
-      make("button", {type: "button", class: "plain", onclick: download}, "Download as a SQuAD file")));
+      make("button", {type: "button", class: "plain", onclick: download}, "Download as a SQuAD file"))));
 }
 
 async function download() {

@@ -41,6 +41,16 @@ export function reveal(element, block = "nearest") {
   element.scrollIntoView({block, behavior: calm ? "auto" : "smooth"});
 }
 
+/** Draw a part of the page again; what had the focus in it has it afterwards. */
+export function keepingFocus(part, draw) {
+  const focused = part.contains(document.activeElement) ? keyOf(document.activeElement) : null;
+  draw();
+  if (focused) [...part.querySelectorAll("button, input, summary")].find((element) => keyOf(element) === focused)?.focus();
+}
+
+const keyOf = (element) =>
+  [element.tagName, element.id, element.ariaLabel, element.type === "checkbox" ? element.value : element.textContent].join();
+
 /** Copy a text; the button confirms it for a moment. */
 export async function copy(text, button) {
   const label = button.textContent;

@@ -25,7 +25,7 @@ function block(text, start, end, marks) {
   const wrapped = lines.length > 1 && lines.slice(0, -1).every(
     (line) => line.length >= WRAPPED.least && line.length <= WRAPPED.most && !line.startsWith("|"));  // not a table
   const kinds = {heading: lines.length === 1 && /^#{1,4} /.test(lines[0]), item: ITEM.test(lines[0]), flow: wrapped};
-  const element = make("p", {"data-start": start, class: Object.keys(kinds).filter((kind) => kinds[kind]).join(" ") || null});
+  const element = make("p", {"data-start": start, dir: "auto", class: Object.keys(kinds).filter((kind) => kinds[kind]).join(" ") || null});
   const here = marks.filter((mark) => mark.start < end && mark.end > start);
   const cuts = new Set([start, end]);
   for (const mark of here) cuts.add(Math.max(start, mark.start)).add(Math.min(end, mark.end));

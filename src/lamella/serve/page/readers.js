@@ -1,7 +1,7 @@
 // Choose the readers that answer: one, or up to three side by side.
 
 import {LETTERS} from "./answers.js";
-import {byId, make} from "./dom.js";
+import {byId, keepingFocus, make} from "./dom.js";
 
 const SHOWN_AT_ONCE = 6;  // more are found by typing
 
@@ -26,6 +26,6 @@ export function drawReaders(models, chosen, onChange) {
       onchange: (event) => { if (models.has(event.target.value) && !chosen.includes(event.target.value)) toggle(event.target.value); }}),
     make("datalist", {id: "reader-names"}, names.map((name) => make("option", {value: name}))),
   ] : [];
-  byId("readers").replaceChildren(make("fieldset", {class: "readers"},
-    make("legend", {}, "Readers", make("span", {class: "quiet"}, " · choose several to compare")), boxes, search));
+  keepingFocus(byId("readers"), () => byId("readers").replaceChildren(make("fieldset", {class: "readers"},
+    make("legend", {}, "Readers", make("span", {class: "quiet"}, " · choose several to compare")), boxes, search)));
 }

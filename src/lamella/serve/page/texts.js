@@ -1,7 +1,7 @@
 // The texts that are asked: pasted, opened or dropped, shown on the paper with the answers marked in them.
 
 import {call} from "./api.js";
-import {byId, counted, make, reveal, showProblem, speak} from "./dom.js";
+import {byId, counted, keepingFocus, make, reveal, showProblem, speak} from "./dom.js";
 import {blocksOf} from "./marks.js";
 
 const KINDS = /\.(txt|text|md|markdown|html?|pdf)$/i;
@@ -28,7 +28,10 @@ export function startTexts(onChange) {
     else if (event.clipboardData.getData("text/plain").trim()) addText("", event.clipboardData.getData("text/plain"));
   });
   let depth = 0;  // dragenter and dragleave are also sent for the elements inside
-  const hasFiles = (event) => [...event.dataTransfer.types].some((type) => type === "Files" || type === "text/plain");
+  let inside = false;  // words of this page that are dragged
+  document.addEventListener("dragstart", () => { inside = true; });
+  document.addEventListener("dragend", () => { inside = false; });
+  const hasFiles = (event) => !inside && [...event.dataTransfer.types].some((type) => type === "Files" || type === "text/plain");
   document.addEventListener("dragenter", (event) => { if (hasFiles(event)) byId("drop").hidden = ++depth < 1; });
   document.addEventListener("dragleave", (event) => { if (hasFiles(event)) byId("drop").hidden = --depth < 1; });
   document.addEventListener("dragover", (event) => event.preventDefault());
@@ -36,6 +39,7 @@ export function startTexts(onChange) {
     event.preventDefault();
     depth = 0;
     byId("drop").hidden = true;
+    if (inside) return;
     if (event.dataTransfer.files.length) open([...event.dataTransfer.files]);
     else if (event.dataTransfer.getData("text/plain").trim()) addText("", event.dataTransfer.getData("text/plain"));
   });
@@ -117,7 +121,7 @@ function textsChanged() {
 
 function draw() {
   const current = texts[shown];
-  byId("tabs").replaceChildren(...texts.map(tab));
+  keepingFocus(byId("tabs"), () => byId("tabs").replaceChildren(...texts.map(tab)));
   const paper = byId("text");
   paper.classList.toggle("editing", editing);
   if (!current || editing) paper.replaceChildren(editor(current));
@@ -146,7 +150,7 @@ function remove(number) {
 }
 
 function editor(current) {
-  const field = make("textarea", {id: "editor", "aria-label": "Text", spellcheck: "false",
+  const field = make("textarea", {id: "editor", "aria-label": "Text", spellcheck: "false", dir: "auto",
     placeholder: "Paste or type a text here.\n\nOr drop files anywhere on this page: txt, md, html, pdf.",
     value: current?.text ?? ""});
   const done = make("button", {type: "button", class: "primary small", onclick: () => finish(field.value)}, "Done");
@@ -157,7 +161,9 @@ function editor(current) {
     marks = [];
     changed();
   });
-  field.addEventListener("paste", () => setTimeout(() => { if (field.value.trim()) finish(field.value); }));
+  field.addEventListener("paste", () => {
+    if (!field.value) setTimeout(() => finish(field.value));  // a whole text, and nothing to edit in it
+  });
   return make("div", {class: "editor"}, field, make("div", {class: "foot"}, size, done));
 }
 
