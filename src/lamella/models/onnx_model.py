@@ -7,7 +7,7 @@ tokenizer.json
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -139,12 +139,16 @@ class OnnxModel:
 
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """Return the logits of a padded batch; 0 at the padding."""
-        check_window_length(padded.mask.shape[1], self.config.positions)
-        windows = split_windows(padded, self.inputs)
-        logits = np.zeros((2, len(windows), padded.mask.shape[1] if self.gives_text else 1), np.float32)
-        for row, output in enumerate(self._cores.map(self._run, windows)):
-            logits[:, row, : output.shape[2]] = output[:, 0]
+        logits = np.zeros((2, *padded.mask.shape) if self.gives_text else (2, len(padded.mask), 1), np.float32)
+        for row, output in enumerate(self.window_logits(padded)):
+            logits[:, row, : output.shape[1]] = output
         return logits  # [2, B, T], or [2, B, 1]
+
+    def window_logits(self, padded: Padded) -> Iterator[NDArray[np.float32]]:
+        """Yield the logits of each window without its padding, [2, T] or [2, 1], as soon as they are computed."""
+        check_window_length(padded.mask.shape[1], self.config.positions)
+        for output in self._cores.map(self._run, split_windows(padded, self.inputs)):
+            yield output[:, 0]
 
     def logits_in_one_run(self, padded: Padded) -> NDArray[np.float32]:
         """Return the same from one run of the graph on the padded batch, as other programs would use it."""

@@ -6,9 +6,9 @@ receives windows without their padding, each with what its reader adds to the en
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,13 @@ class PaddedModel(Protocol):
     def logits(self, padded: Padded) -> NDArray[np.float32]: ...
 
 
+@runtime_checkable
+class WindowModel(Protocol):
+    """A model that computes windows one by one."""
+
+    def window_logits(self, padded: Padded) -> Iterator[NDArray[np.float32]]: ...
+
+
 class OwnEngine:
     """Runs the windows of one model, which shares its encoder with no other: they are padded and go through it."""
 
@@ -57,12 +64,16 @@ class OwnEngine:
         on_cpu = str(getattr(model, "device", "cpu")) == "cpu"
         self.patience = 0.0 if on_cpu else 0.003
 
-    def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
-        """Return the logits [2, T] of each window."""
+    def run(self, rows: Sequence[Row]) -> Iterator[NDArray[np.float32]]:
+        """Yield the logits [2, T] of each window."""
         longest = self.model.windows.max_seq_length
         padded = pad_rows(rows, self.model.tokenizer.pad_token_id or 0, longest)
+        if isinstance(self.model, WindowModel):
+            yield from self.model.window_logits(padded)
+            return
         logits = self.model.logits(padded)
-        return [logits[:, number, : len(row.input_ids)] for number, row in enumerate(rows)]
+        for number, row in enumerate(rows):
+            yield logits[:, number, : len(row.input_ids)]
 
 
 def split_rows(padded: Padded, delta: Any = None) -> list[Row]:

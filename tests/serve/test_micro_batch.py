@@ -1,0 +1,150 @@
+"""Micro-batches: what waits runs together, within a budget, and no request waits or fails because of another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lamella.models.window_engine import Row
+from lamella.serve.micro_batch import CALL, Call, MicroBatcher
+from lamella.serve.refusals import RefusedError, TimedOutError
+
+
+class CountingEngine:
+    """Returns the token ids as logits; waits before the first batch, and before the window with token 99."""
+
+    def __init__(self, patience: float = 0.0) -> None:
+        self.patience = patience
+        self.batches: list[list[int]] = []  # the tokens of each window
+        self.go, self.go_on = threading.Event(), threading.Event()
+
+    def run(self, rows: Sequence[Row]) -> Iterator[NDArray[np.float32]]:
+        self.batches.append([len(row.input_ids) for row in rows])
+        assert self.go.wait(10)
+        for row in rows:
+            if row.input_ids[0] == 13:
+                raise ValueError("this window is at fault")
+            if row.input_ids[0] == 99:
+                assert self.go_on.wait(10)
+            yield np.stack([row.input_ids, row.input_ids]).astype(np.float32)
+
+
+def window(token: int, length: int = 10) -> Row:
+    ids = np.full(length, token)
+    return Row(None, ids, ids, ids > 0)
+
+
+def wait_until(batcher: MicroBatcher, windows: int) -> None:
+    end = perf_counter() + 10
+    while batcher.waiting < windows:
+        assert perf_counter() < end
+        threading.Event().wait(0.005)
+
+
+def ask(batcher: MicroBatcher, *rows: Row) -> list[float]:
+    return [float(logits[0, 0]) for logits in batcher.logits(rows)]
+
+
+def test_windows_that_wait_run_together_up_to_the_budget() -> None:
+    engine = CountingEngine()
+    batcher = MicroBatcher(engine, most_tokens=50)
+    with ThreadPoolExecutor(8) as pool:
+        first = pool.submit(ask, batcher, window(1))
+        while not engine.batches:
+            threading.Event().wait(0.005)
+        others = []
+        for token in range(2, 9):
+            others.append(pool.submit(ask, batcher, window(token)))
+            wait_until(batcher, token - 1)  # so that their order is known
+        engine.go.set()
+        assert [future.result() for future in (first, *others)] == [[float(token)] for token in range(1, 9)]
+    assert engine.batches == [[10], [10] * 5, [10] * 2]
+    batcher.close()
+
+
+def test_a_request_beyond_the_budget_runs_alone() -> None:
+    engine = CountingEngine()
+    engine.go.set()
+    batcher = MicroBatcher(engine, most_tokens=5)
+    assert ask(batcher, window(1), window(2)) == [1, 2]
+    batcher.close()
+
+
+def test_only_the_request_at_fault_fails_and_nobody_waits_for_the_last() -> None:
+    engine = CountingEngine()
+    batcher = MicroBatcher(engine, most_tokens=1000)
+    with ThreadPoolExecutor(8) as pool:
+        pool.submit(ask, batcher, window(1))
+        while not engine.batches:
+            threading.Event().wait(0.005)
+        futures = {}
+        for number, token in enumerate((2, 99, 13, 3)):
+            futures[token] = pool.submit(ask, batcher, window(token))
+            wait_until(batcher, number + 1)
+        engine.go.set()
+        assert futures[2].result(10) == [2]  # while the next window is still computed
+        assert not futures[99].done()
+        engine.go_on.set()
+        assert futures[99].result(10) == [99]
+        with pytest.raises(ValueError, match="at fault"):
+            futures[13].result(10)
+        assert futures[3].result(10) == [3]
+    batcher.close()
+
+
+def test_expired_and_abandoned_requests_are_not_computed() -> None:
+    engine = CountingEngine()
+    batcher = MicroBatcher(engine, most_tokens=1000)
+
+    def late(call: Call) -> list[float]:
+        CALL.set(call)
+        try:
+            return ask(batcher, window(5))
+        finally:
+            CALL.set(None)
+
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(ask, batcher, window(1))
+        while not engine.batches:
+            threading.Event().wait(0.005)
+        expired = pool.submit(late, Call(perf_counter() + 0.05, 0.05))
+        abandoned_call = Call(perf_counter() + 10, 10)
+        abandoned = pool.submit(late, abandoned_call)
+        wait_until(batcher, 2)
+        abandoned_call.abandoned = True
+        with pytest.raises(TimedOutError):
+            expired.result(10)  # before the engine goes on
+        engine.go.set()
+        assert first.result(10) == [1]
+        with pytest.raises(RefusedError):
+            abandoned.result(10)
+    assert engine.batches == [[10]]
+    batcher.close()
+
+
+def test_an_engine_with_patience_waits_for_more() -> None:
+    engine = CountingEngine(patience=0.5)
+    engine.go.set()
+    batcher = MicroBatcher(engine, most_tokens=20)
+    with ThreadPoolExecutor(2) as pool:
+        begin = perf_counter()
+        futures = [pool.submit(ask, batcher, window(token)) for token in (1, 2)]
+        assert [future.result() for future in futures] == [[1], [2]]
+        assert perf_counter() - begin < 0.5  # the budget is reached before
+    assert engine.batches == [[10, 10]]
+    batcher.close()
+
+
+def test_a_closed_queue_still_answers() -> None:
+    engine = CountingEngine()
+    engine.go.set()
+    batcher = MicroBatcher(engine, most_tokens=20)
+    assert ask(batcher, window(1)) == [1]
+    batcher.close()
+    assert ask(batcher, window(2)) == [2]
