@@ -414,7 +414,7 @@ def test_a_phone_does_not_scroll_sideways(browser: Chrome, address: str) -> None
 def test_a_server_with_keys_asks_for_one(browser: Chrome, models: Path, tmp_path: Path) -> None:
     with running_server(tmp_path, models / "tiny", LAMELLA_API_KEYS="secret", OMP_NUM_THREADS="1") as server:
         browser.get(server.address)
-        assert "expected a key" in eventually(browser, "return document.getElementById('problem').textContent")
+        assert "Type the key" in eventually(browser, "return document.getElementById('problem').textContent")
         browser.find_element("id", "key").send_keys("secret\t")
         eventually(browser, "return document.getElementById('problem').hidden")
         ask(browser, "Who discovered Titan?")

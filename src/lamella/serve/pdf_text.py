@@ -13,7 +13,9 @@ import sys
 MOST_PAGES = 2000
 MOST_MEMORY = 1 << 30
 MOST_SECONDS = 25  # of processor time
-DAMAGED = "expected a PDF, got a damaged one"
+LOCKED = "expected a PDF that everyone can open, got one that asks for a password; remove the password"
+HUGE = "expected a PDF of reasonable size, got one that unpacks to far too much; save it as text"
+DAMAGED = "expected a PDF, got a damaged one; save it again, or print it to a new PDF"
 
 
 def main() -> None:
@@ -23,7 +25,7 @@ def main() -> None:
     except ValueError as error:
         sys.exit(str(error))
     except MemoryError:
-        sys.exit("expected a PDF of reasonable size, got one that unpacks to more than a gigabyte")
+        sys.exit(HUGE)
     sys.stdout.buffer.write(text.encode("utf-8", "replace"))
 
 
@@ -38,24 +40,30 @@ def text_of_pdf(data: bytes, most_characters: int) -> str:
     try:
         reader = PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
-            raise ValueError("expected a PDF that can be opened by everyone, got one that asks for a password")
+            raise ValueError(
+                "expected a PDF that can be opened by everyone, got one that asks for a password; remove it"
+            )
         if len(reader.pages) > MOST_PAGES:
-            raise ValueError(f"expected at most {MOST_PAGES:,} pages, got {len(reader.pages):,}")
+            raise ValueError(f"expected at most {MOST_PAGES:,} pages, got {len(reader.pages):,}; split it")
         for page in reader.pages:
             pages.append(page.extract_text().strip())
             length += len(pages[-1])
             if length > most_characters:
-                raise ValueError(f"expected at most {most_characters:,} characters, got more")
+                raise ValueError(f"expected at most {most_characters:,} characters, got more; split it")
     except DependencyError:
-        raise ValueError("expected a PDF that can be opened by everyone, got one with strong encryption") from None
+        raise ValueError(
+            "expected a PDF that can be opened by everyone, got an encrypted one; remove the password"
+        ) from None
     except LimitReachedError:
-        raise ValueError("expected a PDF of reasonable size, got one that unpacks to far too much data") from None
+        raise ValueError(
+            "expected a PDF of reasonable size, got one that unpacks to far too much; save it as text"
+        ) from None
     except (MemoryError, ValueError):
         raise
     except Exception:  # pypdf raises whatever a damaged structure leads to
         raise ValueError(DAMAGED) from None
     if not any(pages):
-        raise ValueError("expected a PDF with text, got one of pictures only, such as a scan")
+        raise ValueError("expected a PDF with text, got pictures only, such as a scan; recognise its text first")
     return "\n\n".join(filter(None, pages))
 
 

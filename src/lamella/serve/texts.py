@@ -100,6 +100,6 @@ def _text_of_pdf(data: bytes, name: str) -> str:
         ) from None
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        reason = lines[-1] if done.returncode == 1 and lines else "expected a PDF of reasonable size, got too much data"
-        raise UnreadableTextError(f"{name}: {reason}; save it as text, or print it to a new PDF.")
+        huge = "expected a PDF of reasonable size, got too much data; save it as text"
+        raise UnreadableTextError(f"{name}: {lines[-1] if done.returncode == 1 and lines else huge}.")
     return done.stdout.decode("utf-8")

@@ -24,7 +24,10 @@ export async function call(method, path, body, type = "application/json") {
     throw new ServerError("The server does not answer; check that it is running, then try again.", 0);
   }
   const value = await response.json().catch(() => ({}));
-  if (response.status === 401) askForKey();
+  if (response.status === 401) {
+    askForKey();
+    throw new ServerError(key ? "This is not a key of this server." : "Type the key of this server to go on.", 401);
+  }
   if (!response.ok) {
     const message = value.error?.message ?? value.error ?? `The server answered with status ${response.status}.`;
     throw new ServerError(String(message), response.status);
