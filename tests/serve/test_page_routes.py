@@ -18,6 +18,7 @@ import lamella.serve
 from lamella.serve.settings import Settings
 from lamella.serve.texts import MOST_BYTES
 from lamella.serve.web_app import create_app
+from samples import needs_torch
 from tiny_reader import save_tiny_bert, save_tiny_reader
 
 PAGE = Path(lamella.serve.__file__).parent / "page"
@@ -109,6 +110,7 @@ def test_a_correction_that_says_two_things_or_nothing_is_refused(client: TestCli
     assert client.get("/v1/corrections").json()["corrections"] == []
 
 
+@needs_torch
 def test_an_adaptation_needs_corrections_and_a_known_id(client: TestClient) -> None:
     message = error_of(client.post("/v1/adaptations", json={"model": "nobody"}), 404)
     assert "nobody" in message
