@@ -7,11 +7,12 @@ Sections; without any, all of them run, one after the other:
 - load: 64 clients for 60 seconds; no error, and every answer equal to the Reader's.
 - overhead: CPU seconds per question of the server with 64 clients, against `Reader.ask` with a list of questions.
 - one: milliseconds of a single request more than `Reader.ask` takes.
-- batching: answers per second of 64 clients, against a server whose encoder gets one request at a time.
+- batching: answers per second of 64 clients, against a server whose encoder gets one request at a time; the same per
+  CPU second of the server, which other work on the machine does not change; and with a single client (`one_client`).
 - mixed: CPU seconds per question with 32 readers at random, against one of them on the same server.
-- memory: a server that has been asked with 100 readers, against one with a single reader. `pss` is the proportional
-  set size of the server's process; `uss` counts only pages that no other process has. `resident` is the same with
-  enough --memory for all 100 at once.
+- memory: a server that has been asked with 100 readers, against one with a folder of one reader. PSS is the
+  proportional set size of the server's process; `uss` counts only pages that no other process has. `alone`: against a
+  server that can only have one reader, and merges it. `resident`: with enough --memory for all 100 at once.
 - registered: the 95th percentile of the latency with 1,000 readers against 8, asked uniformly at random, which is the
   worst case for the limit of memory; `zipf` asks them as often as words are used.
 - loading: milliseconds of POST /v1/models/NAME, and the latency of others meanwhile against the latency without.
@@ -72,7 +73,7 @@ class Sizes:
     repeats: int = 5
     clients: int = 64
     seconds: float = 60.0  # of the section load
-    questions: int = 128  # per turn
+    questions: int = 64  # per turn
     pairs: int = 100  # of single requests
     readers: int = 100
     registered: int = 1000
@@ -249,7 +250,7 @@ def make_reader(folder: Path, *, seed: int) -> None:
 def load(bench: Bench) -> dict[str, Any]:
     """Let many clients ask for a while; compare every answer with the Reader's."""
     sizes, reader = bench.sizes, Reader.load()
-    questions = bench.questions(len(bench.texts))
+    questions = bench.questions(2 * sizes.clients)
     expected = {asked: reader.ask(asked.question, asked.context).to_json() for asked in questions}
     with bench.server() as server:
         until = time.perf_counter() + sizes.seconds
@@ -322,17 +323,24 @@ def one(bench: Bench) -> dict[str, Any]:
 def batching(bench: Bench) -> dict[str, Any]:
     """Compare answers per second with and without batches."""
     sizes = bench.sizes
-    ours, peer, alone = [], [], []
+    ours, peer, alone, cpu = [], [], [], []
     with bench.server() as server, bench.server(batch_tokens=1) as one_by_one:
         for turn in range(sizes.repeats + 1):
+            before = server.cpu, one_by_one.cpu
             rates = [each.rate_of(bench.questions(sizes.questions), sizes.clients) for each in (server, one_by_one)]
+            used = one_by_one.cpu - before[1], server.cpu - before[0]
             single = server.rate_of(bench.questions(sizes.questions // 4), 1)
             if turn:
                 ours.append(rates[0])
                 peer.append(rates[1])
                 alone.append(single)
+                cpu.append(used[0] / used[1])
     least = 1.25 if bench.device in (None, "cpu") else 6.0
-    return {**compare(ours, peer, "answers per second", least=least), "one_client": statistics.median(alone)}
+    return {
+        **compare(ours, peer, "answers per second", least=least),
+        "one_client": statistics.median(alone),
+        "answers_per_cpu_second": statistics.median(cpu),
+    }
 
 
 def mixed(bench: Bench) -> dict[str, Any]:
@@ -363,24 +371,28 @@ def memory(bench: Bench) -> dict[str, Any]:
     """Compare the memory of servers: after questions to many readers, and to one."""
     sizes = bench.sizes
     names = [f"reader-{each}" for each in range(sizes.readers)]
-    found: dict[str, list[dict[str, float]]] = {"ours": [], "peer": [], "resident": []}
+    one, all_names = bench.readers(1), bench.readers(sizes.readers)
     sides: dict[str, tuple[Sequence[str | None], dict[str, Any]]] = {
-        "ours": (names, {"folder": bench.readers(sizes.readers)}),
-        "peer": ((None,), {}),
-        "resident": (names, {"folder": bench.readers(sizes.readers), "memory": 1 << 30}),
+        "ours": (names, {"folder": all_names}),
+        "peer": (names[:1], {"folder": one}),
+        "alone": ((None,), {}),
+        "resident": (names, {"folder": all_names, "memory": 1 << 30}),
     }
+    pss: dict[str, list[float]] = {side: [] for side in sides}
+    uss: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(3):
         for side, (models, settings) in sides.items():
             with bench.server(**settings) as server:
                 for model in models:
                     check(server.ask(bench.questions(1, [model], length=SHORT), 1))
                 check(server.ask(bench.questions(sizes.questions, models), sizes.clients))
-                found[side].append(server.memory())
-    pss = {side: [each["pss"] for each in measured] for side, measured in found.items()}
-    uss = {side: [each["uss"] for each in measured] for side, measured in found.items()}
+                measured = server.memory()
+                pss[side].append(measured["pss"])
+                uss[side].append(measured["uss"])
     return {
         **compare(pss["ours"], pss["peer"], "MiB PSS", most=1.3),
         "uss": compare(uss["ours"], uss["peer"], "MiB USS"),
+        "alone": compare(pss["ours"], pss["alone"], "MiB PSS"),
         "resident": compare(pss["resident"], pss["peer"], "MiB PSS"),
         "readers": sizes.readers,
     }
