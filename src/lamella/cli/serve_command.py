@@ -111,4 +111,4 @@ def _announce(address: str, service: Service) -> None:
     shown = ", ".join(names[:NAMES_SHOWN])
     more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
     typer.echo(f"Serving {shown}{more} at {address}")
-    typer.echo(f"Try the API at {address}/docs. Stop with Ctrl-C.")
+    typer.echo(f"Open it in a browser to ask; {address}/docs describes the API. Stop with Ctrl-C.")
