@@ -1,4 +1,4 @@
-"""Every command without torch: it works, or names the extra that it needs in one line; some never look for an extra."""
+"""Every command without torch and without the extras: it works, or names the extra that it needs in one line; some never look for an extra."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from made_runs import make_run
 from samples import HAS_TORCH, needs_torch
 from tiny_reader import save_tiny_bert, save_tiny_reader
 
-HEAVY = ("torch", "transformers", "accelerate", "onnx", "onnxscript", "ray", "wandb", "tensorboard")
+HEAVY = ("torch", "transformers", "accelerate", "onnx", "onnxscript", "ray", "wandb", "tensorboard", "fastapi")
 LOOKED_FOR = "looked for"
 CUT = "warning: 133 questions cut to 24 tokens"  # the tiny tokenizer makes many tokens of a question
 LEAST_TESTS = 1700  # that `make test-light` runs; their number grows
@@ -140,6 +140,8 @@ FAIL = {
     "ask Who? --text Bob. --model READER --layers": "lamella: ask --layers needs torch, which is not installed; "
     "install with: pip install 'lamella[train]'\n",
     "export READER --half OUT": f"lamella: `lamella export` {INSTALL_TRAIN}\n",
+    "serve READER --port 0": "lamella: `lamella serve` needs fastapi, which is not installed; "
+    "install with: pip install 'lamella[serve]'\n",
     "predict DATA --model READER --out OUT --engine ray": "lamella: --engine ray needs ray, which is not installed; "
     "install with: pip install 'lamella[ray]'\n",
 }
