@@ -1,4 +1,4 @@
-"""Every command without torch and without the extras: it works, or names the extra that it needs in one line; some never look for an extra."""
+"""Every command without extras: it works, or names the extra that it needs; some never look for one."""
 
 from __future__ import annotations
 
