@@ -153,7 +153,9 @@ class Bench:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
             if not address:
-                raise SystemExit(f"serve: the server did not start:\n{(self.folder / 'server.log').read_text()}")
+                raise SystemExit(
+                    f"serve: the server did not start:\n{(self.folder / 'server.log').read_text()[-2000:]}"
+                )
             server = Server(process.pid, int(address.rpartition(":")[2]))
             server.ask(self.questions(8), 8)
             yield server

@@ -11,6 +11,8 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import accumulate
+from mmap import mmap
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -34,6 +36,8 @@ from lamella.user_cache import remembered_sha256
 
 if TYPE_CHECKING:
     from onnxruntime import OrtValue
+
+ALIGNMENT = 64  # bytes, for vector instructions
 
 OrtFeeds = Mapping[str, "OrtValue"]
 Run = Callable[[Sequence[Row]], Iterable[NDArray[np.float32]]]
@@ -90,7 +94,7 @@ class SharedReader:
         self.nbytes = sum(tensor.nbytes for tensor in (*feeds.values(), *head.feeds.values()))
         self.layers = head.layers
         self.sessions, self.head_sessions = encoder.sessions(kind), encoder.head(head.graph)
-        self.feeds, self.head_feeds = _as_values(feeds), _as_values(head.feeds)
+        self.feeds, self.head_feeds = _as_values(_pack(feeds)), _as_values(_pack(head.feeds))
 
     def count_parameters(self) -> ParameterCounts | None:
         """Count the parameters of the reader and its encoder."""
@@ -175,6 +179,20 @@ def _read_feeds(recipe: Recipe, encoder: FedEncoder) -> tuple[Kind, dict[str, An
     head = build_shared_head(recipe.config, recipe.head, delta.under("head."), recipe.windows.max_seq_length)
     kind, feeds = encoder.feed(delta.under("encoder.model."), saved.tunings, highest=head.highest)
     return kind, feeds, head
+
+
+def _pack(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Copy arrays into one block, which the system gets back as soon as the reader is gone.
+
+    Freed pieces would stay with the process, in the heaps of the threads that loaded them.
+    """
+    starts = [0, *accumulate(-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in feeds.values())]
+    block = mmap(-1, max(starts[-1], 1))
+    packed = {}
+    for (name, tensor), start in zip(feeds.items(), starts, strict=False):
+        packed[name] = np.frombuffer(block, tensor.dtype, tensor.size, start).reshape(tensor.shape)
+        packed[name][...] = tensor
+    return packed
 
 
 def _as_values(feeds: Mapping[str, NDArray[Any]]) -> OrtFeeds:
