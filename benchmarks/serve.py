@@ -79,10 +79,20 @@ class Sizes:
     registered: int = 1000
     loads: int = 30
     requests: int = 20_000  # of the section flat
+    length: int | None = None  # most characters of a text
 
 
 QUICK = Sizes(
-    repeats=3, clients=16, seconds=3, questions=16, pairs=10, readers=12, registered=40, loads=5, requests=400
+    repeats=3,
+    clients=16,
+    seconds=3,
+    questions=16,
+    pairs=10,
+    readers=12,
+    registered=40,
+    loads=5,
+    requests=200,
+    length=150,
 )
 SHORT = 80  # characters of a text where its length does not matter
 
@@ -123,7 +133,9 @@ class Bench:
         made = []
         for _ in range(number):
             question, context = self.texts[self._asked % len(self.texts)]
-            made.append(Question(question, f"{context[:length]} [{self._asked}]", choose.choice(models)))
+            made.append(
+                Question(question, f"{context[: length or self.sizes.length]} [{self._asked}]", choose.choice(models))
+            )
             self._asked += 1
         return made
 

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,17 @@ def test_unknown_options_are_explained() -> None:
         app({"replica": 3})
     with pytest.raises(UsageError, match=r"min_replicas: expected .* got 'two'"):
         app({"min_replicas": "two"})
+
+
+def test_replicas_answer_and_manage_nothing(readers: Path) -> None:
+    from lamella.serve.ray import RayOptions
+    from lamella.serve.web_app import create_app
+
+    options = RayOptions(models=f"{readers / 'main'},", folder=readers / "more", cpus=2, memory=3)
+    settings = options.settings()
+    assert (settings.models, settings.threads, settings.memory) == ((str(readers / "main"),), 2, 3 << 20)
+    paths = create_app(settings).openapi()["paths"]
+    assert {"/v1/ask", "/v1/models"} <= set(paths)
+    assert not [path for path in paths if "corrections" in path or path == "/v1/models/{name}"]
+    managed = create_app(replace(settings, manages=True)).openapi()["paths"]
+    assert "/v1/models/{name}" in managed
