@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lamella.environment import has_amx
-from lamella.errors import OUT_OF_MEMORY
+from lamella.errors import OUT_OF_MEMORY, UsageError, one_line
 
 HALF_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -19,6 +19,14 @@ def choose_device() -> torch.device:
     """Return the accelerator of this machine, or its CPU."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return accelerator or torch.device("cpu")
+
+
+def find_device(name: Any = None) -> torch.device:
+    """Return a device by its name, or the accelerator of this machine; raise UsageError if it cannot be used."""
+    try:
+        return choose_device() if name is None else torch.empty(0, device=name).device
+    except (AssertionError, RuntimeError) as error:  # no such device, or this torch was built without support for it
+        raise UsageError(f"device: {str(name)!r} cannot be used here: {one_line(error)}.") from None
 
 
 def choose_precision(precision: str, device: torch.device) -> str:

@@ -118,10 +118,7 @@ class Lora(nn.Module):
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Return A [R, I] and B [O, R] whose product is the change of W before scaling; R is 2 · rank for PiSSA."""
-        if not self.pissa:
-            return self.A, self.B
-        # (B₀ + B)(A₀ + A) - B₀A₀ without the difference of two large products
-        return torch.cat([self.A, self.A0 + self.A]), torch.cat([self.B0, self.B], dim=1)
+        return join_factors(self.A, self.B, *((self.A0, self.B0) if self.pissa else ()))
 
     def changed(self, weight: Tensor) -> Tensor:
         """Return what a weight [O, I] becomes."""
@@ -147,6 +144,14 @@ class Lora(nn.Module):
     def _start_from(self, weight: Tensor) -> None:
         a, b, _ = nearest_of_rank(weight / self.scale, len(self.A))
         self.A0[: len(a)], self.B0[:, : len(a)] = a, b
+
+
+def join_factors(A: Tensor, B: Tensor, A0: Tensor | None = None, B0: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the factors of the change of W by LoRA, or with A₀ and B₀ by PiSSA, before scaling."""
+    if A0 is None or B0 is None:
+        return A, B
+    # (B₀ + B)(A₀ + A) - B₀A₀ without the difference of two large products
+    return torch.cat([A, A0 + A]), torch.cat([B0, B], dim=1)
 
 
 @contextmanager

@@ -65,6 +65,14 @@ def hash_parameters(model: torch.nn.Module) -> str:
 def put_tensors(module: torch.nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None:
     """Set the trained tensors of a module; the error names tensors that are missing, unexpected or of another shape."""
     expected = trained_tensors(module)
+    check_tensors(expected, tensors, where)
+    with torch.no_grad():
+        for name, own in expected.items():
+            own.copy_(tensors[name])
+
+
+def check_tensors(expected: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor], where: str) -> None:
+    """Check the names and shapes of the trained tensors of a module."""
     wrong = [f"{name} is missing" for name in expected.keys() - tensors.keys()]
     wrong += [f"{name} is unexpected" for name in tensors.keys() - expected.keys()]
     wrong += [
@@ -74,6 +82,3 @@ def put_tensors(module: torch.nn.Module, tensors: dict[str, torch.Tensor], where
     ]
     if wrong:
         raise ModelError(f"{where}: does not fit its configuration: {'; '.join(sorted(wrong)[:3])}.")
-    with torch.no_grad():
-        for name, own in expected.items():
-            own.copy_(tensors[name])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from lamella.encoder.sources import Source, is_model, named_folder
 from lamella.environment import has_amx
-from lamella.errors import LamellaError, MissingLibraryError, UnknownNameError, UsageError, one_line, warn
+from lamella.errors import LamellaError, MissingLibraryError, UnknownNameError, UsageError, warn
 from lamella.graph.support import NoGraphError
 from lamella.models.names import find_model
 from lamella.models.onnx_model import OnnxModel, is_exported, read_export
@@ -174,16 +174,13 @@ def _load_torch(
 
     import torch
 
-    from lamella.encoder.device import choose_device, choose_precision
+    from lamella.encoder.device import choose_precision, find_device
     from lamella.models.model import ReaderModel
     from lamella.models.transformers_model import StockModel
 
     if threads is not None:
         torch.set_num_threads(threads)
-    try:
-        place = choose_device() if device is None else torch.empty(0, device=device).device
-    except (AssertionError, RuntimeError) as error:  # no such device, or this torch was built without support for it
-        raise UsageError(f"device: {str(device)!r} cannot be used here: {one_line(error)}.") from None
+    place = find_device(device)
     saved = is_model(source.folder)
     model = (ReaderModel.load(source.folder) if saved else StockModel.load(source)).to(place)
     model.precision = choose_precision(precision, place)

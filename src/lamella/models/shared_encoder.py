@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from lamella.data.windows.padding import Padded, check_window_length
+from lamella.data.windows.padding import check_window_length
 from lamella.encoder.sources import MODEL_WEIGHTS, Source, verified_hash
 from lamella.graph.fed_encoder import FedEncoder, Kind, is_kept
 from lamella.graph.fed_head import SharedHead, build_shared_head
@@ -31,7 +31,7 @@ from lamella.models.graph_cache import open_cached
 from lamella.models.graph_model import Recipe, read_recipe
 from lamella.models.onnx_sessions import Cores, Sessions, explain_failure
 from lamella.models.tokenizer_file import Tokenizers
-from lamella.models.window_engine import Row, join_logits, split_rows
+from lamella.models.window_engine import Row, SharingModel
 from lamella.user_cache import remembered_sha256
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class SharedEncoder:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-class SharedReader:
+class SharedReader(SharingModel):
     """A reader on a shared encoder: a model as `lamella.inference` asks it. Its own memory is that of its delta."""
 
     precision = "fp32"
@@ -99,14 +99,6 @@ class SharedReader:
     def count_parameters(self) -> ParameterCounts | None:
         """Count the parameters of the reader and its encoder."""
         return self.recipe.count_parameters()
-
-    def rows(self, padded: Padded) -> list[Row]:
-        """Return the windows of a padded batch, each without its padding."""
-        return split_rows(padded, self)
-
-    def logits(self, padded: Padded) -> NDArray[np.float32]:
-        """Return the logits of a padded batch, [2, B, T] or [2, B, 1]; 0 at the padding."""
-        return join_logits(list(self.run(self.rows(padded))), padded.mask.shape[1] if self.gives_text else 1)
 
 
 class SharedEncoders:

@@ -6,7 +6,7 @@ receives windows without their padding, each with what its reader adds to the en
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lamella.data.windows.padding import PAD_TO_MULTIPLE_OF, Padded
+
+GPU_PATIENCE = 0.003  # seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,7 @@ class OwnEngine:
     def __init__(self, model: PaddedModel) -> None:
         self.model = model
         on_cpu = str(getattr(model, "device", "cpu")) == "cpu"
-        self.patience = 0.0 if on_cpu else 0.003
+        self.patience = 0.0 if on_cpu else GPU_PATIENCE
 
     def run(self, rows: Sequence[Row]) -> Iterator[NDArray[np.float32]]:
         """Yield the logits [2, T] of each window."""
@@ -74,6 +76,21 @@ class OwnEngine:
         logits = self.model.logits(padded)
         for number, row in enumerate(rows):
             yield logits[:, number, : len(row.input_ids)]
+
+
+class SharingModel:
+    """A model whose windows an engine computes together with those of other models."""
+
+    run: Callable[[Sequence[Row]], Iterable[NDArray[np.float32]]]
+    gives_text: bool
+
+    def rows(self, padded: Padded) -> list[Row]:
+        """Return the windows of a padded batch, each without its padding."""
+        return split_rows(padded, self)
+
+    def logits(self, padded: Padded) -> NDArray[np.float32]:
+        """Return the logits of a padded batch, [2, B, T] or [2, B, 1]; 0 at the padding."""
+        return join_logits(list(self.run(self.rows(padded))), padded.mask.shape[1] if self.gives_text else 1)
 
 
 def split_rows(padded: Padded, delta: Any = None) -> list[Row]:

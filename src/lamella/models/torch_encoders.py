@@ -1,0 +1,271 @@
+"""One base encoder in memory for many readers, on torch: a batch may mix readers, each row has its own changes.
+
+Windows of all readers on an encoder are padded to one batch and go through it together. What a reader changes is in a
+bank on the device (see `tensor_bank`), from which each row of the batch gets its own (see `row_modules`).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lamella.data.windows.batches import Batch, send
+from lamella.data.windows.padding import check_window_length
+from lamella.encoder.device import HALF_TYPES, choose_precision, find_device
+from lamella.encoder.encoder import HiddenStates
+from lamella.encoder.row_modules import use_row_changes
+from lamella.encoder.sources import (
+    MODEL_CONFIG,
+    MODEL_WEIGHTS,
+    Source,
+    find_encoder,
+    is_model,
+    is_saved_model,
+    verified_hash,
+)
+from lamella.encoder.tensors import read_tensors
+from lamella.errors import EncoderError, ModelError
+from lamella.files import read_json
+from lamella.graph.support import NoGraphError
+from lamella.heads.head import Head
+from lamella.models.base_encoder import load_base, reported_as_damage
+from lamella.models.head_group import HeadGroup
+from lamella.models.row_delta import RowDelta, without_values
+from lamella.models.saved import SavedModel, check_weights, read_saved
+from lamella.models.tensor_bank import TensorBank
+from lamella.models.tokenizer_file import TOKENIZER, Tokenizers
+from lamella.models.window_engine import GPU_PATIENCE, Row, SharingModel, pad_rows
+from lamella.user_cache import remembered_sha256
+
+ENCODER, HEAD = "encoder.model.", "head."
+FACTORS = ("inputs", "outputs")
+
+
+class TorchEncoder:
+    """A base encoder on a device; its readers hold their own tensors only. Threads may share it."""
+
+    def __init__(self, folder: Path, saved: SavedModel, device: torch.device, precision: str) -> None:
+        """Load the base encoder of a reader."""
+        base = load_base(folder, saved, pooler=saved.config.learner.reads_pooled)
+        self.device, self.name, self.folders, self.pad_id = device, base.name, base.folders, base.tokenizer.pad_token_id
+        self.encoder = base.encoder.eval()
+        self._outline = without_values(self.encoder)
+        model = self.encoder.model
+        if model.config.model_type == "modernbert" and device.type == "cpu":
+            model.set_attn_implementation("sdpa")  # ours packs all windows into one row, where they lose their readers
+        dtype = HALF_TYPES.get(precision, torch.float32)
+        torch.nn.Module.to(model, device, dtype)  # the method of transformers has no types
+        self._changes = use_row_changes(self.encoder)
+        self._own = {
+            name: value.detach().float().cpu()
+            for name, value in model.named_parameters()
+            if value.dim() == 1 or "token_type_embeddings" in name
+        }
+        self.bank = TensorBank(device, dtype, partial(_default, model, self._own))
+        self._deltas: dict[str, RowDelta] = {}
+        self._heads: WeakValueDictionary[str, HeadGroup] = WeakValueDictionary()
+        self._lock, self._running = threading.Lock(), threading.Lock()
+
+    def delta(self, tuning: dict[str, Any]) -> RowDelta:
+        """Return what reads the changes of readers with this tuning."""
+        key = json.dumps(tuning, sort_keys=True)
+        with self._lock:
+            if key not in self._deltas:
+                self._deltas[key] = RowDelta(tuning, self._outline)
+            return self._deltas[key]
+
+    def head(self, spec: dict[str, Any], longest: int) -> HeadGroup:
+        """Return the heads with these options; they are in memory while a reader uses one of them."""
+        key = json.dumps([spec, longest], sort_keys=True)
+        with self._lock:
+            group = self._heads.get(key)
+            if group is None:
+                head = Head(self.encoder.depth, self.encoder.hidden_size, longest=longest, **spec)
+                group = self._heads[key] = HeadGroup(head, self.device)
+            return group
+
+    def read(self, folder: Path, saved: SavedModel) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Read what a reader changes in the encoder, and the tensors of its head."""
+        path = folder / MODEL_WEIGHTS
+        tensors = read_tensors(path)
+        if strange := next((name for name in tensors if not name.startswith((ENCODER, HEAD))), None):
+            raise ModelError(f"{path}: does not fit its configuration: {strange} is unexpected.")
+        with reported_as_damage(folder):
+            delta = self.delta(saved.config.encoder.tuning)
+        changes = delta.read(_under(tensors, ENCODER), self.encoder.model, self._own, str(path))
+        return changes, _under(tensors, HEAD)
+
+    @torch.inference_mode()
+    def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """Return the logits of windows in one pass, each [2, T] or [2, 1]; they may belong to any of its readers."""
+        readers: list[TorchReader] = [row.delta for row in rows]
+        longest = max(reader.windows.max_seq_length for reader in readers)
+        padded = pad_rows(rows, self.pad_id or 0, longest)
+        check_window_length(padded.mask.shape[1], self.encoder.longest_window)
+        batch = Batch.of(padded).to(self.device)
+        groups: dict[HeadGroup, list[int]] = {}
+        for number, reader in enumerate(readers):
+            groups.setdefault(reader.head, []).append(number)
+        layers = sorted({layer for group in groups for layer in group.head.layers})
+        with self._running:
+            changes: dict[str, dict[str, torch.Tensor]] = {}
+            for name, tensor in self.bank.gather([reader.place for reader in readers]).items():
+                path, _, kind = name.rpartition(":")
+                changes.setdefault(path, {})[kind] = tensor
+            self._changes.current = changes
+            try:
+                hidden = self.encoder(batch, layers)
+            finally:
+                self._changes.current = {}
+        logits: list[NDArray[np.float32]] = [np.empty((2, 0), np.float32)] * len(rows)
+        for group, numbers in groups.items():
+            own = _select(hidden.only(group.head.layers), numbers)
+            output = group.logits(own, [readers[number].head_place for number in numbers]).cpu().numpy()
+            for place, number in enumerate(numbers):
+                logits[number] = output[:, place, : len(rows[number].input_ids)]
+        return logits
+
+
+class TorchReader(SharingModel):
+    """A reader on a shared encoder: a model as `lamella.inference` asks it. Its own memory is that of its delta."""
+
+    def __init__(
+        self, encoder: TorchEncoder, folder: Path, saved: SavedModel, tokenizer: Any, encoders: TorchEncoders
+    ) -> None:
+        changes, head = encoder.read(folder, saved)
+        self.encoder, self.run, self.device = encoder, encoders.run, encoder.device
+        self.tokenizer, self.folders = tokenizer, (folder, *encoder.folders)
+        self.windows, self.decoding = saved.config.windows, saved.config.decoding
+        self.head = encoder.head(saved.head, self.windows.max_seq_length)
+        self.gives_text = not self.head.head.at_cls
+        self.head_place = self.head.add(head, str(folder / MODEL_WEIGHTS))
+        self.place = encoder.bank.add(changes)
+        self.nbytes = self.place.nbytes + self.head_place.nbytes
+
+
+class TorchEncoders:
+    """Opens readers so that those on equal base encoders share one. An encoder is in memory while a reader uses it.
+
+    It is the engine of all of these readers.
+    """
+
+    def __init__(
+        self,
+        device: str | None = None,
+        precision: str = "auto",
+        *,
+        most_tokens: int = 16_384,
+        threads: int | None = None,
+    ) -> None:
+        """Open nothing yet; `most_tokens`, with padding, go through an encoder at once."""
+        self._device, self._precision, self.most_tokens, self._threads = device, precision, most_tokens, threads
+        self._tokenizers = Tokenizers()
+        self._encoders: WeakValueDictionary[str, TorchEncoder] = WeakValueDictionary()
+        self._opening: dict[str, threading.Lock] = {}
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device of all encoders."""
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        return find_device(self._device)
+
+    @property
+    def patience(self) -> float:
+        """Seconds worth waiting for more windows."""
+        return 0.0 if self.device.type == "cpu" else GPU_PATIENCE
+
+    def reader(self, source: Source) -> TorchReader:
+        """Open a reader; raise NoGraphError, with the reason, if it needs an encoder of its own."""
+        folder = source.folder
+        if not is_saved_model(folder):
+            what = "a LoRA folder of peft" if is_model(folder) else "a checkpoint with an encoder of its own"
+            raise NoGraphError(f"it is {what}")
+        saved = read_saved(folder)
+        check_weights(folder, saved, hash_file=remembered_sha256)
+        if saved.tuned_before:
+            raise NoGraphError("its encoder was tuned more than once")
+        try:
+            base = find_encoder(saved.base_name)
+        except EncoderError as error:
+            raise ModelError(f"{folder}: the base encoder cannot be loaded: {error}") from None
+        if is_model(base.folder):
+            raise NoGraphError("its base is a reader")
+        config = read_json(base.folder / MODEL_CONFIG)
+        encoder = self._encoder(folder, saved, base, config)
+        has_file = (folder / TOKENIZER).is_file()
+        tokenizer = self._tokenizers.open(folder, str(config.get("model_type"))) if has_file else None
+        if tokenizer is None:
+            raise NoGraphError(f"its tokenizer has no {TOKENIZER} with a first token")
+        return TorchReader(encoder, folder, saved, tokenizer, self)
+
+    def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """Return the logits of each window, [2, T] or [2, 1], in order; they may belong to any of the readers."""
+        logits: list[NDArray[np.float32]] = [np.empty((2, 0), np.float32)] * len(rows)
+        encoders: dict[TorchEncoder, list[int]] = {}
+        for number, row in enumerate(rows):
+            encoders.setdefault(row.delta.encoder, []).append(number)
+        for encoder, numbers in encoders.items():
+            for batch in self._batches(rows, numbers):
+                for number, own in zip(batch, encoder.run([rows[number] for number in batch]), strict=True):
+                    logits[number] = own
+        return logits
+
+    def _batches(self, rows: Sequence[Row], numbers: Sequence[int]) -> Iterator[list[int]]:
+        """Yield windows for one pass each, of similar length, so that little is padding, within the budget."""
+        batch: list[int] = []
+        for number in sorted(numbers, key=lambda number: len(rows[number].input_ids)):
+            if batch and (len(batch) + 1) * len(rows[number].input_ids) > self.most_tokens:
+                yield batch
+                batch = []
+            batch.append(number)
+        yield batch
+
+    def _encoder(self, folder: Path, saved: SavedModel, base: Source, config: Any) -> TorchEncoder:
+        sha256 = verified_hash(base, hash_file=remembered_sha256)
+        pooled = saved.config.learner.reads_pooled  # the pooler is not part of the hash of the tensors
+        tensors = None if pooled else saved.base_tensors_sha256
+        if tensors is None and sha256 != saved.base_sha256:
+            raise NoGraphError(f"its base encoder {saved.base_name} is not the file that it was trained on")
+        key = json.dumps([tensors or sha256, pooled, config], sort_keys=True)
+        with self._opening.setdefault(key, threading.Lock()):  # other encoders can be opened at the same time
+            encoder = self._encoders.get(key)
+            if encoder is None:
+                precision = choose_precision(self._precision, self.device)
+                encoder = self._encoders[key] = TorchEncoder(folder, saved, self.device, precision)
+            return encoder
+
+
+def _default(model: torch.nn.Module, own: dict[str, torch.Tensor], name: str) -> torch.Tensor | float:
+    """Return what changes nothing: own values, factors of 1, and 0 for what is added."""
+    path, _, kind = name.rpartition(":")
+    if kind in ("weight", "bias") and not isinstance(model.get_submodule(path), torch.nn.Linear):
+        return own[f"{path}.{kind}"]
+    return 1.0 if kind in FACTORS else 0.0
+
+
+def _under(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _select(hidden: HiddenStates, numbers: list[int]) -> HiddenStates:
+    """Return some of the rows of hidden layers."""
+    if len(numbers) == len(hidden.mask):
+        return hidden
+    index = send(torch.tensor(numbers), hidden.mask.device)
+    return HiddenStates(
+        tuple(layer[index] for layer in hidden.layers),
+        hidden.mask[index],
+        hidden.is_context[index],
+        None if hidden.pooled is None else hidden.pooled[index],
+        hidden.numbers,
+    )
