@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lamella import Reader
-from lamella.errors import ModelError
+from lamella.errors import LamellaError, ModelError
 from lamella.graph.support import NoGraphError
 from lamella.models.shared_encoder import SharedReader
 from lamella.models.window_engine import Row
@@ -25,6 +25,7 @@ from lamella.serve.micro_batch import MicroBatcher
 from lamella.serve.reader_pool import BESIDE_TENSORS, ReaderPool
 from lamella.serve.service import Service
 from lamella.serve.settings import Settings
+from samples import needs_torch
 from tiny_reader import save_tiny_bert, save_tiny_reader
 
 QUESTION, TEXT = "Who found Titan?", "Titan was found by Christiaan Huygens in 1655. Galileo found four other moons."
@@ -104,7 +105,7 @@ def test_a_reader_is_replaced_while_others_answer(
     assert pool.loaded("mine") is None
 
 
-def test_readers_that_cannot_share_have_a_reason(listed: list[Listed], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_that_cannot_share_have_a_reason(listed: list[Listed]) -> None:
     pool = ReaderPool(Settings(threads=1, precision="int8", most_loaded=2))
     assert pool.get(listed[0]).why == "readers in int8 share no encoder"
     assert not pool.get(listed[0]).shares_encoder
@@ -112,10 +113,26 @@ def test_readers_that_cannot_share_have_a_reason(listed: list[Listed], monkeypat
         pool.get(each)
     assert [pool.loaded(each.name) is not None for each in listed[:3]] == [False, True, True]
     pool.close()
-    pool = ReaderPool(Settings(threads=1, device="cuda:0"))
-    monkeypatch.setattr(reader_pool, "load_model", lambda *_, **__: pytest.fail("loaded"))
-    with pytest.raises(pytest.fail.Exception):
-        pool.get(listed[0])
+    for settings in (Settings(device="cuda:99"), Settings(device="cuda:99", backend="onnx")):
+        pool = ReaderPool(settings)
+        with pytest.raises(LamellaError, match=r"cuda:99|needs torch"):
+            pool.get(listed[0])
+        pool.close()
+
+
+@needs_torch
+def test_readers_on_torch_share_an_encoder_and_a_queue(saved: Path, listed: list[Listed]) -> None:
+    pool = ReaderPool(Settings(device="cpu", backend="torch", threads=1), pinned="r0")
+    own = [Reader.load(saved / each.name, device="cpu", backend="torch") for each in listed]
+    expected = [reader.ask(QUESTION, TEXT, top_k=2) for reader in own]
+    with ThreadPoolExecutor(READERS) as threads:
+        for _ in range(3):
+            for answers, right in zip(threads.map(lambda each: ask(pool, each), listed), expected, strict=True):
+                assert [answer["answer"] for answer in answers] == [answer["answer"] for answer in right]
+                scores = [answer["score"] for answer in right]
+                assert [answer["score"] for answer in answers] == pytest.approx(scores, abs=1e-4)
+    assert all(pool.get(each).shares_encoder and pool.get(each).why is None for each in listed)
+    assert len(pool._encoders._encoders) == 1
     pool.close()
 
 

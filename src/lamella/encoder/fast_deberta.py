@@ -117,7 +117,7 @@ class FastDebertaEncoder(DebertaV2Encoder):
 class FastSelfAttention(DisentangledSelfAttention):
     """The attention of its parent. The N heads (of width D) come first, so that no product has to copy its input."""
 
-    kept: Tensor | None  # [0 to 2, A, N * D], see keep_positions
+    kept: Tensor | None  # [0 to 2, 1, A, N * D], see keep_positions
 
     def forward(
         self,
@@ -137,14 +137,17 @@ class FastSelfAttention(DisentangledSelfAttention):
         if relative_pos is not None and rel_embeddings is not None:
             tables = self.project(self.pos_dropout(rel_embeddings)) if self.kept is None else self.kept
             if "c2p" in self.pos_att_type:
-                bias = bias + _by_distance(query, embedding(relative_pos[0], tables[0]))
+                bias = bias + _by_distance(query, _look_up(relative_pos[0], tables[0]))
             if "p2c" in self.pos_att_type:
-                bias = bias + _by_distance(key, embedding(relative_pos[1], tables[-1])).mT
+                bias = bias + _by_distance(key, _look_up(relative_pos[1], tables[-1])).mT
         attended = self._attend(query, key, value, bias)  # [N, B, T, D]
         return attended.permute(1, 2, 0, 3).flatten(2), None
 
     def project(self, positions: Tensor) -> Tensor:
-        """Return the positions as keys (for c2p) and as queries (for p2c)."""
+        """Return the positions [A, N * D] as keys (for c2p) and as queries (for p2c).
+
+        If windows differ in their projections (`lamella.encoder.row_modules`), there is a table for each of them.
+        """
         projections = []
         if "c2p" in self.pos_att_type:
             projections.append(self.key_proj if self.share_att_key else self.pos_key_proj)
@@ -152,8 +155,11 @@ class FastSelfAttention(DisentangledSelfAttention):
             projections.append(self.query_proj if self.share_att_key else self.pos_query_proj)
         # With a batch dimension, as for tokens: otherwise they become another kind of node in an ONNX graph, for which
         # onnxruntime's quantiser transposes the weights in place, although the tokens use them too.
-        tables = [linear(positions[None]) * self._scale for linear in projections]
-        return torch.cat(tables) if tables else positions[:0]  # [0 to 2, A, N * D]
+        positions = positions if positions.dim() == 3 else positions[None]
+        tables = [linear(positions) * self._scale for linear in projections]
+        rows = max((len(table) for table in tables), default=1)
+        tables = [table.expand(rows, -1, -1) for table in tables]
+        return torch.stack(tables) if tables else positions[None, :0]  # [0 to 2, 1 or B, A, N * D]
 
     @property
     def _scale(self) -> float:
@@ -168,6 +174,11 @@ class FastSelfAttention(DisentangledSelfAttention):
         return torch.matmul(self.dropout(scores.softmax(-1)), value)  # its dropout is faster than the kernel's
 
 
+def _look_up(rows: Tensor, tables: Tensor) -> Tensor:
+    """Return rows [2T] of a table [1, A, N * D] as [2T, N * D], or of a table for each window as [B, 2T, N * D]."""
+    return embedding(rows, tables[0]) if len(tables) == 1 else tables[:, rows]
+
+
 def _by_distance(x: Tensor, positions: Tensor) -> Tensor:
     """Return the products of each token a with the position of each token b: a view of those with all distances.
 
@@ -176,6 +187,10 @@ def _by_distance(x: Tensor, positions: Tensor) -> Tensor:
     skipped and rows of 2T - 1, it is in row a and column b.
     """
     N, B, T, D = x.shape
-    heads = positions.view(-1, N, D).permute(1, 2, 0)  # [N, D, 2T]
-    products = torch.bmm(x.reshape(N, B * T, D), heads).view(N, B, T * 2 * T)
+    if positions.dim() == 3:  # a table for each window
+        own = positions.view(B, -1, N, D).permute(2, 0, 3, 1)  # [N, B, D, 2T]
+        products = torch.matmul(x, own).view(N, B, T * 2 * T)
+    else:
+        heads = positions.view(-1, N, D).permute(1, 2, 0)  # [N, D, 2T]
+        products = torch.bmm(x.reshape(N, B * T, D), heads).view(N, B, T * 2 * T)
     return products[..., T - 1 : -1].view(N, B, T, 2 * T - 1)[..., :T]

@@ -92,9 +92,9 @@ class RowLayerNorm(nn.LayerNorm):
         if own is None:
             return super().forward(x)
         y = layer_norm(x, self.normalized_shape, None, None, self.eps)
-        y = y * (_along(own["weight"], y) if "weight" in own else self.weight)
+        y = y * (own["weight"][:, None] if "weight" in own else self.weight)
         if "bias" in own:
-            return y + _along(own["bias"], y)
+            return y + own["bias"][:, None]
         return y if self.bias is None else y + self.bias
 
 
@@ -140,8 +140,10 @@ def _adapt(changes: RowChanges, path: str, site: nn.Module, arguments: Any, outp
 
 
 def _product(x: Tensor, matrices: Tensor) -> Tensor:
-    """Multiply each row [T, I] of x with its own matrix [O, I]."""
-    return linear(x, matrices[0]) if len(matrices) == 1 else torch.bmm(x, matrices.mT)
+    """Multiply each row [T, I] of x with its own matrix [O, I]; a single row is that of all (DeBERTa's positions)."""
+    if len(matrices) == 1:
+        return linear(x, matrices[0])
+    return torch.bmm(x.expand(len(matrices), -1, -1), matrices.mT)
 
 
 def _along(vectors: Tensor, x: Tensor) -> Tensor:

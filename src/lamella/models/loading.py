@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from lamella.models.model import ReaderModel
     from lamella.models.shared_encoder import SharedEncoders, SharedReader
+    from lamella.models.torch_encoders import TorchEncoders, TorchReader
     from lamella.models.transformers_model import StockModel
 
 Backend = Literal["auto", "torch", "onnx"]
@@ -69,7 +70,7 @@ def load_model(
         raise UsageError(f"{os.fspath(name)}: precision 'int8' needs backend 'onnx' or 'auto', got 'torch'.")
     only_onnx = backend == "onnx" or precision == "int8"
     if only_onnx:
-        _check_onnx_options(os.fspath(name), device, precision)
+        check_onnx_options(os.fspath(name), device, precision)
     if only_onnx or (backend == "auto" and suits_onnx(device, precision, few_questions)):
         from lamella.models.graph_model import load_as_graph
 
@@ -94,7 +95,7 @@ def load_model(
     return _load_torch(source, device, precision, threads, inference_only)
 
 
-def load_shared(name: str | os.PathLike[str], encoders: SharedEncoders) -> SharedReader:
+def load_shared(name: str | os.PathLike[str], encoders: SharedEncoders | TorchEncoders) -> SharedReader | TorchReader:
     """Load a model that shares its base encoder with others; raise NoGraphError, with the reason, if it cannot."""
     folder = named_folder(os.fspath(name))
     if os.path.isdir(folder) and is_exported(folder):
@@ -119,11 +120,12 @@ def _load_exported(folder: Path, device: Any, precision: str, backend: str, **op
     config = read_export(folder)
     if precision not in ("auto", config.precision):
         raise UsageError(f"{folder}: this ONNX export is in {config.precision}, got precision {precision!r}.")
-    _check_onnx_options(str(folder), device, precision)
+    check_onnx_options(str(folder), device, precision)
     return OnnxModel.open(folder, config, **options)
 
 
-def _check_onnx_options(name: str, device: Any, precision: str) -> None:
+def check_onnx_options(name: str, device: Any, precision: str) -> None:
+    """Raise UsageError if a model cannot run on onnxruntime as requested."""
     if device is not None and str(device) != "cpu":
         raise UsageError(f"{name}: an ONNX graph runs on the CPU only, got device {str(device)!r}.")
     if precision not in ("auto", "fp32", "int8"):

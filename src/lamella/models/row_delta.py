@@ -74,7 +74,8 @@ class RowDelta:
             elif isinstance(module, RowLayerNorm | RowRMSNorm | RowTokenTypes):
                 changes[f"{path}:{kind}"] = tensors[name]
             else:
-                raise NoGraphError(f"its tuning {self.tuning['name']} changes whole weight matrices, such as {name}")
+                what = f"whole weight matrices, such as {name}" if tensors[name].dim() > 1 else name
+                raise NoGraphError(f"its tuning {self.tuning['name']} changes {what}")
         return changes
 
 

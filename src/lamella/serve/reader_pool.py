@@ -10,7 +10,7 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,16 @@ from lamella.inference.answer_layers import layers_of_answer
 from lamella.inference.answer_list import Answer
 from lamella.inference.protocols import QAModel
 from lamella.inference.reader import Reader
-from lamella.models.loading import load_model, load_shared, suits_onnx
+from lamella.models.loading import check_onnx_options, load_model, load_shared, suits_onnx
 from lamella.models.shared_encoder import SharedEncoders, SharedReader
 from lamella.models.window_engine import OwnEngine, join_logits, split_rows
 from lamella.serve.catalogue import Listed
 from lamella.serve.micro_batch import MicroBatcher, Observer
 from lamella.serve.settings import Settings
 from lamella.serve.shared_tokenizers import SharedTokenizers
+
+if TYPE_CHECKING:
+    from lamella.models.torch_encoders import TorchEncoders, TorchReader
 
 logger = logging.getLogger("lamella.serve")
 
@@ -104,7 +107,7 @@ class ReaderPool:
         # 32 threads, a server that had been asked with 100 readers took 430 MB instead of 300.
         self._loader = ThreadPoolExecutor(1, "lamella-load")
         self._loading: dict[str, threading.Lock] = {}
-        self._encoders = SharedEncoders(settings.threads)
+        self._encoders = _open_encoders(settings, alone=alone)
         self._shared = MicroBatcher(self._encoders, most_tokens=settings.batch_tokens, observe=observe)
         self._with_torch: tuple[Listed, QAModel] | None = None  # the reader whose layers were shown last
         self._showing_layers = threading.Lock()
@@ -191,15 +194,17 @@ class ReaderPool:
         reader = Reader(QueuedModel(shared, self._shared, self.tokenizers.share(shared.tokenizer), shared))
         return LoadedReader(listed, reader, perf_counter() - begin, None, None, shared.nbytes + BESIDE_TENSORS)
 
-    def _load_shared(self, listed: Listed) -> SharedReader:
+    def _load_shared(self, listed: Listed) -> SharedReader | TorchReader:
         """Load a reader onto a shared encoder; raise NoGraphError, with the reason, if it needs one of its own."""
         settings = self._settings
         if self._alone:
             raise NoGraphError("it is the only reader of this server")
         if settings.precision == "int8":
             raise NoGraphError("readers in int8 share no encoder")
-        if settings.backend == "torch" or not suits_onnx(settings.device, settings.precision):
-            raise NoGraphError("readers on torch share no encoder")
+        if not _wants_torch(settings):
+            check_onnx_options(listed.source, settings.device, settings.precision)
+        elif isinstance(self._encoders, SharedEncoders):
+            raise NoGraphError("torch is not installed")
         return load_shared(listed.source, self._encoders)
 
     def _load_own(self, listed: Listed) -> QAModel:
@@ -212,6 +217,24 @@ class ReaderPool:
             threads=settings.threads,
             inference_only=True,
         )
+
+
+def _open_encoders(settings: Settings, *, alone: bool) -> SharedEncoders | TorchEncoders:
+    """Return what loads readers onto shared encoders, on torch or onnxruntime."""
+    if alone or not _wants_torch(settings) or importlib.util.find_spec("torch") is None:
+        return SharedEncoders(settings.threads)
+    from lamella.models.torch_encoders import TorchEncoders
+
+    return TorchEncoders(
+        settings.device, settings.precision, most_tokens=settings.batch_tokens, threads=settings.threads
+    )
+
+
+def _wants_torch(settings: Settings) -> bool:
+    """Return whether `load_model` would use torch for readers that have a graph."""
+    if settings.backend == "auto":
+        return settings.precision != "int8" and not suits_onnx(settings.device, settings.precision)
+    return settings.backend == "torch"
 
 
 def _without_paths(reason: NoGraphError) -> str:
