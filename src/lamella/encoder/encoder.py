@@ -39,6 +39,12 @@ class HiddenStates:
         pooled = self.pooled if POOLED in layers else None
         return HiddenStates(chosen, self.mask, self.is_context, pooled, numbers)
 
+    def __getitem__(self, windows: slice | Tensor) -> HiddenStates:
+        """Return some of the windows."""
+        layers = tuple(layer[windows] for layer in self.layers)
+        pooled = None if self.pooled is None else self.pooled[windows]
+        return HiddenStates(layers, self.mask[windows], self.is_context[windows], pooled, self.numbers)
+
     def at_cls(self) -> HiddenStates:
         """Return the first token only, T = 1; the pooled output, if present, becomes the first layer."""
         layers = tuple(layer[:, :1] for layer in self.layers)

@@ -75,7 +75,7 @@ class RowLinear(FusedLinear):
             x = x * _along(own["inputs"], x)
         y = super().forward(x)
         if "A" in own:
-            y = y + _product(_product(x, own["A"]), own["B"])
+            y = _add_product(y, _product(x, own["A"]), own["B"])
         if "bias" in own:
             y = y + _along(own["bias"], x)
         return y * _along(own["outputs"], x) if "outputs" in own else y
@@ -92,10 +92,9 @@ class RowLayerNorm(nn.LayerNorm):
         if own is None:
             return super().forward(x)
         y = layer_norm(x, self.normalized_shape, None, None, self.eps)
-        y = y * (own["weight"][:, None] if "weight" in own else self.weight)
-        if "bias" in own:
-            return y + own["bias"][:, None]
-        return y if self.bias is None else y + self.bias
+        weight = own["weight"][:, None] if "weight" in own else self.weight
+        bias = own["bias"][:, None] if "bias" in own else self.bias
+        return y * weight if bias is None else torch.addcmul(bias, y, weight)
 
 
 class RowRMSNorm(nn.Module):
@@ -135,8 +134,7 @@ def _adapt(changes: RowChanges, path: str, site: nn.Module, arguments: Any, outp
     if own is None:
         return output
     narrow = _product(output, own["down.weight"]) + _along(own["down.bias"], output)
-    change = _product(gelu(narrow, approximate="tanh"), own["up.weight"])
-    return output + change + _along(own["up.bias"], output)
+    return _add_product(output, gelu(narrow, approximate="tanh"), own["up.weight"]) + _along(own["up.bias"], output)
 
 
 def _product(x: Tensor, matrices: Tensor) -> Tensor:
@@ -144,6 +142,13 @@ def _product(x: Tensor, matrices: Tensor) -> Tensor:
     if len(matrices) == 1:
         return linear(x, matrices[0])
     return torch.bmm(x.expand(len(matrices), -1, -1), matrices.mT)
+
+
+def _add_product(y: Tensor, x: Tensor, matrices: Tensor) -> Tensor:
+    """Add such a product to y, without a pass over the memory for the sum."""
+    if len(matrices) == 1:
+        return torch.addmm(y.flatten(0, -2), x.flatten(0, -2), matrices[0].mT).view(y.shape)
+    return torch.baddbmm(y, x, matrices.mT)
 
 
 def _along(vectors: Tensor, x: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ class HeadGroup:
     def __init__(self, head: Head, device: torch.device) -> None:
         self.head, self.bank = head.eval().to(device), TensorBank(device)
         self._expected = trained_tensors(head)
+        self._together = True  # whether different heads run at once; otherwise, one after the other
 
     def add(self, tensors: dict[str, Tensor], where: str) -> Place:
         """Add the tensors of a head; those that are no floating-point numbers count training steps."""
@@ -31,12 +32,25 @@ class HeadGroup:
         tensors = self.bank.gather(places)
         with torch.autocast(hidden.mask.device.type, enabled=False):
             if len(set(places)) == 1:
-                logits: Tensor = functional_call(self.head, {name: own[0] for name, own in tensors.items()}, hidden)
-                return logits
-            pooled = [] if hidden.pooled is None else [hidden.pooled]
-            return vmap(self._window, out_dims=1)(tensors, hidden.layers, hidden.mask, hidden.is_context, pooled)
+                return self._run(tensors, 0, hidden)
+            if self._together:
+                try:
+                    pooled = [] if hidden.pooled is None else [hidden.pooled]
+                    windows = tensors, hidden.layers, hidden.mask, hidden.is_context, pooled
+                    return vmap(self._run_window, out_dims=1)(*windows)
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError:  # a mixer of a plugin may do what vmap cannot, such as read a value back
+                    self._together = False
+            numbers = range(len(places))
+            return torch.cat([self._run(tensors, number, hidden[number : number + 1]) for number in numbers], dim=1)
 
-    def _window(
+    def _run(self, tensors: Mapping[str, Tensor], number: int, hidden: HiddenStates) -> Tensor:
+        """Return the logits of all windows with one of the heads."""
+        logits: Tensor = functional_call(self.head, {name: own[number] for name, own in tensors.items()}, hidden)
+        return logits
+
+    def _run_window(
         self,
         tensors: Mapping[str, Tensor],
         layers: Sequence[Tensor],

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from lamella.data.windows.batches import Batch, send
 from lamella.data.windows.padding import check_window_length
 from lamella.encoder.device import HALF_TYPES, choose_precision, find_device
-from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.row_modules import use_row_changes
 from lamella.encoder.sources import (
     MODEL_CONFIG,
@@ -128,7 +127,9 @@ class TorchEncoder:
                 self._changes.current = {}
         logits: list[NDArray[np.float32]] = [np.empty((2, 0), np.float32)] * len(rows)
         for group, numbers in groups.items():
-            own = _select(hidden.only(group.head.layers), numbers)
+            own = hidden.only(group.head.layers)
+            if len(groups) > 1:
+                own = own[send(torch.tensor(numbers), self.device)]
             output = group.logits(own, [readers[number].head_place for number in numbers]).cpu().numpy()
             for place, number in enumerate(numbers):
                 logits[number] = output[:, place, : len(rows[number].input_ids)]
@@ -255,17 +256,3 @@ def _default(model: torch.nn.Module, own: dict[str, torch.Tensor], name: str) ->
 
 def _under(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _select(hidden: HiddenStates, numbers: list[int]) -> HiddenStates:
-    """Return some of the rows of hidden layers."""
-    if len(numbers) == len(hidden.mask):
-        return hidden
-    index = send(torch.tensor(numbers), hidden.mask.device)
-    return HiddenStates(
-        tuple(layer[index] for layer in hidden.layers),
-        hidden.mask[index],
-        hidden.is_context[index],
-        None if hidden.pooled is None else hidden.pooled[index],
-        hidden.numbers,
-    )
