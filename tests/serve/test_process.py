@@ -110,12 +110,15 @@ def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path, reader: Re
     with running_server(tmp_path, "--timeout", 100) as server, ThreadPoolExecutor(9) as pool:
         ask = {"question": WHEN, "context": LONG}
         asked = [pool.submit(post, f"{server.address}/v1/ask", ask) for _ in range(8)]
-        streamed = pool.submit(post, f"{server.address}/v1/batch", {"requests": [ask] * 4})
+        streamed = pool.submit(post, f"{server.address}/v1/batch", {"requests": [ask] * 40})
         wait_until_accepted(server, 9)
         assert server.stop() == 0
         expected = reader.ask(WHEN, LONG).to_json()["answers"]
         assert [future.result()["results"][0]["answers"] for future in asked] == [expected] * 8
-        assert sorted(line["index"] for line in streamed.result()) == list(range(4))
+        lines = sorted(streamed.result(), key=lambda line: line["index"])
+        assert [line["index"] for line in lines] == list(range(40))
+        assert all(line["results"][0]["answers"] == expected for line in lines[:8])  # were begun
+        assert {line["error"]["type"] for line in lines[30:]} == {"shutting_down"}
     log = server.log.read_text()
     assert log.count("POST /v1/ask 200") == 8
     assert "Traceback" not in log

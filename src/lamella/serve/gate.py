@@ -19,13 +19,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lamella.errors import LamellaError, truncate
 from lamella.serve.json_body import to_json
-from lamella.serve.refusals import RefusedError, as_refusal
+from lamella.serve.refusals import REQUEST_ID, InternalError, RefusedError, as_refusal
 from lamella.serve.server_metrics import Metrics
 from lamella.serve.settings import Settings
 
 logger = logging.getLogger("lamella.serve")
 
-REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+REQUEST_IDS = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 OPEN = ("/", "/health", "/ready", "/docs", "/openapi.json", "/favicon.ico")  # GET without a key
 OPEN_FOLDER = "/page/"
 LONGEST_PATH = 200  # characters in the log
@@ -46,7 +46,8 @@ class Gate:
         begin = perf_counter()
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        request_id = given if REQUEST_IDS.fullmatch(given) else secrets.token_hex(8)
+        REQUEST_ID.set(request_id)
         notes: dict[str, Any] = scope.setdefault("state", {}).setdefault("notes", {})
         status = 0
 
@@ -74,12 +75,7 @@ class Gate:
         except Exception:
             logger.exception("id=%s: an error of the server", request_id)
             if not status:
-                refusal = RefusedError(
-                    f"an error of the server; its log has the details under id {request_id}.",
-                    status=500,
-                    kind="internal_error",
-                )
-                await send_refusal(refusal, scope, send_on)
+                await send_refusal(InternalError(), scope, send_on)
         finally:
             seconds = perf_counter() - begin
             route = getattr(scope.get("route"), "path", "other")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import sys
@@ -13,7 +14,7 @@ from types import FrameType
 import uvicorn
 
 from lamella.errors import RunError, UsageError
-from lamella.serve.service import Service
+from lamella.serve.service import GRACE, Service
 from lamella.serve.settings import Settings
 from lamella.serve.web_app import create_app
 
@@ -41,7 +42,7 @@ def serve(settings: Settings, host: str, port: int, announce: Callable[[str, Ser
             backlog=BACKLOG,
             limit_concurrency=MOST_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=int(settings.timeout + settings.body_timeout) + 1,
+            timeout_graceful_shutdown=math.ceil(settings.timeout + settings.body_timeout + GRACE) + 1,
             ws="none",
         )
         announce(_address(listening), service)

@@ -1,7 +1,8 @@
 """Read the JSON of requests, and write that of responses.
 
 A body is refused before it is parsed if it is too long, comes too slowly or is no JSON; and after, if it holds what
-JSON parsers disagree about: NaN, duplicate keys, lone surrogates.
+JSON parsers disagree about: NaN, duplicate keys, lone surrogates. Whatever a body holds, it must not keep the event
+loop busy: large bodies are parsed in a thread, and values are checked up to the first fault only.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from lamella.errors import counted, one_line, shorten
 from lamella.option_errors import explain_faults
 from lamella.serve.refusals import RefusedError, TooLargeError
 
+PARSED_AT_ONCE = 1 << 16  # bytes; larger bodies are parsed in a thread
+MOST_KEYS = 100  # per object; no request has as many
+MOST_FAULTS = 20  # that are looked at to explain one
+
 
 class JsonRequest(Request):
     """A request whose body is read within the limits of the server."""
@@ -33,7 +38,9 @@ class JsonRequest(Request):
     async def json(self) -> Any:
         """Return the value of the body."""
         if not hasattr(self, "_value"):
-            self._value = parse_json(await self.body())
+            body = await self.body()
+            large = len(body) > PARSED_AT_ONCE
+            self._value = await asyncio.to_thread(parse_json, body) if large else parse_json(body)
         return self._value
 
     async def _read(self) -> bytes:
@@ -99,12 +106,14 @@ class JsonRoute(APIRoute):
 
         async def handle_json(request: Request) -> Response:
             request = JsonRequest(request.scope, request.receive)
-            if self.body_field is not None and await request.body():  # the framework would hide what is wrong
-                await request.json()
+            schema: Any = None if self.body_field is None else self.body_field.field_info.annotation
+            if schema is not None and await request.body():  # the framework would hide what is wrong
+                value = await request.json()
+                if hasattr(schema, "check_length"):
+                    schema.check_length(value, request.app.state.service.settings)
             try:
                 return await handle(request)
             except RequestValidationError as error:
-                schema = None if self.body_field is None else self.body_field.field_info.annotation
                 raise RefusedError(_explain(error, schema)) from None
 
         return handle_json
@@ -133,10 +142,13 @@ def _finite(value: Any) -> Any:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {shorten(next(key for key in keys if keys.count(key) > 1))} twice")
+    if len(pairs) > MOST_KEYS:
+        raise TooLargeError(f"body: expected at most {MOST_KEYS} keys per object, got {len(pairs):,}.")
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"the key {shorten(key)} twice")
+        values[key] = value
     return values
 
 
@@ -150,7 +162,7 @@ def _malformed(message: str) -> RefusedError:
 
 def _explain(error: RequestValidationError, schema: Any) -> str:
     """Return what is wrong with a request, the first fault only."""
-    faults = [{**fault, "loc": tuple(fault["loc"])} for fault in error.errors()]
+    faults = [{**fault, "loc": tuple(fault["loc"])} for fault in error.errors()[:MOST_FAULTS]]
     in_body = [{**fault, "loc": fault["loc"][1:]} for fault in faults if fault["loc"][0] == "body"]
     if in_body:
         if error.body is None or not isinstance(error.body, dict):

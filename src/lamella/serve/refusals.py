@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
+import heapq
 from collections.abc import Iterable
+from contextvars import ContextVar
+from itertools import pairwise
 
 from lamella.errors import LamellaError, shorten
 
 MOST_NAMES = 12  # that a message lists
+MOST_COMPARED = 1000  # names that are compared with an unknown one
+LONGEST_COMPARED = 60  # characters
+
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="none")  # of the request that is being answered
 
 
 class RefusedError(LamellaError):
@@ -32,8 +38,14 @@ class UnknownModelError(RefusedError):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         names = list(known)
-        near = difflib.get_close_matches(name[:200], names, n=MOST_NAMES, cutoff=0.4)
-        listed = list(dict.fromkeys([*near, *names]))[:MOST_NAMES]
+        asked = _letter_pairs(name)
+
+        def likeness(other: str) -> float:
+            pairs = _letter_pairs(other)
+            return len(asked & pairs) / (len(asked) + len(pairs) + 1)
+
+        # This runs between the answers to others, so it must be fast: difflib takes milliseconds per name.
+        listed = heapq.nlargest(MOST_NAMES, names[:MOST_COMPARED], key=likeness)
         more = f", and {len(names) - len(listed):,} more (GET /v1/models)" if len(names) > len(listed) else ""
         served = f"this server has {', '.join(listed)}{more}" if names else "this server has none"
         super().__init__(f"model: expected the name of a reader, got {shorten(name)}; {served}.")
@@ -60,6 +72,30 @@ class TimedOutError(RefusedError):
     kind = "timeout"
 
 
+class ShuttingDownError(RefusedError):
+    """A question that was not begun when the server was asked to stop."""
+
+    status = 503
+    kind = "shutting_down"
+
+    def __init__(self) -> None:
+        super().__init__("the server shuts down, and did not begin this question; ask it again later.", retry_after=1)
+
+
+class InternalError(RefusedError):
+    """An error of the server; only the log has the details."""
+
+    status = 500
+    kind = "internal_error"
+
+    def __init__(self) -> None:
+        super().__init__(f"an error of the server; its log has the details under id {REQUEST_ID.get()}.")
+
+
 def as_refusal(error: LamellaError) -> RefusedError:
     """Return an error as a client sees it: what Lamella refuses is a wrong request."""
     return error if isinstance(error, RefusedError) else RefusedError(str(error))
+
+
+def _letter_pairs(name: str) -> set[tuple[str, str]]:
+    return set(pairwise(name[:LONGEST_COMPARED]))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 
+from lamella.errors import counted
 from lamella.registry import STRICT
+from lamella.serve.refusals import TooLargeError
+from lamella.serve.settings import Settings
 
 TITAN = "Huygens landed on Titan on 14 January 2005. It had been carried there by Cassini."
 
@@ -16,7 +19,14 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+class _FailFast(FailFast):
+    """Check a list up to its first fault: a list of a million faults must not become a million errors."""
+
+    __hash__ = object.__hash__  # pydantic's cannot be part of a union
+
+
 Count = Annotated[int, BeforeValidator(_whole)]
+Texts = Annotated[list[str], _FailFast()]
 MOST_ANSWERS = 100
 
 
@@ -39,8 +49,8 @@ class Ask(BaseModel):
     )
 
     question: str = Field(min_length=1, description="The question.")
-    context: str | list[str] = Field(description="The text to read, or a list of texts that are ranked together.")
-    model: str | list[str] | None = Field(
+    context: str | Texts = Field(description="The text to read, or a list of texts that are ranked together.")
+    model: str | Texts | None = Field(
         None, description="The name of a reader, or of several; default: the first reader that the server was given."
     )
     top_k: Count = Field(1, ge=1, le=MOST_ANSWERS, description="Number of answers to return.")
@@ -84,7 +94,16 @@ class Batch(BaseModel):
         },
     )
 
-    requests: list[Ask] = Field(min_length=1, description="The questions, each as for /v1/ask.")
+    requests: Annotated[list[Ask], _FailFast()] = Field(min_length=1, description="The questions, each as for /v1/ask.")
+
+    @classmethod
+    def check_length(cls, given: Any, limits: Settings) -> None:
+        """Refuse a batch that is too long before its questions are checked."""
+        requests = given.get("requests") if isinstance(given, dict) else None
+        if isinstance(requests, list) and len(requests) > limits.max_batch:
+            raise TooLargeError(
+                f"requests: expected at most {counted(limits.max_batch, 'question')} per batch, got {len(requests):,}."
+            )
 
 
 class AnswerFields(BaseModel):

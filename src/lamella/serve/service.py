@@ -18,7 +18,16 @@ from lamella.inference.abstention import at_prior
 from lamella.serve.catalogue import Catalogue, Listed
 from lamella.serve.micro_batch import CALL, Call
 from lamella.serve.reader_pool import LoadedReader, ReaderPool
-from lamella.serve.refusals import BusyError, RefusedError, TimedOutError, TooLargeError, as_refusal
+from lamella.serve.refusals import (
+    REQUEST_ID,
+    BusyError,
+    InternalError,
+    RefusedError,
+    ShuttingDownError,
+    TimedOutError,
+    TooLargeError,
+    as_refusal,
+)
 from lamella.serve.schemas import Ask, HuggingFaceAsk
 from lamella.serve.server_metrics import Metrics
 from lamella.serve.settings import Settings
@@ -80,13 +89,11 @@ class Service:
         """Yield the answers to several questions as they are finished; an error of one does not stop the others.
 
         A quarter of the threads works on a batch, so that several batches and single questions share the server. If the
-        consumer stops, the questions that are being answered are abandoned.
+        consumer stops, the questions that are being answered are abandoned. If the server is asked to stop, those that
+        were not begun get an error: a batch may take longer than it may take to stop.
         """
-        limit = self.settings.max_batch
-        if len(asks) > limit:
-            raise TooLargeError(
-                f"requests: expected at most {counted(limit, 'question')} per batch, got {len(asks):,}."
-            )
+        if self.draining:
+            raise ShuttingDownError
         waiting = list(enumerate(zip(asks, calls, strict=True)))[::-1]
         running: set[asyncio.Task[dict[str, Any]]] = set()
 
@@ -95,15 +102,25 @@ class Service:
             try:
                 return {"index": index, **await self._ask(ask, call)}
             except LamellaError as error:
-                refusal = as_refusal(error)
-                return {"index": index, "error": {"type": refusal.kind, "message": str(refusal)}}
+                return refused(index, as_refusal(error))
+            except Exception:
+                logger.exception("id=%s: an error of the server in question %d of a batch", REQUEST_ID.get(), index)
+                return refused(index, InternalError())
+
+        def refused(index: int, refusal: RefusedError) -> dict[str, Any]:
+            return {"index": index, "error": {"type": refusal.kind, "message": str(refusal)}}
 
         with self._accept():
             try:
                 while waiting or running:
                     while waiting and len(running) < max(1, self.settings.workers // 4):
                         index, (ask, call) = waiting.pop()
-                        running.add(asyncio.create_task(answer(index, ask, call)))
+                        if self.draining:
+                            yield refused(index, ShuttingDownError())
+                        else:
+                            running.add(asyncio.create_task(answer(index, ask, call)))
+                    if not running:
+                        break
                     done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:
                         yield task.result()
