@@ -106,6 +106,17 @@ def test_a_pdf_that_unpacks_to_gigabytes_is_refused() -> None:
 
 
 def test_a_slow_pdf_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "PDF_SECONDS", 0.01)
+    monkeypatch.setattr(texts, "PROCESS_SECONDS", 0.01)
     with pytest.raises(UnreadableTextError, match="expected a PDF that is read within"):
         text_of_file(make_pdf(page("Titan")), "a.pdf")
+
+
+@pytest.mark.parametrize("tag", ["<a ", "<!--"])
+def test_a_page_of_tags_that_never_end_is_given_up(tag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's parser takes minutes for this page, and hours for a megabyte."""
+    monkeypatch.setitem(texts.PROCESSOR_SECONDS, "html", 1)
+    with pytest.raises(UnreadableTextError, match=r"a\.html: expected an HTML page of reasonable size"):
+        text_of_file(tag.encode() * 60_000, "a.html")
+    monkeypatch.setattr(texts, "PROCESS_SECONDS", 0.2)
+    with pytest.raises(UnreadableTextError, match=r"a\.html: expected an HTML page that is read within"):
+        text_of_file(tag.encode() * 60_000, "a.html")

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import PurePath
 
-from lamella.data.html_text import text_of_html
 from lamella.errors import UnreadableError, counted, shorten, truncate
 from lamella.serve.refusals import RefusedError, TooLargeError
 from lamella.text_encoding import decode_text, guess_encoding
@@ -24,8 +23,10 @@ TYPES = {"text/plain": "txt", "text/markdown": "md", "text/html": "html", "appli
 
 MOST_BYTES = 20 << 20
 MOST_CHARACTERS = 2_000_000
-PDF_SECONDS = 30.0  # for the process that reads a PDF
+PROCESS_SECONDS = 30.0  # for the process that reads a file
+PROCESSOR_SECONDS = {"html": 15, "pdf": 25}  # the same, of processor time; 20 MiB of ordinary HTML take 13
 PDF_SIGNATURE = b"%PDF-"
+NAMES = {"html": "an HTML page", "pdf": "a PDF"}  # of the kinds that are read in a process of their own
 
 
 class UnreadableTextError(RefusedError):
@@ -50,10 +51,10 @@ def text_of_file(data: bytes, name: str, content_type: str = "") -> tuple[str, s
         )
     kind = _kind(data, name, content_type)
     if kind == "pdf":
-        text = _text_of_pdf(data, name)
+        text = _read_apart(data, name, kind)
     else:
         text = _decode(data, name)
-        text = text_of_html(text) if kind == "html" else text
+        text = _read_apart(text.encode("utf-8", "replace"), name, kind) if kind == "html" else text
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
         raise UnreadableTextError(f"{name}: expected a text, got an empty file.")
@@ -88,18 +89,22 @@ def _decode(data: bytes, name: str) -> str:
     return text
 
 
-def _text_of_pdf(data: bytes, name: str) -> str:
-    """Read a PDF in a process of its own, with limits on time and memory: a small file can unpack to gigabytes."""
-    command = [sys.executable, "-m", "lamella.serve.pdf_text", str(MOST_CHARACTERS)]
+def _read_apart(data: bytes, name: str, kind: str) -> str:
+    """Read a file in a process of its own, with limits on time and memory.
+
+    A small PDF can unpack to gigabytes, and Python's HTML parser takes hours for a megabyte of tags that never end.
+    """
+    limits = [str(MOST_CHARACTERS), str(PROCESSOR_SECONDS[kind])]
+    command = [sys.executable, "-m", "lamella.serve.text_process", kind, *limits]
     try:
-        done = subprocess.run(command, input=data, capture_output=True, timeout=PDF_SECONDS, check=False)
+        done = subprocess.run(command, input=data, capture_output=True, timeout=PROCESS_SECONDS, check=False)
     except subprocess.TimeoutExpired:
+        most = counted(int(PROCESS_SECONDS), "second")
         raise UnreadableTextError(
-            f"{name}: expected a PDF that is read within {counted(int(PDF_SECONDS), 'second')}, got a larger one; "
-            "split it, or save it as text."
+            f"{name}: expected {NAMES[kind]} that is read within {most}, got a larger one; split it or save it as text."
         ) from None
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        huge = "expected a PDF of reasonable size, got too much data; save it as text"
+        huge = f"expected {NAMES[kind]} of reasonable size, got one that takes too long to read; save it as text"
         raise UnreadableTextError(f"{name}: {lines[-1] if done.returncode == 1 and lines else huge}.")
     return done.stdout.decode("utf-8")
