@@ -400,6 +400,7 @@ def memory(bench: Bench) -> dict[str, Any]:
                 for model in models:
                     check(server.ask(bench.questions(1, [model], length=SHORT), 1))
                 check(server.ask(bench.questions(sizes.questions, models), sizes.clients))
+                time.sleep(3)  # freed memory is returned after a moment
                 measured = server.memory()
                 pss[side].append(measured["pss"])
                 uss[side].append(measured["uss"])

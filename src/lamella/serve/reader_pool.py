@@ -28,6 +28,7 @@ from lamella.models.loading import check_onnx_options, load_model, load_shared, 
 from lamella.models.shared_encoder import SharedEncoders, SharedReader
 from lamella.models.window_engine import OwnEngine, join_logits, split_rows
 from lamella.serve.catalogue import Listed
+from lamella.serve.freed_memory import FreedMemory
 from lamella.serve.micro_batch import MicroBatcher, Observer
 from lamella.serve.settings import Settings
 from lamella.serve.shared_tokenizers import SharedTokenizers
@@ -106,6 +107,7 @@ class ReaderPool:
         # One thread loads the readers that share an encoder. What loading frees stays in the heap of its thread: with
         # 32 threads, a server that had been asked with 100 readers took 430 MB instead of 300.
         self._loader = ThreadPoolExecutor(1, "lamella-load")
+        self._freed_memory = FreedMemory()
         self._loading: dict[str, threading.Lock] = {}
         self._encoders = _open_encoders(settings, alone=alone)
         self._shared = MicroBatcher(self._encoders, most_tokens=settings.batch_tokens, observe=observe)
@@ -134,6 +136,8 @@ class ReaderPool:
             removed = [loaded for loaded in (old, *self._evict()) if loaded is not None]
         for each in removed:
             each.close()
+        if removed:
+            self._freed_memory.request()
         return loaded
 
     def _evict(self) -> list[LoadedReader]:
