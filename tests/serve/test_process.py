@@ -101,6 +101,8 @@ def test_slow_clients_stall_nobody(server: RunningServer) -> None:
             reply = client.makefile("rb").read()  # until the server closes the connection
             assert reply.startswith(b"HTTP/1.1 408 ")
             assert b"1 second" in reply
+        for client in without_head:
+            assert client.makefile("rb").read() == b""
     finally:
         for client in with_body + without_head:
             client.close()

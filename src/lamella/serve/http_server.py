@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
@@ -12,8 +13,11 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lamella.errors import RunError, UsageError
+from lamella.serve.connections import limit_connections
 from lamella.serve.service import GRACE, Service
 from lamella.serve.settings import Settings
 from lamella.serve.web_app import create_app
@@ -34,19 +38,10 @@ def serve(settings: Settings, host: str, port: int, announce: Callable[[str, Ser
         service: Service = app.state.service
         service.start()
         _log_to_stderr()
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=BACKLOG,
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=math.ceil(settings.timeout + settings.body_timeout + GRACE) + 1,
-            ws="none",
-        )
+        _allow_connections()
+        server = Server(app, service)
         announce(_address(listening), service)
-        _Server(config, service).run(sockets=[listening])
+        server.run(sockets=[listening])
     finally:
         listening.close()
 
@@ -70,10 +65,28 @@ def bind(host: str, port: int) -> socket.socket:
     return listening
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """A server that reports itself as not ready when it is asked to stop, and ends with exit code 0."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        service: Service,
+        protocol: type[asyncio.Protocol] = AutoHTTPProtocol,
+        most_connections: int = MOST_CONNECTIONS,
+    ) -> None:
+        settings = service.settings
+        config = uvicorn.Config(
+            app,
+            http=limit_connections(protocol, most_connections, settings, service.metrics),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=math.ceil(settings.timeout + settings.body_timeout + GRACE) + 1,
+            ws="none",
+        )
         super().__init__(config)
         self._service = service
 
@@ -91,6 +104,18 @@ class _Server(uvicorn.Server):
 def _address(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _allow_connections() -> None:
+    """Raise the limit of open files where it is below the limit of connections; files and processes need some, too."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # Windows has no such limit
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = 2 * MOST_CONNECTIONS
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _log_to_stderr() -> None:

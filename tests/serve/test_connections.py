@@ -1,0 +1,138 @@
+"""Connections that send no request, or half of one, and more connections than the server can have."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from lamella.serve.http_server import Server, bind
+from lamella.serve.service import Service
+from lamella.serve.settings import Settings
+from lamella.serve.web_app import create_app
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+ASK = b"POST /v1/ask HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+GENEROUS = 20  # seconds; a connection that is never closed fails the test
+
+Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+def protocol_of(name: str) -> Any:
+    if name == "h11":
+        return H11Protocol
+    pytest.importorskip("httptools")
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    return HttpToolsProtocol
+
+
+def with_server(
+    protocol: str, test: Callable[[Connect], Awaitable[None]], most: int = 100, seconds: float = 0.3
+) -> None:
+    """Run a test against a server in this process, which has not loaded its reader."""
+
+    async def run() -> None:
+        listening = bind("127.0.0.1", 0)
+        place = listening.getsockname()[:2]
+        app = create_app(Settings(body_timeout=seconds, timeout=1))
+        service: Service = app.state.service
+        server = Server(app, service, protocol_of(protocol), most)
+        server.config.lifespan = "off"
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        writers: list[asyncio.StreamWriter] = []
+
+        async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection(*place)
+            writers.append(writer)
+            return reader, writer
+
+        try:
+            await asyncio.wait_for(test(connect), GENEROUS)
+        finally:
+            for writer in writers:
+                writer.close()
+            server.should_exit = True
+            await serving
+            service.close()
+
+    asyncio.run(run())
+
+
+async def read_response(reader: asyncio.StreamReader) -> tuple[int, Any]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    length = int(head.partition("content-length: ")[2].split()[0])
+    return int(head.split()[1]), json.loads(await reader.readexactly(length))
+
+
+@pytest.mark.parametrize("protocol", ["h11", "httptools"])
+def test_a_connection_without_a_whole_request_is_closed(protocol: str) -> None:
+    async def test(connect: Connect) -> None:
+        silent, _silent = await connect()
+        half, writer = await connect()
+        writer.write(HEALTH[:20])
+        later, later_writer = await connect()  # after a request, it is a connection like any other
+        later_writer.write(HEALTH + HEALTH[:5])
+        assert (await read_response(later))[0] == 200
+        later_writer.write(HEALTH[5:10])
+
+        async def drip() -> None:
+            reader, writer = await connect()
+            writer.write(b"GET /health HTTP/1.1\r\nX: ")
+            closing = asyncio.ensure_future(reader.read())
+            while not closing.done():
+                writer.write(b"x")
+                await asyncio.wait([closing], timeout=0.05)
+            with contextlib.suppress(ConnectionError):  # the last byte may have come too late
+                closing.result()
+
+        dripping = asyncio.create_task(drip())
+        for reader in (silent, half, later):
+            assert await reader.read() == b""
+        await dripping
+
+    with_server(protocol, test)
+
+
+@pytest.mark.parametrize("protocol", ["h11", "httptools"])
+def test_a_connection_whose_headers_came_is_not_closed(protocol: str) -> None:
+    async def test(connect: Connect) -> None:
+        reader, writer = await connect()
+        writer.write(ASK)
+        status, body = await read_response(reader)  # its body is late, which is answered
+        assert (status, body["error"]["type"]) == (408, "slow_request")
+        reader, writer = await connect()
+        for _ in range(4):  # kept alive for longer than headers may take
+            writer.write(HEALTH[:9])
+            await asyncio.sleep(0.01)
+            writer.write(HEALTH[9:])
+            assert (await read_response(reader))[0] == 200
+            await asyncio.sleep(0.1)
+
+    with_server(protocol, test)
+
+
+@pytest.mark.parametrize("protocol", ["h11", "httptools"])
+def test_too_many_connections_are_refused_as_json(protocol: str) -> None:
+    async def test(connect: Connect) -> None:
+        first, _ = await connect()
+        await connect()
+        reader, writer = await connect()
+        writer.write(HEALTH)
+        status, body = await read_response(reader)
+        assert (status, body["error"]["type"]) == (429, "busy")
+        assert await reader.read() == b""  # it is closed
+        assert await first.read() == b""
+        reader, writer = await connect()
+        writer.write(HEALTH)
+        assert (await read_response(reader))[0] == 200
+
+    with_server(protocol, test, most=2, seconds=1.5)
