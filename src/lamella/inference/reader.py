@@ -22,7 +22,7 @@ from lamella.inference.answer_layers import layers_of_answer
 from lamella.inference.answer_list import Answer, Answers
 from lamella.inference.arguments import as_list, check_positive, check_text
 from lamella.inference.no_answer import na_probability
-from lamella.inference.passages import Passage, PassageIndex
+from lamella.inference.passages import Passage, PassageCache
 from lamella.inference.pipeline import answer_as_pipeline, checked_options, question_pairs
 from lamella.inference.predict import predict
 from lamella.inference.prediction import Candidate, Prediction, rank_passages, rank_together
@@ -47,14 +47,15 @@ class Reader:
     [{'score': 0.93, 'probability': 0.84, 'start': 23, 'end': 39, 'answer': 'Robert Stevenson'}]
     """
 
-    def __init__(self, model: QAModel, *, batch_size: int = 16) -> None:
+    def __init__(self, model: QAModel, *, batch_size: int = 16, passages: PassageCache | None = None) -> None:
+        """Make a reader of a model; several readers may share the `passages` of the long texts asked about last."""
         if not model.gives_text:
             raise UsageError(
                 "Reader: expected a model that finds answers, got one that only decides whether there is one; "
                 "use it with: lamella predict"
             )
         self.model, self.batch_size = model, check_positive("batch_size", batch_size)
-        self._passages: tuple[tuple[str, ...], PassageIndex] = ((), PassageIndex(()))  # of the last contexts
+        self._passages = passages or PassageCache()
 
     @classmethod
     def load(
@@ -187,9 +188,7 @@ class Reader:
         most = call.most_passages(sum(map(len, question.texts)))
         if most is None:
             return question
-        texts, index = self._passages
-        if texts != question.texts:
-            texts, index = self._passages = (question.texts, PassageIndex(question.texts))
+        index = self._passages.get(question.texts)
         if len(index.passages) <= most:
             return question
         passages, related = index.best(question.text, most)

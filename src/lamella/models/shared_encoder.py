@@ -50,20 +50,21 @@ class SharedEncoder:
         """Open the base encoder of a reader; `sha256` is the hash of its files."""
         self.config, self.base, self._sha256 = recipe.config, recipe.base, sha256
         self.fed = _outline(recipe)
-        self._sessions: dict[Kind, Sessions] = {}
+        self._sessions: WeakValueDictionary[Kind, Sessions] = WeakValueDictionary()
         self._heads: WeakValueDictionary[bytes, Sessions] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def sessions(self, kind: Kind) -> Sessions:
-        """Return the sessions of the encoder for a kind of reader."""
+        """Return the sessions of the encoder for a kind of reader; they belong to the readers that use them."""
         with self._lock:
-            if kind not in self._sessions:
-                self._sessions[kind] = open_cached(
+            sessions = self._sessions.get(kind)
+            if sessions is None:
+                sessions = self._sessions[kind] = open_cached(
                     self._key(kind),
                     lambda: FedEncoder(self.config, self._read()).build(kind),
                     lambda graph: Sessions(graph, 1),
                 )
-            return self._sessions[kind]
+            return sessions
 
     def head(self, graph: bytes) -> Sessions:
         """Return the sessions of the graph of a head; it belongs to the readers that use it."""
@@ -95,6 +96,11 @@ class SharedReader(SharingModel):
         self.layers = head.layers
         self.sessions, self.head_sessions = encoder.sessions(kind), encoder.head(head.graph)
         self.feeds, self.head_feeds = _as_values(_pack(feeds)), _as_values(_pack(head.feeds))
+
+    @property
+    def shared_part(self) -> object:
+        """The encoder in memory that readers of its kind share; it leaves with the last of them."""
+        return self.sessions
 
     def count_parameters(self) -> ParameterCounts | None:
         """Count the parameters of the reader and its encoder."""

@@ -152,6 +152,11 @@ class TorchReader(SharingModel):
         self.place = encoder.bank.add(changes)
         self.nbytes = self.place.nbytes + self.head_place.nbytes
 
+    @property
+    def shared_part(self) -> object:
+        """The encoder in memory that its readers share; it leaves with the last of them."""
+        return self.encoder
+
 
 class TorchEncoders:
     """Opens readers so that those on equal base encoders share one. An encoder is in memory while a reader uses it.

@@ -23,7 +23,7 @@ from lamella.encoder.sources import (
     named_folder,
     weights_file,
 )
-from lamella.errors import LamellaError, UsageError
+from lamella.errors import LamellaError, RunError, UsageError
 from lamella.files import read_json
 from lamella.models.names import short_model_name
 from lamella.runs import run_state
@@ -95,12 +95,30 @@ class Catalogue:
             raise UnknownModelError(name, self.names())
         return listed
 
-    def restore(self, name: str) -> Listed:
+    def find(self, name: str) -> Listed:
         """Return a reader that may be new in the folder, or have been removed."""
-        self.scan()
+        try:
+            self.scan()
+        except UsageError as error:  # not the fault of this client
+            raise RunError(str(error)) from None
+        with self._lock:
+            listed = self._given.get(name) or self._found.get(name)
+        return listed or self.get(name)
+
+    def restore(self, name: str) -> None:
+        """Serve a reader again that was removed."""
         with self._lock:
             self._removed.discard(name)
-        return self.get(name)
+
+    def serves(self, name: str) -> bool:
+        """Whether a reader may be asked."""
+        with self._lock:
+            return name not in self._removed and (name in self._given or name in self._found)
+
+    def is_taken(self, name: str) -> bool:
+        """Whether a reader has a name, be it one that is served no longer."""
+        with self._lock:
+            return name in self._given or name in self._found
 
     def remove(self, name: str) -> None:
         """Serve a reader no longer; its files stay."""

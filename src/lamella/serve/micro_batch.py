@@ -8,6 +8,7 @@ windows run one by one, does not, and the engine's `patience` is 0.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from lamella.models.window_engine import Engine, Row
 from lamella.serve.refusals import RefusedError, TimedOutError
 
 Logits = list[NDArray[np.float32]]
+Interval = tuple[float, float]  # begin and end, of `perf_counter`
+PATIENCE = 0.1  # seconds after which a waiting thread looks whether anyone still waits for it
 Observer = Callable[[int, int, float], None]  # windows, tokens and seconds of a batch
 
 
@@ -32,9 +35,19 @@ class Call:
 
     deadline: float  # of `perf_counter`
     seconds_allowed: float
-    queued: float = 0.0  # seconds that it waited
-    computing: float = 0.0  # seconds that batches with its windows ran
-    abandoned: bool = False  # its client has left
+    waits: list[Interval] = field(default_factory=list)  # in which its windows, or a reader, waited
+    runs: list[Interval] = field(default_factory=list)  # in which batches with its windows ran
+    abandoned: bool = False  # its client has left, or one of its readers has failed
+
+    @property
+    def queued(self) -> float:
+        """The seconds that it waited; several readers may wait at the same time."""
+        return _union(self.waits)
+
+    @property
+    def computing(self) -> float:
+        """The seconds that batches with its windows ran."""
+        return _union(self.runs)
 
     def check(self) -> None:
         """Raise an error if the answer would come too late, or to nobody."""
@@ -49,6 +62,23 @@ class Call:
 
 
 CALL: ContextVar[Call | None] = ContextVar("call", default=None)  # of the thread that answers
+
+
+def wait_patiently(wait: Callable[[float], bool]) -> None:
+    """Repeat a wait of some seconds until it succeeds, or the request of this thread is abandoned or too late."""
+    call = CALL.get()
+    while not wait(PATIENCE):
+        if call is not None:
+            call.check()
+
+
+def _union(intervals: Sequence[Interval]) -> float:
+    """Return the seconds that at least one of the intervals covers."""
+    seconds, covered = 0.0, -math.inf
+    for begin, end in sorted(intervals):
+        seconds += max(0.0, end - max(begin, covered))
+        covered = max(covered, end)
+    return seconds
 
 
 @dataclass(eq=False)
@@ -159,8 +189,8 @@ class MicroBatcher:
             for job in wanted:  # none waits for the windows of those behind it
                 own = list(islice(logits, len(job.rows)))
                 if job.call is not None:
-                    job.call.queued += begin - job.arrived
-                    job.call.computing += perf_counter() - begin
+                    job.call.waits.append((job.arrived, begin))
+                    job.call.runs.append((begin, perf_counter()))
                 job.finish(own)
         except BaseException as error:
             if len(wanted) == 1:

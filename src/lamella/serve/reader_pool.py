@@ -7,8 +7,9 @@ import logging
 import re
 import threading
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,8 @@ from numpy.typing import NDArray
 from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.windows.padding import Padded
 from lamella.data.windows.tokens import Tokenizing
-from lamella.errors import UsageError
 from lamella.graph.support import NoGraphError
-from lamella.inference.answer_layers import layers_of_answer
-from lamella.inference.answer_list import Answer
+from lamella.inference.passages import PassageCache
 from lamella.inference.protocols import QAModel
 from lamella.inference.reader import Reader
 from lamella.models.loading import check_onnx_options, load_model, load_shared, suits_onnx
@@ -29,7 +28,8 @@ from lamella.models.shared_encoder import SharedEncoders, SharedReader
 from lamella.models.window_engine import OwnEngine, join_logits, split_rows
 from lamella.serve.catalogue import Listed
 from lamella.serve.freed_memory import FreedMemory
-from lamella.serve.micro_batch import MicroBatcher, Observer
+from lamella.serve.layer_weights import LayerWeights
+from lamella.serve.micro_batch import MicroBatcher, Observer, wait_patiently
 from lamella.serve.settings import Settings
 from lamella.serve.shared_tokenizers import SharedTokenizers
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("lamella.serve")
 
 PATH = re.compile(r"(^|\s)(/|~|\w:)")
+LOADERS = 2  # threads that load readers; those with an encoder of their own are loaded one by one
 BESIDE_TENSORS = 64 * 1024  # bytes that a reader takes beside its tensors, such as its options
 
 
@@ -69,6 +70,7 @@ class LoadedReader:
     own: MicroBatcher | None  # the queue of a reader that shares its encoder with no other
     why: str | None  # it does not share its encoder; None if it does
     nbytes: int  # of what belongs to this reader, if it shares its encoder; else 0
+    encoder: object  # identifies the encoder in memory that this reader uses, maybe with others
 
     @property
     def shares_encoder(self) -> bool:
@@ -85,7 +87,11 @@ class ReaderPool:
     """The readers in memory, by name. Threads may share it: loading one reader does not stall the others.
 
     Readers on equal base encoders share one, where they can. They take little memory and are loaded in milliseconds, so
-    they are limited by their bytes; readers with an encoder of their own are limited by their number.
+    they are limited by their bytes. Encoders, shared or not, are limited by their number; the least recently used leave
+    with all of their readers.
+
+    Readers are loaded in threads of the pool. Of several loads of one reader, the one that began last counts, so that
+    an old version never replaces a newer one. Removing a reader makes those that have begun count no longer.
     """
 
     def __init__(
@@ -103,16 +109,18 @@ class ReaderPool:
         self._settings, self._pinned, self._alone, self._observe = settings, pinned, alone, observe
         self._loaded: OrderedDict[str, LoadedReader] = OrderedDict()  # the least recently used first
         self.tokenizers = SharedTokenizers(settings.token_cache)
+        self._passages = PassageCache(settings.passage_characters)
         self._lock = threading.Lock()
-        # One thread loads the readers that share an encoder. What loading frees stays in the heap of its thread: with
-        # 32 threads, a server that had been asked with 100 readers took 430 MB instead of 300.
-        self._loader = ThreadPoolExecutor(1, "lamella-load")
+        self._loading: dict[str, tuple[int, Future[LoadedReader]]] = {}  # the load of each reader that counts
+        self._numbers = count()  # of loads
+        # Few threads: what loading frees stays in the heap of its thread. With 32 threads, a server that had been asked
+        # with 100 readers took 430 MB instead of 300.
+        self._loaders = ThreadPoolExecutor(LOADERS, "lamella-load")
+        self._loading_encoder = threading.Lock()  # at most one more than the limit is in memory
         self._freed_memory = FreedMemory()
-        self._loading: dict[str, threading.Lock] = {}
         self._encoders = _open_encoders(settings, alone=alone)
         self._shared = MicroBatcher(self._encoders, most_tokens=settings.batch_tokens, observe=observe)
-        self._with_torch: tuple[Listed, QAModel] | None = None  # the reader whose layers were shown last
-        self._showing_layers = threading.Lock()
+        self.layer_weights = LayerWeights(settings.device)
 
     def get(self, listed: Listed) -> LoadedReader:
         """Return a reader, after loading it if it is not in memory."""
@@ -121,37 +129,14 @@ class ReaderPool:
             if loaded is not None:
                 self._loaded.move_to_end(listed.name)
                 return loaded
-            loading = self._loading.setdefault(listed.name, threading.Lock())
-        with loading:  # the first loads it, the others wait
-            with self._lock:
-                loaded = self._loaded.get(listed.name)
-            return loaded or self.replace(listed)
+            _, load = self._loading.get(listed.name) or self._begin(listed)
+        return _finished(load)
 
     def replace(self, listed: Listed) -> LoadedReader:
         """Load a reader from its folder, in place of the one in memory; requests that use the old one finish."""
-        loaded = self._load(listed)
         with self._lock:
-            old = self._loaded.pop(listed.name, None)
-            self._loaded[listed.name] = loaded
-            removed = [loaded for loaded in (old, *self._evict()) if loaded is not None]
-        for each in removed:
-            each.close()
-        if removed:
-            self._freed_memory.request()
-        return loaded
-
-    def _evict(self) -> list[LoadedReader]:
-        """Remove the least recently used readers beyond the limits, but never the newest."""
-        memory = sum(loaded.nbytes for loaded in self._loaded.values())
-        own = sum(not loaded.shares_encoder for loaded in self._loaded.values())
-        removed = []
-        for name, loaded in list(self._loaded.items())[:-1]:
-            too_many = memory > self._settings.memory if loaded.shares_encoder else own > self._settings.most_loaded
-            if too_many and name != self._pinned:
-                removed.append(self._loaded.pop(name))
-                memory -= loaded.nbytes
-                own -= not loaded.shares_encoder
-        return removed
+            _, load = self._begin(listed)
+        return _finished(load)
 
     def remove(self, name: str) -> None:
         """Remove a reader from memory."""
@@ -161,15 +146,53 @@ class ReaderPool:
         if loaded is not None:
             loaded.close()
 
-    def layers(self, listed: Listed, question: str, answer: Answer) -> dict[str, Any]:
-        """Return the weights of the encoder's layers for the tokens of an answer; the model is loaded with torch."""
-        if importlib.util.find_spec("torch") is None:
-            raise UsageError("layers: expected a server with torch, and this one has none; ask without layers.")
-        with self._showing_layers:
-            if self._with_torch is None or self._with_torch[0] != listed:
-                model = load_model(listed.source, device=self._settings.device, backend="torch", inference_only=True)
-                self._with_torch = (listed, model)
-            return layers_of_answer(self._with_torch[1], question, answer)
+    def _begin(self, listed: Listed) -> tuple[int, Future[LoadedReader]]:
+        """Begin to load a reader; the lock is held."""
+        number = next(self._numbers)
+        load = self._loading[listed.name] = number, self._loaders.submit(self._load_into_memory, listed, number)
+        return load
+
+    def _load_into_memory(self, listed: Listed, number: int) -> LoadedReader:
+        """Load a reader, and keep it in memory unless it has been removed, or its next version is being loaded."""
+        try:
+            loaded = self._load(listed)
+        except BaseException:
+            with self._lock:
+                self._end(listed, number)
+            raise
+        removed = [loaded]
+        with self._lock:
+            if self._end(listed, number):
+                old = self._loaded.pop(listed.name, None)
+                self._loaded[listed.name] = loaded
+                removed = [*([] if old is None else [old]), *self._evict()]
+        for each in removed:
+            each.close()
+        if removed:
+            self._freed_memory.request()
+        return loaded
+
+    def _end(self, listed: Listed, number: int) -> bool:
+        """End a load; return whether it counts. The lock is held."""
+        counts = self._loading.get(listed.name, (None,))[0] == number
+        if counts:
+            del self._loading[listed.name]
+        return counts
+
+    def _evict(self) -> list[LoadedReader]:
+        """Remove the least recently used readers beyond the limits, but never the newest."""
+        readers = list(self._loaded.values())  # the newest is the last
+        lasting = [readers[-1], *filter(None, [self._loaded.get(self._pinned or "")])]
+        used = dict.fromkeys(loaded.encoder for loaded in [*lasting, *reversed(readers)])
+        encoders = set(list(used)[: self._settings.most_loaded]) | {loaded.encoder for loaded in lasting}
+        memory = sum(loaded.nbytes for loaded in readers if loaded.encoder in encoders)
+        removed = []
+        for loaded in readers:
+            beyond = loaded.encoder not in encoders
+            if beyond or (loaded not in lasting and loaded.nbytes and memory > self._settings.memory):
+                removed.append(self._loaded.pop(loaded.listed.name))
+                memory -= 0 if beyond else loaded.nbytes
+        return removed
 
     def loaded(self, name: str) -> LoadedReader | None:
         """Return a reader if it is in memory."""
@@ -181,22 +204,27 @@ class ReaderPool:
 
     def close(self) -> None:
         """Remove all readers."""
+        self._loaders.shutdown(cancel_futures=True)
         for name in list(self._loaded):
             self.remove(name)
-        self._loader.shutdown(wait=False)
         self._shared.close()
 
     def _load(self, listed: Listed) -> LoadedReader:
         begin = perf_counter()
         try:
-            shared = self._loader.submit(self._load_shared, listed).result()
+            shared = self._load_shared(listed)
         except NoGraphError as reason:
-            model = self._load_own(listed)
+            with self._loading_encoder:
+                model = self._load_own(listed)
             batcher = MicroBatcher(OwnEngine(model), most_tokens=self._settings.batch_tokens, observe=self._observe)
-            reader = Reader(QueuedModel(model, batcher, self.tokenizers.share(model.tokenizer)))
-            return LoadedReader(listed, reader, perf_counter() - begin, batcher, _without_paths(reason), 0)
-        reader = Reader(QueuedModel(shared, self._shared, self.tokenizers.share(shared.tokenizer), shared))
-        return LoadedReader(listed, reader, perf_counter() - begin, None, None, shared.nbytes + BESIDE_TENSORS)
+            reader = self._reader(QueuedModel(model, batcher, self.tokenizers.share(model.tokenizer)))
+            return LoadedReader(listed, reader, perf_counter() - begin, batcher, _without_paths(reason), 0, batcher)
+        reader = self._reader(QueuedModel(shared, self._shared, self.tokenizers.share(shared.tokenizer), shared))
+        nbytes = shared.nbytes + BESIDE_TENSORS
+        return LoadedReader(listed, reader, perf_counter() - begin, None, None, nbytes, shared.shared_part)
+
+    def _reader(self, model: QueuedModel) -> Reader:
+        return Reader(model, passages=self._passages)
 
     def _load_shared(self, listed: Listed) -> SharedReader | TorchReader:
         """Load a reader onto a shared encoder; raise NoGraphError, with the reason, if it needs one of its own."""
@@ -239,6 +267,11 @@ def _wants_torch(settings: Settings) -> bool:
     if settings.backend == "auto":
         return settings.precision != "int8" and not suits_onnx(settings.device, settings.precision)
     return settings.backend == "torch"
+
+
+def _finished(load: Future[LoadedReader]) -> LoadedReader:
+    wait_patiently(lambda seconds: bool(wait([load], seconds).done))
+    return load.result()
 
 
 def _without_paths(reason: NoGraphError) -> str:

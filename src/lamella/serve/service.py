@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -56,6 +57,7 @@ class Service:
         self.draining = False  # accepted requests are answered, and no new ones come
         self.accepted = 0
         self._threads = ThreadPoolExecutor(settings.workers, "lamella-serve")
+        self._management = ThreadPoolExecutor(1, "lamella-manage")  # readers are loaded again one by one
         self._mean_seconds = 0.05  # of a request, for Retry-After
 
     def start(self) -> None:
@@ -65,7 +67,8 @@ class Service:
 
     def close(self) -> None:
         """Free all memory; accepted requests must have been answered."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        for threads in (self._threads, self._management):
+            threads.shutdown(wait=True, cancel_futures=True)
         self.pool.close()
 
     @property
@@ -158,9 +161,10 @@ class Service:
             raise TooLargeError(f"model: expected at most {limits.max_models} readers per question, got {len(names)}.")
         self._check_limits(ask.question, ask.contexts)
         listed = [self.catalogue.get(name) for name in names]
-        results = await asyncio.gather(
-            *(self._run(lambda each=each: self._answer(each, ask), call) for each in listed)  # type: ignore[misc]
-        )
+        missing = [each for each in listed if self.pool.loaded(each.name) is None]
+        if missing and len(listed) > 1:  # if one cannot be loaded, the others need not compute
+            await self._run_all([partial(self._load, each) for each in missing], call)
+        results = await self._run_all([partial(self._answer, each, ask) for each in listed], call)
         for result in results:
             self.metrics.answers.labels(result["model"], "no" if result["no_answer"] else "yes").inc()
         return {"question": ask.question, "results": results}
@@ -196,9 +200,8 @@ class Service:
                 log=logger.debug,
             )
         if ask.layers:
-            for answer in [*answers, *filter(None, [answers.best_guess])]:
-                if answer["answer"]:
-                    answer["layers"] = self.pool.layers(listed, ask.question, answer)
+            shown = [answer for answer in (*answers, answers.best_guess) if answer and answer["answer"]]
+            self.pool.layer_weights.add(loaded, ask.question, shown)
         threshold = ask.threshold
         if threshold is None:
             decoding = loaded.reader.model.decoding
@@ -209,9 +212,12 @@ class Service:
 
     def _load(self, listed: Listed) -> LoadedReader:
         try:
-            return self.pool.get(listed)
+            loaded = self.pool.get(listed)
         except LamellaError as error:
             raise _unavailable(listed, error) from None
+        if not self.catalogue.serves(listed.name):  # removed while this request waited; its answer is the last
+            self.pool.remove(listed.name)
+        return loaded
 
     @contextmanager
     def _accept(self) -> Any:
@@ -232,12 +238,22 @@ class Service:
             self.metrics.accepted.set(self.accepted)
             self._mean_seconds += 0.05 * (perf_counter() - begin - self._mean_seconds)
 
+    async def _run_all(self, works: Sequence[Callable[[], T]], call: Call) -> list[T]:
+        """Run several parts of a request in threads; if one fails, wait for the others, which stop soon."""
+        running = [asyncio.ensure_future(self._run(work, call)) for work in works]
+        try:
+            return await asyncio.gather(*running)
+        except Exception:
+            call.abandoned = True
+            await asyncio.wait(running)
+            raise
+
     async def _run(self, work: Callable[[], T], call: Call) -> T:
         """Run work in a thread, as part of a request; raise an error if it takes longer than allowed."""
         accepted = perf_counter()
 
         def answer() -> T:
-            call.queued += perf_counter() - accepted
+            call.waits.append((accepted, perf_counter()))
             CALL.set(call)
             call.check()
             return work()
@@ -280,17 +296,17 @@ class Service:
 
     async def load_model(self, name: str) -> dict[str, Any]:
         """Load a reader from the configured folders, or load it again; requests that use the old one finish."""
-        loop = asyncio.get_running_loop()
 
         def load() -> dict[str, Any]:
-            listed = self.catalogue.restore(name)
+            listed = self.catalogue.find(name)
             try:
                 self.pool.replace(listed)
             except LamellaError as error:
                 raise _unavailable(listed, error) from None
+            self.catalogue.restore(name)
             return self.describe_model(name)
 
-        described = await loop.run_in_executor(self._threads, load)
+        described = await asyncio.get_running_loop().run_in_executor(self._management, load)
         self.metrics.loaded.set(len(self.pool))
         return described
 

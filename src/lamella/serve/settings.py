@@ -25,7 +25,7 @@ class Settings:
     device: str | None = None
     threads: int | None = None  # of onnxruntime; None: all cores
     memory: int = 64 * MEBIBYTE  # for the tensors of readers that share an encoder
-    most_loaded: int = 8  # readers in memory that have an encoder of their own
+    most_loaded: int = 8  # encoders in memory, each of one reader or shared by many
 
     batch_tokens: int = 16_384  # most tokens that the encoder gets at once
     workers: int = 32  # requests that are worked on at the same time; their windows share the encoder
@@ -41,4 +41,5 @@ class Settings:
     max_models: int = 8  # per question
     max_top_k: int = 100
     max_batch: int = 256  # questions per batch
+    passage_characters: int = 2_000_000  # of the long texts whose passages are kept, for all readers together
     token_cache: int = 64 * MEBIBYTE  # for the tokens of contexts that are asked about again
