@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -14,8 +16,9 @@ from hypothesis import strategies as st
 from lamella import LamellaWarning, Reader
 from lamella.data.file_formats.formats import read
 from lamella.errors import UsageError
+from lamella.inference import passages
 from lamella.inference import reader as reader_module
-from lamella.inference.passages import LONGEST_PASSAGE, MOST_OVERLAP, PASSAGE, PassageIndex, cut
+from lamella.inference.passages import LONGEST_PASSAGE, MOST_OVERLAP, PASSAGE, PassageCache, PassageIndex, cut
 from samples import needs_torch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -155,3 +158,28 @@ class TestReader:
     def test_a_wrong_number_is_refused(self, passages: Any, default: Reader) -> None:
         with pytest.raises(UsageError, match="passages: expected a whole number"):
             default.ask("Who?", TITAN, passages=passages)
+
+
+class TestCache:
+    def test_the_last_texts_are_kept_up_to_a_number_of_characters(self) -> None:
+        cache = PassageCache(most_characters=100)
+        first, second, long = ("a " * 20,), ("b " * 20, "c"), ("d " * 80,)
+        index = cache.get(first)
+        assert cache.get(second) is cache.get(second)
+        assert cache.get(("a " * 20,)) is index
+        assert cache.get(long) is cache.get(long), "the newest is always kept"
+        assert cache.get(first) is not index
+
+    def test_threads_build_an_index_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        built: list[object] = []
+        together = threading.Barrier(4)
+        monkeypatch.setattr(passages, "PassageIndex", lambda texts: [built.append(texts), PassageIndex(texts)][1])
+        cache = PassageCache()
+
+        def get(_: int) -> PassageIndex:
+            together.wait(10)
+            return cache.get(("a b c " * 1000,))
+
+        with ThreadPoolExecutor(4) as threads:
+            assert len(set(threads.map(get, range(4)))) == 1
+        assert len(built) == 1

@@ -69,6 +69,19 @@ def test_an_encoder_leaves_memory_with_its_last_reader(encoder: Path, tmp_path: 
     assert Reader(open_reader(encoders, folder)).ask(QUESTION, TEXT) == expected
 
 
+def test_the_graph_of_a_kind_leaves_memory_with_its_last_reader(encoder: Path, tmp_path: Path) -> None:
+    """A reader of lower layers has a graph of its own, with another copy of the encoder."""
+    encoders = SharedEncoders(threads=1)
+    reader = open_reader(encoders, save_tiny_reader(tmp_path / "reader", encoder))
+    kind = next(iter(reader.encoder._sessions))
+    lower = reader.encoder.sessions(kind._replace(highest=1))
+    assert lower is not reader.sessions
+    assert len(reader.encoder._sessions) == 2
+    del lower
+    gc.collect()
+    assert list(reader.encoder._sessions.values()) == [reader.sessions] == [reader.shared_part]
+
+
 def test_a_reader_that_is_replaced_on_disk_keeps_its_tensors_until_it_is_opened_again(
     encoder: Path, tmp_path: Path
 ) -> None:

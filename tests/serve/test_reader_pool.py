@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +20,15 @@ from numpy.typing import NDArray
 from lamella import Reader
 from lamella.errors import LamellaError, ModelError
 from lamella.graph.support import NoGraphError
+from lamella.inference import passages
+from lamella.inference.answer_list import Answer
 from lamella.models.shared_encoder import SharedReader
 from lamella.models.window_engine import Row
-from lamella.serve import catalogue, reader_pool
+from lamella.serve import catalogue, layer_weights, reader_pool
 from lamella.serve.catalogue import Catalogue, Listed
-from lamella.serve.micro_batch import MicroBatcher
-from lamella.serve.reader_pool import BESIDE_TENSORS, ReaderPool
+from lamella.serve.micro_batch import CALL, Call, MicroBatcher
+from lamella.serve.reader_pool import BESIDE_TENSORS, LoadedReader, ReaderPool
+from lamella.serve.refusals import TimedOutError
 from lamella.serve.service import Service
 from lamella.serve.settings import Settings
 from samples import needs_torch
@@ -207,3 +213,159 @@ def test_many_registered_readers_cost_nothing_per_request(
     assert service.pool.get(service.catalogue.get("copy7")) is loaded
     assert [model["name"] for model in service.describe_models()] == names
     service.close()
+
+
+# Loads that overlap
+
+
+def load_slowly(pool: ReaderPool, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Make the next load of a pool wait at its end; return when it waits, and what lets it end."""
+    load, waits, may_end = pool._load, threading.Event(), threading.Event()
+
+    def first(listed: Listed) -> LoadedReader:
+        monkeypatch.setattr(pool, "_load", load)
+        loaded = load(listed)
+        waits.set()
+        assert may_end.wait(10)
+        return loaded
+
+    monkeypatch.setattr(pool, "_load", first)
+    return waits, may_end
+
+
+def test_an_old_load_does_not_replace_a_newer_version(
+    pool: ReaderPool, saved: Path, expected: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(saved / "r1", tmp_path / "mine")
+    mine = Listed("mine", str(folder))
+    waits, may_end = load_slowly(pool, monkeypatch)
+    with ThreadPoolExecutor(1) as threads:
+        old = threads.submit(pool.get, mine)
+        assert waits.wait(10)
+        shutil.rmtree(folder)
+        shutil.copytree(saved / "r2", folder)
+        pool.replace(mine)
+        may_end.set()
+        assert old.result(10).reader.ask(QUESTION, TEXT, top_k=2) == expected[1], "its request is answered"
+    assert ask(pool, mine) == expected[2]
+
+
+def test_a_reader_that_is_removed_while_it_is_loaded_does_not_stay(
+    pool: ReaderPool, listed: list[Listed], expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, may_end = load_slowly(pool, monkeypatch)
+    with ThreadPoolExecutor(1) as threads:
+        answers = threads.submit(ask, pool, listed[1])
+        assert waits.wait(10)
+        pool.remove("r1")
+        may_end.set()
+        assert answers.result(10) == expected[1]
+    assert pool.loaded("r1") is None
+    assert not pool._loading
+
+
+def test_a_request_does_not_wait_for_a_load_beyond_its_time(
+    pool: ReaderPool, listed: list[Listed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, may_end = load_slowly(pool, monkeypatch)
+    with in_call(seconds=0.1), pytest.raises(TimedOutError):
+        pool.get(listed[1])
+    may_end.set()
+    assert pool.get(listed[1]) is pool.loaded("r1"), "the load goes on for others"
+
+
+@contextmanager
+def in_call(*, seconds: float) -> Iterator[Call]:
+    call = Call(time.perf_counter() + seconds, seconds)
+    token = CALL.set(call)
+    yield call
+    CALL.reset(token)
+
+
+def test_encoders_in_memory_are_limited(tmp_path: Path) -> None:
+    listed = []
+    for seed in range(4):
+        encoder = save_tiny_bert(tmp_path / f"encoder{seed}", seed=seed)
+        folders = [save_tiny_reader(tmp_path / f"{name}{seed}", encoder, seed=seed) for name in "ab"]
+        listed += [Listed(folder.name, str(folder)) for folder in folders]
+    pool = ReaderPool(Settings(threads=1, most_loaded=2), pinned="a0")
+
+    def in_memory() -> set[str]:
+        gc.collect()
+        assert len(pool._encoders._encoders) <= 2
+        return {each.name for each in listed if pool.loaded(each.name)}
+
+    for each in listed[:4]:
+        pool.get(each)
+    assert in_memory() == {"a0", "b0", "a1", "b1"}
+    pool.get(listed[4])
+    assert in_memory() == {"a0", "b0", "a2"}, "the encoder of the pinned reader stays"
+    pool.get(listed[6])
+    assert in_memory() == {"a0", "b0", "a3"}
+    pool.close()
+
+
+def test_long_texts_are_kept_once_for_all_readers(
+    pool: ReaderPool, listed: list[Listed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[object] = []
+    index = passages.PassageIndex
+    monkeypatch.setattr(passages, "PassageIndex", lambda texts: [built.append(texts), index(texts)][1])
+    for each in listed[:3]:
+        pool.get(each).reader.ask(QUESTION, f"{TEXT}\n\n" * 40, passages=2)
+    assert len(built) == 1
+
+
+# Layers
+
+
+class Shown:
+    """Stands for torch: counts the models that are loaded, and returns the number of a model as its layers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loads: list[str] = []
+        monkeypatch.setattr(layer_weights.importlib.util, "find_spec", lambda name: True)
+        monkeypatch.setattr(layer_weights, "load_model", self.load)
+        monkeypatch.setattr(layer_weights, "layers_of_answer", lambda model, question, answer: model.number)
+
+    def load(self, source: str, **options: Any) -> Any:
+        self.loads.append(Path(source).name)
+        return SimpleNamespace(number=len(self.loads))
+
+
+def show(pool: ReaderPool, listed: Listed, count: int = 1) -> list[Any]:
+    answers = [Answer({}, text="") for _ in range(count)]
+    pool.layer_weights.add(pool.get(listed), QUESTION, answers)
+    return [answer["layers"] for answer in answers]
+
+
+def test_readers_whose_layers_are_shown_together_are_loaded_once_each(
+    pool: ReaderPool, listed: list[Listed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = Shown(monkeypatch)
+    with ThreadPoolExecutor(2) as threads:
+        layers = list(threads.map(lambda each: show(pool, each, 10), listed[:2]))
+    assert sorted(shown.loads) == ["r0", "r1"]
+    assert all(len(set(each)) == 1 for each in layers)
+
+
+def test_layers_are_those_of_the_version_in_memory(
+    pool: ReaderPool, listed: list[Listed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Shown(monkeypatch)
+    assert show(pool, listed[1]) == show(pool, listed[1]) == [1]
+    pool.replace(listed[1])
+    assert show(pool, listed[1]) == [2]
+    pool.remove("r1")
+    gc.collect()
+    assert not pool.layer_weights._models, "it has left with its reader"
+
+
+def test_a_request_does_not_wait_for_layers_beyond_its_time(
+    pool: ReaderPool, listed: list[Listed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Shown(monkeypatch)
+    pool.get(listed[1])
+    with pool.layer_weights._turn, in_call(seconds=0.05), pytest.raises(TimedOutError):
+        show(pool, listed[1])
+    assert show(pool, listed[1])

@@ -68,7 +68,7 @@ def serve(
         ),
     ] = 64,
     loaded: Annotated[
-        int, typer.Option("--loaded", min=1, help="Readers kept in memory that have an encoder of their own.")
+        int, typer.Option("--loaded", min=1, help="Encoders kept in memory, each shared by readers or of one alone.")
     ] = 8,
     queue: Annotated[
         int, typer.Option("--queue", min=1, help="Requests accepted at the same time; more are asked to come back.")

@@ -1,0 +1,95 @@
+"""The service behind the HTTP API: several readers of one question, and where their time goes."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+
+from lamella.errors import UsageError
+from lamella.serve.catalogue import Listed
+from lamella.serve.micro_batch import Call
+from lamella.serve.refusals import RefusedError, UnknownModelError
+from lamella.serve.schemas import Ask
+from lamella.serve.service import Service
+from lamella.serve.settings import Settings
+from tiny_reader import save_tiny_bert, save_tiny_reader
+
+ASK = Ask(question="Who found Titan?", context="Titan was found by Christiaan Huygens in 1655.", model=["a", "b"])
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    encoder = save_tiny_bert(tmp_path / "encoder")
+    for seed, name in enumerate(("a", "b")):
+        save_tiny_reader(tmp_path / "models" / name, encoder, seed=seed)
+    models = str(tmp_path / "models" / "a")
+    service = Service(Settings(models=(shutil.copytree(models, tmp_path / "first"),), folder=tmp_path / "models"))
+    service.start()
+    yield service
+    service.close()
+
+
+def test_if_a_reader_cannot_be_loaded_the_others_do_not_compute(service: Service, tmp_path: Path) -> None:
+    (tmp_path / "models/b/model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(RefusedError, match="'b': cannot be loaded"):
+        asyncio.run(service.ask(ASK, service.new_call()))
+    assert service.metrics.tokens._value.get() == 0
+
+
+def test_a_question_is_counted_until_its_last_reader_has_stopped(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed, call = threading.Event(), service.new_call()
+    stopped: list[str] = []
+
+    def answer(listed: Listed, ask: Ask) -> Any:
+        if listed.name == "a":
+            failed.set()
+            raise UsageError("wrong")
+        assert failed.wait(10)
+        while not call.abandoned:
+            threading.Event().wait(0.005)
+        threading.Event().wait(0.1)
+        assert service.accepted == 1
+        stopped.append(listed.name)
+        call.check()
+
+    monkeypatch.setattr(service, "_answer", answer)
+    with pytest.raises(UsageError, match="wrong"):
+        asyncio.run(service.ask(ASK, call))
+    assert stopped == ["b"]
+    assert service.accepted == 0
+
+
+def test_a_removed_reader_returns_only_if_it_can_be_loaded(service: Service, tmp_path: Path) -> None:
+    service.remove_model("b")
+    whole = (tmp_path / "models/b/model.safetensors").read_bytes()
+    (tmp_path / "models/b/model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(RefusedError, match="cannot be loaded"):
+        asyncio.run(service.load_model("b"))
+    with pytest.raises(UnknownModelError):
+        service.catalogue.get("b")
+    (tmp_path / "models/b/model.safetensors").write_bytes(whole)
+    assert asyncio.run(service.load_model("b"))["loaded"]
+    assert service.catalogue.get("b").name == "b"
+
+
+def test_a_reader_that_is_removed_while_a_question_waits_does_not_stay_in_memory(service: Service) -> None:
+    listed = service.catalogue.get("b")
+    service.remove_model("b")
+    assert service._load(listed).reader, "the question is answered"
+    assert service.pool.loaded("b") is None
+
+
+def test_times_of_readers_that_answer_together_are_not_added_up() -> None:
+    call = Call(100.0, 100.0, waits=[(0, 1), (0.5, 2), (5, 6)], runs=[(1, 4), (2, 3)])
+    assert (call.queued, call.computing) == (3, 3)
+    assert Call(1.0, 1.0).queued == 0
