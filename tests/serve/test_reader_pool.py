@@ -335,7 +335,7 @@ class Shown:
 
 def show(pool: ReaderPool, listed: Listed, count: int = 1) -> list[Any]:
     answers = [Answer({}, text="") for _ in range(count)]
-    pool.layer_weights.add(pool.get(listed), QUESTION, answers)
+    pool.layer_weights.add(pool.get(listed).reader, listed.source, QUESTION, answers)
     return [answer["layers"] for answer in answers]
 
 

@@ -10,18 +10,16 @@ import importlib.util
 import threading
 from collections.abc import Iterable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from lamella.errors import UsageError
 from lamella.inference.answer_layers import layers_of_answer
 from lamella.inference.answer_list import Answer
 from lamella.inference.protocols import QAModel
+from lamella.inference.reader import Reader
 from lamella.models.loading import load_model
 from lamella.serve.micro_batch import CALL, wait_patiently
-
-if TYPE_CHECKING:
-    from lamella.serve.reader_pool import LoadedReader
 
 
 class LayerWeights:
@@ -29,20 +27,20 @@ class LayerWeights:
 
     def __init__(self, device: str | None) -> None:
         self._device = device
-        self._models: WeakKeyDictionary[LoadedReader, QAModel] = WeakKeyDictionary()
+        self._models: WeakKeyDictionary[Reader, QAModel] = WeakKeyDictionary()
         self._turn = threading.Lock()
 
-    def add(self, loaded: LoadedReader, question: str, answers: Iterable[Answer]) -> None:
-        """Add to each answer of a reader the weights of the layers for its tokens."""
+    def add(self, reader: Reader, source: str, question: str, answers: Iterable[Answer]) -> None:
+        """Add to each answer of a reader, which was loaded from `source`, the weights of the layers for its tokens."""
         if importlib.util.find_spec("torch") is None:
             raise UsageError("layers: expected a server with torch, and this one has none; ask without layers.")
         call = CALL.get()
         with self._my_turn():  # for all answers, so that readers asked together are loaded once each
-            model = self._models.get(loaded)
+            model = self._models.get(reader)
             if model is None:
                 self._models.clear()
-                model = load_model(loaded.listed.source, device=self._device, backend="torch", inference_only=True)
-                self._models[loaded] = model
+                model = load_model(source, device=self._device, backend="torch", inference_only=True)
+                self._models[reader] = model
             for answer in answers:
                 if call is not None:
                     call.check()
