@@ -24,7 +24,7 @@ from lamella.inference import passages
 from lamella.inference.answer_list import Answer
 from lamella.models.shared_encoder import SharedReader
 from lamella.models.window_engine import Row
-from lamella.serve import catalogue, layer_weights, reader_pool
+from lamella.serve import catalogue, reader_pool, shown_layers
 from lamella.serve.catalogue import Catalogue, Listed
 from lamella.serve.micro_batch import CALL, Call, MicroBatcher
 from lamella.serve.reader_pool import BESIDE_TENSORS, LoadedReader, ReaderPool
@@ -324,9 +324,9 @@ class Shown:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.loads: list[str] = []
-        monkeypatch.setattr(layer_weights.importlib.util, "find_spec", lambda name: True)
-        monkeypatch.setattr(layer_weights, "load_model", self.load)
-        monkeypatch.setattr(layer_weights, "layers_of_answer", lambda model, question, answer: model.number)
+        monkeypatch.setattr(shown_layers.importlib.util, "find_spec", lambda name: True)
+        monkeypatch.setattr(shown_layers, "load_model", self.load)
+        monkeypatch.setattr(shown_layers, "layers_of_answer", lambda model, question, answer: model.number)
 
     def load(self, source: str, **options: Any) -> Any:
         self.loads.append(Path(source).name)
@@ -335,7 +335,7 @@ class Shown:
 
 def show(pool: ReaderPool, listed: Listed, count: int = 1) -> list[Any]:
     answers = [Answer({}, text="") for _ in range(count)]
-    pool.layer_weights.add(pool.get(listed).reader, listed.source, QUESTION, answers)
+    pool.shown_layers.add(pool.get(listed).reader, listed.source, QUESTION, answers)
     return [answer["layers"] for answer in answers]
 
 
@@ -358,7 +358,7 @@ def test_layers_are_those_of_the_version_in_memory(
     assert show(pool, listed[1]) == [2]
     pool.remove("r1")
     gc.collect()
-    assert not pool.layer_weights._models, "it has left with its reader"
+    assert not pool.shown_layers._models, "it has left with its reader"
 
 
 def test_a_request_does_not_wait_for_layers_beyond_its_time(
@@ -366,6 +366,6 @@ def test_a_request_does_not_wait_for_layers_beyond_its_time(
 ) -> None:
     Shown(monkeypatch)
     pool.get(listed[1])
-    with pool.layer_weights._turn, in_call(seconds=0.05), pytest.raises(TimedOutError):
+    with pool.shown_layers._turn, in_call(seconds=0.05), pytest.raises(TimedOutError):
         show(pool, listed[1])
     assert show(pool, listed[1])

@@ -28,10 +28,10 @@ from lamella.models.shared_encoder import SharedEncoders, SharedReader
 from lamella.models.window_engine import OwnEngine, join_logits, split_rows
 from lamella.serve.catalogue import Listed
 from lamella.serve.freed_memory import FreedMemory
-from lamella.serve.layer_weights import LayerWeights
 from lamella.serve.micro_batch import MicroBatcher, Observer, wait_patiently
 from lamella.serve.settings import Settings
 from lamella.serve.shared_tokenizers import SharedTokenizers
+from lamella.serve.shown_layers import ShownLayers
 
 if TYPE_CHECKING:
     from lamella.models.torch_encoders import TorchEncoders, TorchReader
@@ -120,7 +120,7 @@ class ReaderPool:
         self._freed_memory = FreedMemory()
         self._encoders = _open_encoders(settings, alone=alone)
         self._shared = MicroBatcher(self._encoders, most_tokens=settings.batch_tokens, observe=observe)
-        self.layer_weights = LayerWeights(settings.device)
+        self.shown_layers = ShownLayers(settings.device)
 
     def get(self, listed: Listed) -> LoadedReader:
         """Return a reader, after loading it if it is not in memory."""

@@ -201,7 +201,7 @@ class Service:
             )
         if ask.layers:
             shown = [answer for answer in (*answers, answers.best_guess) if answer and answer["answer"]]
-            self.pool.layer_weights.add(loaded.reader, listed.source, ask.question, shown)
+            self.pool.shown_layers.add(loaded.reader, listed.source, ask.question, shown)
         threshold = ask.threshold
         if threshold is None:
             decoding = loaded.reader.model.decoding

@@ -22,7 +22,7 @@ from lamella.models.loading import load_model
 from lamella.serve.micro_batch import CALL, wait_patiently
 
 
-class LayerWeights:
+class ShownLayers:
     """Adds layers to answers. Threads may share it; they take turns."""
 
     def __init__(self, device: str | None) -> None:
