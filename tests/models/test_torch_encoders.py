@@ -205,6 +205,23 @@ def test_half_precision_stays_near(trained: list[Path]) -> None:
         assert 0 < np.abs(output - right).max() < 0.02 * np.abs(right).max()
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gpu_mixes_readers_in_half_precision(family: str, tmp_path: Path) -> None:
+    base = save_tiny_encoder(tmp_path / "base", family)
+    tunings = {name: TUNINGS[name] for name in ("layer_norm", "lora", "pissa", "ia3", "adapter")}
+    folders = [
+        save_trained(tmp_path / name, base, seed=seed, encoder={"tuning": tuning})
+        for seed, (name, tuning) in enumerate(tunings.items())
+    ]
+    encoders = TorchEncoders("cuda", "bf16")
+    readers = [open_reader(encoders, folder) for folder in folders]
+    assert encoders.patience > 0
+    for mixed, folder in zip(mix(readers), folders, strict=True):
+        right = expected(folder)
+        assert 0 < np.abs(mixed - right).max() < 0.1 * np.abs(right).max()
+
+
 def test_a_batch_is_cut_at_the_budget_of_tokens(trained: list[Path]) -> None:
     whole, cut = (TorchEncoders("cpu", most_tokens=most) for most in (16_384, 200))
     padded = windows_of(open_reader(whole, trained[0]))
