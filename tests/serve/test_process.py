@@ -86,7 +86,7 @@ def test_the_client_of_hugging_face_works_unchanged(
 
 
 def test_slow_clients_stall_nobody(server: RunningServer) -> None:
-    head = b"POST /v1/ask HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+    head = b"POST /v1/ask HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
     with_body = [connect(server) for _ in range(150)]  # more than the queue is long
     without_head = [connect(server) for _ in range(20)]
     try:

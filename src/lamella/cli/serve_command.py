@@ -54,6 +54,15 @@ def serve(
             "--cors", metavar="ORIGIN", help="Web site whose pages may ask, such as https://example.org. Repeatable."
         ),
     ] = None,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="Name by which clients call this server, such as qa.example.org behind a proxy. Repeatable. Default: "
+            "any name; only those of this machine, if the server listens there and has no keys.",
+        ),
+    ] = None,
     precision: Precision = "auto",
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="Cores to use on a CPU; default: all of them.")
@@ -92,6 +101,7 @@ def serve(
         folder=folder,
         keys=read_keys(keys),
         cors=tuple(cors or ()),
+        hosts=tuple(hosts) if hosts else None,
         precision=precision,
         threads=threads,
         memory=memory * MEBIBYTE,

@@ -1,4 +1,4 @@
-"""The gate before all routes: request ids, bearer keys, one log line per request, figures, errors as JSON."""
+"""The gate before all routes: who may ask, request ids, one log line per request, figures, errors as JSON."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lamella.errors import LamellaError, truncate
+from lamella.errors import LamellaError, shorten, truncate
 from lamella.serve.json_body import to_json
 from lamella.serve.refusals import REQUEST_ID, InternalError, RefusedError, as_refusal
 from lamella.serve.server_metrics import Metrics
@@ -29,6 +29,7 @@ REQUEST_IDS = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 OPEN = ("/", "/health", "/ready", "/docs", "/openapi.json", "/favicon.ico")  # GET without a key
 OPEN_FOLDER = "/page/"
 LONGEST_PATH = 200  # characters in the log
+PORTS = {"http": 80, "https": 443}  # of addresses that name none
 
 
 class Gate:
@@ -64,6 +65,8 @@ class Gate:
 
         try:
             try:
+                self._check_host(headers)
+                self._check_origin(headers)
                 self._check_key(scope, headers)
                 await self.app(scope, receive, send_on)
             except LamellaError as error:
@@ -84,6 +87,38 @@ class Gate:
             path = truncate(quote(scope["path"], safe="/%:@+"), LONGEST_PATH)
             more = "".join(f" {name}={value}" for name, value in notes.items())
             logger.info("id=%s %s %s %d %.1fms%s", request_id, scope["method"], path, status, seconds * 1000, more)
+
+    def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse a name that is not this server's: another web site may let a name of its own point to this machine."""
+        given = headers.get(b"host", b"").decode("latin-1")
+        if not given or self.settings.hosts is None:  # every browser sends one
+            return
+        name, _ = _place(f"//{given}")
+        if name not in self.settings.hosts:
+            raise RefusedError(
+                f"Host: expected {' or '.join(self.settings.hosts)}, got {shorten(given)}; to allow it, start the "
+                "server with --allow-host NAME, or with keys.",
+                status=403,
+                kind="forbidden_host",
+            )
+
+    def _check_origin(self, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse pages of other web sites; a browser lets them send requests, and only hides the answers from them."""
+        if b"origin" not in headers:  # no page sent it, or it is a GET of the page itself
+            return
+        origin = headers[b"origin"].decode("latin-1")
+        if origin in self.settings.cors or "*" in self.settings.cors:
+            return
+        scheme = origin.partition(":")[0]
+        host = headers.get(b"host", b"").decode("latin-1")
+        name, port = _place(origin, scheme)
+        if name is None or (name, port) != _place(f"//{host}", scheme):
+            raise RefusedError(
+                f"Origin: expected a page of this server ({shorten(host)}), got {shorten(origin)}; to allow others, "
+                "start the server with --cors ORIGIN.",
+                status=403,
+                kind="forbidden_origin",
+            )
 
     def _check_key(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
         path = scope["path"]
@@ -121,6 +156,15 @@ async def send_refusal(
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def _place(address: str, scheme: str = "http") -> tuple[str | None, int | None]:
+    """Return the host and the port of an address; a proxy may answer https where the server answers http."""
+    try:
+        parts = urlsplit(address)
+        return parts.hostname, parts.port or PORTS.get(scheme)
+    except ValueError:
+        return None, None
 
 
 def _digest(key: bytes) -> bytes:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import math
 import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import FrameType
 
 import uvicorn
@@ -25,6 +27,7 @@ from lamella.serve.web_app import create_app
 BACKLOG = 2048  # connections that wait to be accepted
 MOST_CONNECTIONS = 2000  # clients that are slow hold a connection, but no place in the queue
 KEEP_ALIVE = 30  # seconds
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def serve(settings: Settings, host: str, port: int, announce: Callable[[str, Service], None]) -> None:
@@ -34,6 +37,7 @@ def serve(settings: Settings, host: str, port: int, announce: Callable[[str, Ser
     """
     listening = bind(host, port)
     try:
+        settings = replace(settings, hosts=names_of(settings, host, listening.getsockname()[0]))
         app = create_app(settings)
         service: Service = app.state.service
         service.start()
@@ -63,6 +67,19 @@ def bind(host: str, port: int) -> socket.socket:
         listening.close()
         raise RunError(f"{where}: cannot listen there ({error.strerror}); choose another --port.") from None
     return listening
+
+
+def names_of(settings: Settings, host: str, address: str) -> tuple[str, ...] | None:
+    """Return the names by which clients may call a server that listens at a host, which has this address; None: any.
+
+    Without keys, a server that only this machine reaches trusts everyone. A page of another web site could reach it by
+    a name that it lets point to this machine (DNS rebinding), so such a server answers to its own names only.
+    """
+    loopback = ipaddress.ip_address(address).is_loopback
+    if settings.hosts is None and (settings.keys or not loopback):
+        return None
+    names = (*LOOPBACK, address, host, *(settings.hosts or ()))
+    return tuple(dict.fromkeys(name.lower() for name in names))
 
 
 class Server(uvicorn.Server):

@@ -25,6 +25,7 @@ NDJSON = "application/x-ndjson"
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorResponse, "description": "The body is not JSON."},
     401: {"model": ErrorResponse, "description": "The server has keys, and the request has none of them."},
+    403: {"model": ErrorResponse, "description": "A page of another web site sent it, or to another name."},
     404: {"model": ErrorResponse, "description": "No reader has this name; the message lists those there are."},
     408: {"model": ErrorResponse, "description": "The body came too slowly."},
     413: {"model": ErrorResponse, "description": "Longer than a limit of the server; the message names it."},

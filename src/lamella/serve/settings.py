@@ -19,6 +19,7 @@ class Settings:
     manages: bool = True  # with a folder, clients may load and remove readers, and correct and adapt them
     keys: tuple[str, ...] = ()  # bearer keys; empty: everyone may ask
     cors: tuple[str, ...] = ()  # origins of other web pages that may ask
+    hosts: tuple[str, ...] | None = None  # names of this server in the header Host; None: any
 
     precision: Precision = "auto"
     backend: Backend = "auto"
