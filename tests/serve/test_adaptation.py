@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 from lamella.data.examples import Answer, Context, Example
+from lamella.files import locked, write_json
 from lamella.scoring.metrics import QuestionScores
 from lamella.serve import adaptation
 from lamella.serve.adapt_process import compare
@@ -181,3 +183,56 @@ def test_the_process_ends_when_the_server_is_killed(tmp_path: Path) -> None:
     process.stdin.close()
     assert process.wait(60) == -signal.SIGKILL
     assert os.getpid()  # this process is in another group
+
+
+def finished(jobs: Adaptations, id_: str, **state: str) -> Path:
+    """Write the folder of an adaptation that is over."""
+    folder = jobs.folder / id_
+    model = folder / adaptation.RUN / "model"
+    model.mkdir(parents=True)
+    request = {"model": "tiny", "trained_on": 16, "left_out": 8, "split": "context"}
+    write_json(folder / adaptation.REQUEST, request)
+    write_json(folder / adaptation.STATE, {"state": "finished", **state})
+    return folder
+
+
+def test_what_is_no_adaptation_is_ignored(folder: Path) -> None:
+    (folder / adaptation.FOLDER / "empty").mkdir(parents=True)
+    (folder / adaptation.FOLDER / ".DS_Store").write_bytes(b"x")
+    jobs = adaptations(folder, questions=1)
+    assert jobs.current() is None
+    (folder / adaptation.FOLDER / "0").mkdir()
+    finished(jobs, "a1")
+    current = jobs.current()
+    assert current is not None
+    assert current["id"] == "a1"
+
+
+def test_a_failure_names_no_folder_of_the_server(folder: Path) -> None:
+    jobs = adaptations(folder, questions=1)
+    finished(jobs, "a1", state="failed", message=f"{folder}/tiny: the base encoder is missing")
+    assert jobs.status("a1")["message"] == "The training failed; the log of the server has the reason."
+
+
+def test_the_name_of_a_removed_reader_is_not_free(folder: Path, tmp_path: Path) -> None:
+    given = shutil.copytree(folder / "tiny", tmp_path / "given")
+    catalogue = Catalogue([str(folder.parent / "models" / "tiny"), str(given)])
+    jobs = Adaptations(folder, Corrections(folder), catalogue)
+    finished(jobs, "a1")
+    catalogue.remove("given")
+    with pytest.raises(AdaptationError, match="one that is free"):
+        jobs.keep("a1", "given")
+
+
+def test_the_adaptation_of_another_server_process_is_stopped_after_one_s_own(folder: Path) -> None:
+    """A process that this one has started, and another has discarded, must not hide that of the other."""
+    jobs, sleep = adaptations(folder, questions=1), [sys.executable, "-c", "import time; time.sleep(60)"]
+    jobs._process = subprocess.Popen(sleep, start_new_session=True)
+    jobs._process.kill()
+    current = finished(jobs, "a1", state="training")
+    with locked(current) as lock:
+        process = subprocess.Popen(sleep, start_new_session=True, pass_fds=[lock])
+    write_json(current / adaptation.PROCESS, {"pid": process.pid})
+    jobs.discard("a1")
+    assert process.wait(20) == -signal.SIGKILL
+    assert jobs._process is None

@@ -12,6 +12,7 @@ from lamella.data.dataset import load_examples
 from lamella.errors import UsageError
 from lamella.serve import corrections as module
 from lamella.serve.corrections import Corrections, UnknownCorrectionError
+from lamella.serve.refusals import TooLargeError
 
 TEXT = "😀 Huygens discovered Titan in 1655."
 
@@ -85,3 +86,15 @@ def test_corrections_of_several_processes_are_all_kept(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda number: servers[number % 2].add(f"Question {number}?", TEXT, (2, 9)), range(12)))
     assert len(servers[0].examples()) == 12
+
+
+def test_long_answers_and_large_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Corrections(tmp_path)
+    text = "word " * 1000
+    with pytest.raises(TooLargeError, match="an answer of at most 1,000 characters, got 1,001"):
+        kept.add("Who?", text, (0, 1001))
+    kept.add("Who?", text, (0, 1000))
+    monkeypatch.setattr(module, "MOST_BYTES", 6000)
+    with pytest.raises(TooLargeError, match="download the file"):
+        kept.add("When?", text, (0, 4))
+    assert len(kept.examples()) == 1

@@ -278,6 +278,18 @@ def test_limits_are_named() -> None:
         assert "2,000 bytes" in error_of(response, 413)
 
 
+def test_bodies_that_are_being_sent_share_a_budget(client: TestClient) -> None:
+    service = service_of(client)
+    with service.bodies.body() as unfinished:
+        unfinished.add(service.settings.body_memory)
+        response = client.post("/v1/text?name=a.txt", content=b"a" * 200_000)
+        assert "64 MiB" in error_of(response, 429)
+        assert int(response.headers["Retry-After"]) > 0
+        assert client.post("/v1/ask", json=WHEN).status_code == 200, "questions are small"
+    assert service.bodies.used == 0
+    assert client.post("/v1/text?name=a.txt", content=b"a" * 200_000).status_code == 200
+
+
 def test_a_full_queue_asks_to_come_back(client: TestClient) -> None:
     service = service_of(client)
     service.accepted += service.settings.queue
@@ -364,6 +376,7 @@ def test_readers_leave_memory_at_the_limit_and_come_back(folder: Path) -> None:
 
 def test_health_readiness_and_figures(client: TestClient) -> None:
     assert client.get("/health").json() == {"status": "alive"}
+    assert client.head("/health").status_code == client.head("/ready").status_code == 200
     assert client.get("/ready").json() == {"status": "ready"}
     service_of(client).draining = True
     assert client.get("/ready").status_code == 503

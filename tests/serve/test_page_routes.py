@@ -136,3 +136,13 @@ def test_with_keys_only_the_page_itself_is_open(tiny: Path, tmp_path: Path) -> N
         for path in ("corrections", "adaptations", "text"):
             assert client.post(f"/v1/{path}").status_code == 401
         assert client.get("/v1/corrections", headers={"Authorization": "Bearer secret"}).status_code == 200
+
+
+def test_a_damaged_file_of_corrections_is_reported_without_its_folder(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "corrections.json").write_text("{")
+    settings = Settings(models=(str(tiny),), folder=tmp_path)
+    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+        response = client.get("/v1/corrections")
+        message = error_of(response, 503)
+        assert str(tmp_path) not in message
+        assert response.headers["X-Request-Id"] in message

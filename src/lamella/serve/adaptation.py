@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import signal
@@ -30,7 +31,9 @@ from lamella.files import locked, read_json, write_json, write_text
 from lamella.runs import HISTORY, MODEL
 from lamella.serve.catalogue import NAME, Catalogue
 from lamella.serve.corrections import Corrections
-from lamella.serve.refusals import RefusedError
+from lamella.serve.refusals import RefusedError, names_folder
+
+logger = logging.getLogger("lamella.serve")
 
 FOLDER = ".adaptations"  # a name that no reader can have
 REQUEST, STATE, PROCESS = "adaptation.json", "state.json", "process.json"
@@ -57,7 +60,7 @@ class Adaptations:
         self._process: subprocess.Popen[bytes] | None = None  # if this server has started it
         self._lock = threading.RLock()
         if self.folder.is_dir():
-            for old in self.folder.iterdir():  # what did not finish ended with the server it belonged to
+            for old in filter(Path.is_dir, self.folder.iterdir()):  # unfinished ones ended with their server
                 if _state(old)["state"] != "finished" and not _is_alive(old):
                     shutil.rmtree(old, ignore_errors=True)
 
@@ -78,13 +81,14 @@ class Adaptations:
             train, left_out, split = split_corrections(examples)
             id_ = uuid.uuid4().hex[:12]
             folder = self.folder / id_
+            source = os.path.abspath(listed.source) if os.path.isdir(listed.source) else listed.source
+            request = {"model": listed.name, "source": source, "trained_on": len(train), "left_out": len(left_out)}
+            write_json(folder / REQUEST, {**request, "split": split})  # first: with it, the folder is an adaptation
             write_squad(train, folder / TRAIN)
             write_squad(left_out, folder / LEFT_OUT)
-            source = os.path.abspath(listed.source) if os.path.isdir(listed.source) else listed.source
             write_text(folder / RUN_FILE, _run_file(source))
-            request = {"model": listed.name, "source": source, "trained_on": len(train), "left_out": len(left_out)}
-            write_json(folder / REQUEST, {**request, "split": split})
             write_json(folder / STATE, {"state": "training"})
+            self._stop()  # one that another process of this server has discarded
             self._process = _start_process(folder)
             write_json(folder / PROCESS, {"pid": self._process.pid})
             return self.status(id_)
@@ -92,8 +96,13 @@ class Adaptations:
     def current(self) -> dict[str, Any] | None:
         """Return the adaptation that runs or waits for a decision, if any."""
         with self._lock:
-            folders = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+            folders = sorted(self._folders())
             return self.status(folders[0].name) if folders else None
+
+    def _folders(self) -> list[Path]:
+        """Return the folders of all adaptations; whatever else is there is ignored."""
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return [folder for folder in found if (folder / REQUEST).is_file()]
 
     def status(self, id_: str) -> dict[str, Any]:
         """Return the state of an adaptation: training, scoring, finished or failed, its progress and its verdict."""
@@ -108,6 +117,9 @@ class Adaptations:
             request = read_json(folder / REQUEST)
             progress = 1.0 if state["state"] in ("scoring", "finished") else _progress(folder)
             public = {key: request[key] for key in ("model", "trained_on", "left_out", "split")}
+            if names_folder(state.get("message", "")):
+                logger.error("adaptation %s: %s", id_, state["message"])
+                state = {**state, "message": "The training failed; the log of the server has the reason."}
             return {"id": id_, **public, "progress": progress, **state}
 
     def keep(self, id_: str, name: str) -> str:
@@ -121,9 +133,10 @@ class Adaptations:
                     f"name: expected letters, digits and . _ - + @ (at most 100), got {shorten(name)}.", status=422
                 )
             target = self.folder.parent / name
-            if name in self.catalogue.names() or target.exists():
+            if self.catalogue.is_taken(name) or target.exists():
                 raise AdaptationError(f"name: expected one that is free, got {shorten(name)}; choose another.")
             os.replace(folder / RUN / MODEL, target)
+            self._stop()
             shutil.rmtree(folder, ignore_errors=True)
             return name
 
@@ -131,8 +144,10 @@ class Adaptations:
         """Stop an adaptation if it runs, and remove everything it made."""
         with self._lock:
             folder = self._folder(id_)
-            if _is_alive(folder) and self._process is None:  # another process of this server has started it
-                _signal_group(read_json(folder / PROCESS)["pid"], signal.SIGKILL)
+            if _is_alive(folder):
+                pid = read_json(folder / PROCESS)["pid"]
+                if self._process is None or self._process.pid != pid:  # another process of this server has started it
+                    _signal_group(pid, signal.SIGKILL)
             self._stop()
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -143,7 +158,7 @@ class Adaptations:
 
     def _folder(self, id_: str) -> Path:
         """Return the folder of an adaptation, found by comparing names: an id never becomes part of a path."""
-        for folder in self.folder.iterdir() if self.folder.is_dir() else ():
+        for folder in self._folders():
             if folder.name == id_:
                 return folder
         raise AdaptationError(f"adaptation: expected the id of one that is here, got {shorten(id_)}.", status=404)

@@ -22,6 +22,8 @@ from lamella.serve.refusals import RefusedError, TooLargeError
 
 FILE = "corrections.json"
 MOST = 5_000
+MOST_BYTES = 20 * 1024 * 1024  # of the file, which is read and written with every correction
+LONGEST_ANSWER = 1_000  # characters
 WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # seconds between attempts to change the file
 LONGEST_CONTEXT = 20_000  # characters; of longer texts, the part around the answer is kept
 
@@ -44,7 +46,10 @@ class Corrections:
         """Return all corrections, the oldest first; the file may have been edited by hand."""
         if not self.path.exists():
             return []
-        return list(load_examples(str(self.path), labelled=True).examples)
+        try:
+            return list(load_examples(str(self.path), labelled=True).examples)
+        except UsageError as error:  # a fault of the file, not of the request
+            raise RunError(str(error)) from None
 
     def add(
         self, question: str, context: str, place: tuple[int, int] | None, *, near: int | None = None
@@ -64,6 +69,11 @@ class Corrections:
                     f"correction: expected an answer within the {len(context):,} characters of the text, got "
                     f"{begin} to {end}; mark the words of the answer."
                 )
+            if end - begin > LONGEST_ANSWER:
+                raise TooLargeError(
+                    f"correction: expected an answer of at most {LONGEST_ANSWER:,} characters, got {end - begin:,}; "
+                    "mark only the words of the answer."
+                )
         context, begin = _part(context, place[0] if place else near or 0, (place[1] - place[0]) if place else 0)
         answers: tuple[Answer, ...] = ()
         if place is not None:
@@ -78,6 +88,11 @@ class Corrections:
             if len(kept) >= MOST:
                 raise TooLargeError(
                     f"corrections: expected at most {MOST:,}, got one more; download the file, then remove some."
+                )
+            if self._bytes() + len(context.encode()) > MOST_BYTES:
+                raise TooLargeError(
+                    f"corrections: expected at most {MOST_BYTES // 2**20} MiB, got more; download the file, then "
+                    "remove some."
                 )
             known = {example.context.text: example.context for example in kept}
             example = Example(uuid.uuid4().hex[:12], question, known.get(context, Context(context)), answers)
@@ -112,6 +127,9 @@ class Corrections:
     def listed(self) -> list[dict[str, Any]]:
         """Return all corrections as JSON values, the newest first."""
         return [describe(example) for example in reversed(self.examples())]
+
+    def _bytes(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
 
     def file(self) -> bytes:
         """Return the content of the SQuAD file."""

@@ -64,20 +64,21 @@ async def read_limited(request: Request, most: int, seconds: float) -> bytes:
     if length.isdecimal() and len(length) < 20 and int(length) > most:
         raise TooLargeError(too_long.format(f"{int(length):,}"))
     chunks: list[bytes] = []
-    read = 0
-    try:
-        async with asyncio.timeout(seconds):
-            async for chunk in request.stream():
-                read += len(chunk)
-                if read > most:
-                    raise TooLargeError(too_long.format("more"))
-                chunks.append(chunk)
-    except TimeoutError:
-        raise RefusedError(
-            f"body: expected all of it within {seconds:g} seconds, got {counted(read, 'byte')}; send it faster.",
-            status=408,
-            kind="slow_request",
-        ) from None
+    with request.app.state.service.bodies.body() as body:
+        try:
+            async with asyncio.timeout(seconds):
+                async for chunk in request.stream():
+                    body.add(len(chunk))
+                    if body.read > most:
+                        raise TooLargeError(too_long.format("more"))
+                    chunks.append(chunk)
+        except TimeoutError:
+            raise RefusedError(
+                f"body: expected all of it within {seconds:g} seconds, got {counted(body.read, 'byte')}; send it "
+                "faster.",
+                status=408,
+                kind="slow_request",
+            ) from None
     return b"".join(chunks)
 
 

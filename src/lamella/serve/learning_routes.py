@@ -114,7 +114,7 @@ def _free_readers(request: Request) -> asyncio.Semaphore:
     return semaphore
 
 
-@learning.get("/v1/corrections", responses={401: ERRORS[401]})
+@learning.get("/v1/corrections", responses={n: ERRORS[n] for n in (401, 503)})
 async def list_corrections(request: Request) -> Response:
     """List the corrections, the newest first, with the adaptation that runs or waits for a decision."""
     learnt = learning_of(request)
@@ -128,7 +128,9 @@ async def list_corrections(request: Request) -> Response:
     return json_response({**await asyncio.to_thread(listed), "can_adapt": can_adapt, "why_not": reason})
 
 
-@learning.post("/v1/corrections", status_code=201, responses={n: ERRORS[n] for n in (400, 401, 408, 413, 415, 422)})
+@learning.post(
+    "/v1/corrections", status_code=201, responses={n: ERRORS[n] for n in (400, 401, 408, 413, 415, 422, 429, 503)}
+)
 async def add_correction(body: CorrectionIn, request: Request) -> Response:
     """Keep the right answer to a question; a second correction of the same question replaces the first."""
     place = None if body.start is None or body.end is None else (body.start, body.end)
@@ -137,11 +139,12 @@ async def add_correction(body: CorrectionIn, request: Request) -> Response:
     return json_response(added, 201)
 
 
-@learning.get("/v1/corrections/squad.json", responses={401: ERRORS[401]})
+@learning.get("/v1/corrections/squad.json", responses={n: ERRORS[n] for n in (401, 503)})
 async def download_corrections(request: Request) -> Response:
     """Return the corrections as a SQuAD 2.0 file."""
     headers = {"Content-Disposition": 'attachment; filename="corrections.json"'}
-    return Response(learning_of(request).corrections.file(), media_type="application/json", headers=headers)
+    content = await asyncio.to_thread(learning_of(request).corrections.file)
+    return Response(content, media_type="application/json", headers=headers)
 
 
 @learning.delete("/v1/corrections/{correction_id}", responses={n: ERRORS[n] for n in (401, 404)})
@@ -154,7 +157,7 @@ async def remove_correction(correction_id: str, request: Request) -> Response:
 @learning.post(
     "/v1/adaptations",
     status_code=202,
-    responses={**{n: ERRORS[n] for n in (400, 401, 404, 408, 413, 415, 422)}, 409: CONFLICT},
+    responses={**{n: ERRORS[n] for n in (400, 401, 404, 408, 413, 415, 422, 429, 503)}, 409: CONFLICT},
 )
 async def start_adaptation(body: AdaptationIn, request: Request) -> Response:
     """Adapt a reader to the corrections, in a process of its own; it goes on without the client."""
@@ -169,7 +172,7 @@ async def adaptation_status(adaptation_id: str, request: Request) -> Response:
 
 @learning.post(
     "/v1/adaptations/{adaptation_id}/keep",
-    responses={**{n: ERRORS[n] for n in (400, 401, 404, 408, 413, 415, 422)}, 409: CONFLICT},
+    responses={**{n: ERRORS[n] for n in (400, 401, 404, 408, 413, 415, 422, 429, 503)}, 409: CONFLICT},
 )
 async def keep_adaptation(adaptation_id: str, body: KeepIn, request: Request) -> Response:
     """Keep the adapted reader under a name, and load it."""

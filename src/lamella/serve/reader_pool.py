@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import re
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -29,6 +28,7 @@ from lamella.models.window_engine import OwnEngine, join_logits, split_rows
 from lamella.serve.catalogue import Listed
 from lamella.serve.freed_memory import FreedMemory
 from lamella.serve.micro_batch import MicroBatcher, Observer, wait_patiently
+from lamella.serve.refusals import names_folder
 from lamella.serve.settings import Settings
 from lamella.serve.shared_tokenizers import SharedTokenizers
 from lamella.serve.shown_layers import ShownLayers
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("lamella.serve")
 
-PATH = re.compile(r"(^|\s)(/|~|\w:)")
 LOADERS = 2  # threads that load readers; those with an encoder of their own are loaded one by one
 BESIDE_TENSORS = 64 * 1024  # bytes that a reader takes beside its tensors, such as its options
 
@@ -276,7 +275,7 @@ def _finished(load: Future[LoadedReader]) -> LoadedReader:
 
 def _without_paths(reason: NoGraphError) -> str:
     """Return the reason for clients, who must not learn the folders of this machine."""
-    if PATH.search(str(reason)):
+    if names_folder(str(reason)):
         logger.info("a reader shares no encoder: %s", reason)
         return "no graph can be made that it could share; the log of the server has the reason"
     return str(reason)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import heapq
+import logging
+import re
 from collections.abc import Iterable
 from contextvars import ContextVar
 from itertools import pairwise
 
-from lamella.errors import LamellaError, shorten
+from lamella.errors import LamellaError, UsageError, shorten
 
+logger = logging.getLogger("lamella.serve")
+
+FOLDER = re.compile(r"(^|[\s'\"(])(/|~|\w:[\\/])")  # where a path begins
 MOST_NAMES = 12  # that a message lists
 MOST_COMPARED = 1000  # names that are compared with an unknown one
 LONGEST_COMPARED = 60  # characters
@@ -93,8 +98,25 @@ class InternalError(RefusedError):
 
 
 def as_refusal(error: LamellaError) -> RefusedError:
-    """Return an error as a client sees it: what Lamella refuses is a wrong request."""
-    return error if isinstance(error, RefusedError) else RefusedError(str(error))
+    """Return an error as a client sees it: a wrong call is a wrong request, everything else a fault of the server.
+
+    What a fault is may name folders of this machine, so it only goes to the log.
+    """
+    if isinstance(error, RefusedError):
+        return error
+    if isinstance(error, UsageError):
+        return RefusedError(str(error))
+    logger.error("id=%s: %s", REQUEST_ID.get(), error)
+    return RefusedError(
+        f"the server cannot do this now; its log has the reason under id {REQUEST_ID.get()}.",
+        status=503,
+        kind="unavailable",
+    )
+
+
+def names_folder(message: str) -> bool:
+    """Whether a message may name a folder of this machine."""
+    return FOLDER.search(message) is not None
 
 
 def _letter_pairs(name: str) -> set[tuple[str, str]]:

@@ -111,12 +111,14 @@ async def info(request: Request) -> Response:
     )
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health() -> Response:
     """Return 200 while the server runs."""
     return json_response({"status": "alive"})
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready", responses={503: {"description": "The default reader is being loaded, or the server shuts down."}})
 async def ready(request: Request) -> Response:
     """Return 200 if the default reader is loaded and the server is not shutting down."""

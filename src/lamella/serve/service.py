@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from lamella.config import DecodingOptions
 from lamella.errors import LamellaError, UsageError, collect_warnings, counted
 from lamella.inference.abstention import at_prior
+from lamella.serve.body_budget import BodyBudget
 from lamella.serve.catalogue import Catalogue, Listed
 from lamella.serve.micro_batch import CALL, Call
 from lamella.serve.reader_pool import LoadedReader, ReaderPool
@@ -57,6 +58,7 @@ class Service:
         self.draining = False  # accepted requests are answered, and no new ones come
         self.accepted = 0
         self._threads = ThreadPoolExecutor(settings.workers, "lamella-serve")
+        self.bodies = BodyBudget(settings.body_memory)
         self._management = ThreadPoolExecutor(1, "lamella-manage")  # readers are loaded again one by one
         self._mean_seconds = 0.05  # of a request, for Retry-After
 

@@ -36,6 +36,7 @@ class Settings:
     write_timeout: float = 30.0  # seconds in which a client must take a line of a stream
 
     max_body: int = 4 * MEBIBYTE  # bytes
+    body_memory: int = 64 * MEBIBYTE  # bytes of requests that are being sent, all together; 429 beyond
     max_contexts: int = 100
     max_characters: int = 2_000_000  # of all contexts of a question together
     max_question: int = 5_000  # characters

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from lamella.errors import UsageError
+from lamella.errors import LamellaError, RunError, UsageError
 from lamella.inference.answer_layers import layers_of_answer
 from lamella.inference.answer_list import Answer
 from lamella.inference.protocols import QAModel
@@ -39,7 +39,10 @@ class ShownLayers:
             model = self._models.get(reader)
             if model is None:
                 self._models.clear()
-                model = load_model(source, device=self._device, backend="torch", inference_only=True)
+                try:
+                    model = load_model(source, device=self._device, backend="torch", inference_only=True)
+                except LamellaError as error:  # a fault of the server, not of the request
+                    raise RunError(str(error)) from None
                 self._models[reader] = model
             for answer in answers:
                 if call is not None:
