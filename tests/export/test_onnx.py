@@ -54,6 +54,7 @@ from lamella.models.base_encoder import load_encoder
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
 from lamella.models.onnx_model import Int8Parity, Measured, OnnxModel, read_export
+from lamella.models.onnx_sessions import Sessions
 from lamella.models.transformers_model import StockModel
 from lamella.scoring.evaluate import score_predictions
 
@@ -578,7 +579,7 @@ def test_out_of_memory_is_distinguished_from_a_broken_graph(
             raise Exception("[ONNXRuntimeError] : 6 : Failed to allocate memory for requested buffer of size 9")
 
     model = load_model(made["onnx"])
-    monkeypatch.setattr(model, "_session", lambda threads: Full())
+    monkeypatch.setattr(Sessions, "get", lambda self, threads: Full())
     message = refusal(RunError, lambda: predict(model, examples_about(corpus()[:1])))
     assert "lower the batch size" in message
 
