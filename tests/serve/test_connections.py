@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -40,12 +41,13 @@ def with_server(
 ) -> None:
     """Run a test against a server in this process, which has not loaded its reader."""
 
-    async def run() -> None:
-        listening = bind("127.0.0.1", 0)
+    http = protocol_of(protocol)
+
+    async def run(listening: socket.socket) -> None:
         place = listening.getsockname()[:2]
         app = create_app(Settings(body_timeout=seconds, timeout=1))
         service: Service = app.state.service
-        server = Server(app, service, protocol_of(protocol), most)
+        server = Server(app, service, http, most)
         server.config.lifespan = "off"
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         writers: list[asyncio.StreamWriter] = []
@@ -64,7 +66,8 @@ def with_server(
             await serving
             service.close()
 
-    asyncio.run(run())
+    with bind("127.0.0.1", 0) as listening:
+        asyncio.run(run(listening))
 
 
 async def read_response(reader: asyncio.StreamReader) -> tuple[int, Any]:
