@@ -15,8 +15,9 @@ from lamella.graph.encoder_config import PREFIXES
 from lamella.graph.support import NoGraphError
 from lamella.models.loading import load_model
 from lamella.models.names import find_model
-from lamella.models.shared_encoder import SharedEncoders, SharedReader, why_not_shared
+from lamella.models.shared_encoder import SharedEncoders, SharedReader
 from lamella.models.window_engine import join_logits
+from shared_readers import HEADS, POOLED, why_not_shared
 from trained_readers import save_trained, windows_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -47,17 +48,7 @@ OWN_TUNINGS: dict[str, Any] = {
     "dora": {"name": "lora", "dora": True},
     "adapter and a layer": {"name": "adapter", "k": 1},
 }
-HEADS: dict[str, Any] = {
-    "last": {"mixer": "last"},
-    "weighed layers": {"mixer": "scalar_mix"},
-    "attention over layers": {"mixer": {"name": "multiplicative", "shared": False}},
-    "low layers": {"mixer": "dot", "layers": [0, 1]},
-    "a block": {"mixer": "encoder_block"},
-    "two branches": {"mixer": ["last", {"name": "compress", "size": 12}], "beside": "inception"},
-    "filters from the question": {"mixer": {"name": "context_cnn", "filters_from": "question"}},
-    "answerability": {"mixer": "average", "task": "answerability"},
-    "pooled": {"mixer": "first_last", "task": "answerability", "layers": "pooled+all"},
-}
+ALL_HEADS = {**HEADS, "pooled": POOLED}
 
 
 def source_of(folder: Path) -> Source:
@@ -110,11 +101,11 @@ def test_readers_of_every_tuning_share_an_encoder(family: str, tmp_path: Path) -
 def test_readers_with_different_heads_share_an_encoder(bert: Path, tmp_path: Path) -> None:
     folders = [
         save_trained(tmp_path / name, bert, encoder={"tuning": "lora"}, learner=learner)
-        for name, learner in HEADS.items()
+        for name, learner in ALL_HEADS.items()
     ]
     encoders = SharedEncoders(threads=1)
     readers = [encoders.reader(source_of(folder)) for folder in folders]
-    low, pooled = list(HEADS).index("low layers"), len(HEADS) - 1
+    low, pooled = list(ALL_HEADS).index("low layers"), len(ALL_HEADS) - 1
     rest = [id(reader.sessions) for number, reader in enumerate(readers) if number not in (low, pooled)]
     assert len(set(rest)) == 1
     assert "layer_2" not in [output.name for output in readers[low].sessions.get(1).get_outputs()]

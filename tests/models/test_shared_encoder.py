@@ -24,7 +24,8 @@ from lamella.data.windows.padding import pad
 from lamella.encoder.sources import DEFAULT_READER, MODEL_WEIGHTS, READERS
 from lamella.models import shared_encoder
 from lamella.models.names import find_model
-from lamella.models.shared_encoder import SharedEncoders, SharedReader, why_not_shared
+from lamella.models.shared_encoder import SharedEncoders, SharedReader
+from shared_readers import why_not_shared
 from tiny_reader import save_tiny_bert, save_tiny_reader
 
 QUESTION, TEXT = "Who found Titan?", "Titan was found by Christiaan Huygens in 1655. Galileo found four other moons."

@@ -27,6 +27,7 @@ from lamella.models.names import find_model
 from lamella.models.tensor_bank import TensorBank
 from lamella.models.torch_encoders import TorchEncoders, TorchReader
 from lamella.models.window_engine import join_logits
+from shared_readers import HEADS, POOLED
 from trained_readers import save_trained, windows_of
 
 TUNINGS: dict[str, Any] = {
@@ -50,17 +51,6 @@ WITHOUT = {
     "bitfit": NO_BIASES,
     "lora with the rest": NO_BIASES,
 }
-HEADS: dict[str, Any] = {
-    "last": {"mixer": "last"},
-    "weighed layers": {"mixer": "scalar_mix"},
-    "attention over layers": {"mixer": {"name": "multiplicative", "shared": False}},
-    "low layers": {"mixer": "dot", "layers": [0, 1]},
-    "a block": {"mixer": "encoder_block"},
-    "two branches": {"mixer": ["last", {"name": "compress", "size": 12}], "beside": "inception"},
-    "filters from the question": {"mixer": {"name": "context_cnn", "filters_from": "question"}},
-    "answerability": {"mixer": "average", "task": "answerability"},
-}
-POOLED = {"mixer": "first_last", "task": "answerability", "layers": "pooled+all"}
 OWN_PASS: dict[str, tuple[Any, str]] = {
     "full": ("full", "changes whole weight matrices"),
     "top_k": ("top_k", "changes whole weight matrices"),

@@ -369,6 +369,7 @@ def test_readers_leave_memory_at_the_limit_and_come_back(folder: Path) -> None:
             assert client.post("/v1/ask", json={**WHEN, "model": name}).status_code == 200
             models = client.get("/v1/models").json()["models"]
             assert [model["name"] for model in models if model["loaded"]] == ["default", name]
+            assert "lamella_loaded_models 2.0" in client.get("/metrics").text
 
 
 # The state of the server, keys, other origins

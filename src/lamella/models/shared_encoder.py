@@ -139,17 +139,6 @@ class SharedEncoders:
             return encoder
 
 
-def why_not_shared(source: Source) -> str | None:
-    """Return why a model needs an encoder of its own, a phrase; None if it can share one."""
-    try:
-        recipe = read_recipe(source, open_tokenizer=Tokenizers().open)
-        _identify(recipe)
-        _read_feeds(recipe, _outline(recipe))
-    except NoGraphError as reason:
-        return str(reason)
-    return None
-
-
 def _identify(recipe: Recipe) -> tuple[str, str]:
     """Return a key that is equal for equal base encoders, and the hash of the files of this one."""
     if not recipe.chain:

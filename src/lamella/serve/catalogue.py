@@ -42,7 +42,7 @@ class Listed:
     source: str
 
     def describe(self) -> dict[str, Any]:
-        """Return what its files tell about it, without loading it; little if it is on the hub or damaged."""
+        """Return what its files state about it, without loading it; little if it is on the hub or damaged."""
         folder = model_folder(named_folder(self.source))
         try:
             state = tuple(file_state(folder / MODEL_CONFIG))

@@ -127,7 +127,7 @@ class Gate:
             return
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         digest = _digest(key.strip())
-        # Every key is compared, in constant time: how long it takes tells nothing about the keys.
+        # Every key is compared, in constant time, so that the time does not depend on the keys.
         matches = [hmac.compare_digest(digest, known) for known in self._keys]
         if scheme.lower() != b"bearer" or not any(matches):
             raise RefusedError(

@@ -58,7 +58,7 @@ class JsonRequest(Request):
 
 
 async def read_limited(request: Request, most: int, seconds: float) -> bytes:
-    """Return the body of a request of at most so many bytes, sent in at most so many seconds."""
+    """Return the body of a request; raise an error if it has more than `most` bytes or is not sent in `seconds`."""
     too_long = f"body: expected at most {counted(most, 'byte')}, got {{}}; send less text per request."
     length = request.headers.get("content-length", "")
     if length.isdecimal() and len(length) < 20 and int(length) > most:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lamella.models.window_engine import Engine, Row
-from lamella.serve.refusals import RefusedError, TimedOutError
+from lamella.serve.refusals import AbandonedError, RefusedError, TimedOutError
 
 Logits = list[NDArray[np.float32]]
 Interval = tuple[float, float]  # begin and end, of `perf_counter`
@@ -52,13 +52,9 @@ class Call:
     def check(self) -> None:
         """Raise an error if the answer would come too late, or to nobody."""
         if self.abandoned:
-            raise RefusedError("the client has closed the connection.", status=499, kind="abandoned")
+            raise AbandonedError
         if perf_counter() > self.deadline:
-            raise TimedOutError(
-                f"expected an answer within {self.seconds_allowed:g} seconds, and it took longer; try again later, or "
-                "send shorter contexts.",
-                retry_after=1,
-            )
+            raise TimedOutError(self.seconds_allowed)
 
 
 CALL: ContextVar[Call | None] = ContextVar("call", default=None)  # of the thread that answers

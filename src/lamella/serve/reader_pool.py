@@ -9,7 +9,6 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import count
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,7 +64,6 @@ class LoadedReader:
 
     listed: Listed
     reader: Reader
-    seconds: float  # that loading took
     own: MicroBatcher | None  # the queue of a reader that shares its encoder with no other
     why: str | None  # it does not share its encoder; None if it does
     nbytes: int  # of what belongs to this reader, if it shares its encoder; else 0
@@ -209,7 +207,6 @@ class ReaderPool:
         self._shared.close()
 
     def _load(self, listed: Listed) -> LoadedReader:
-        begin = perf_counter()
         try:
             shared = self._load_shared(listed)
         except NoGraphError as reason:
@@ -217,10 +214,10 @@ class ReaderPool:
                 model = self._load_own(listed)
             batcher = MicroBatcher(OwnEngine(model), most_tokens=self._settings.batch_tokens, observe=self._observe)
             reader = self._reader(QueuedModel(model, batcher, self.tokenizers.share(model.tokenizer)))
-            return LoadedReader(listed, reader, perf_counter() - begin, batcher, _without_paths(reason), 0, batcher)
+            return LoadedReader(listed, reader, batcher, _without_paths(reason), 0, batcher)
         reader = self._reader(QueuedModel(shared, self._shared, self.tokenizers.share(shared.tokenizer), shared))
         nbytes = shared.nbytes + BESIDE_TENSORS
-        return LoadedReader(listed, reader, perf_counter() - begin, None, None, nbytes, shared.shared_part)
+        return LoadedReader(listed, reader, None, None, nbytes, shared.shared_part)
 
     def _reader(self, model: QueuedModel) -> Reader:
         return Reader(model, passages=self._passages)

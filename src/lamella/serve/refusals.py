@@ -76,6 +76,23 @@ class TimedOutError(RefusedError):
     status = 503
     kind = "timeout"
 
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"expected an answer within {seconds:g} seconds, and it took longer; try again later, or send shorter "
+            "contexts.",
+            retry_after=1,
+        )
+
+
+class AbandonedError(RefusedError):
+    """A request whose client has left; only the log shows it."""
+
+    status = 499
+    kind = "abandoned"
+
+    def __init__(self) -> None:
+        super().__init__("the client has closed the connection.")
+
 
 class ShuttingDownError(RefusedError):
     """A question that was not begun when the server was asked to stop."""

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from lamella.serve.json_body import JsonRoute, json_response, to_json
 from lamella.serve.micro_batch import Call
-from lamella.serve.refusals import RefusedError
+from lamella.serve.refusals import AbandonedError
 from lamella.serve.schemas import Ask, AskResponse, Batch, ErrorResponse, ModelInfo, ModelList
 from lamella.serve.service import Service
 from lamella.version import __version__
@@ -177,7 +177,7 @@ async def while_connected(request: Request, answering: Awaitable[T], call: Call)
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             call.abandoned = True
-            raise RefusedError("the client has closed the connection.", status=499, kind="abandoned")
+            raise AbandonedError
         return working.result()
     finally:
         leaving.cancel()

@@ -57,6 +57,8 @@ class Service:
         )
         self.draining = False  # accepted requests are answered, and no new ones come
         self.accepted = 0
+        self.metrics.accepted.set_function(lambda: self.accepted)
+        self.metrics.loaded.set_function(lambda: len(self.pool))  # readers come and go with the questions
         self._threads = ThreadPoolExecutor(settings.workers, "lamella-serve")
         self.bodies = BodyBudget(settings.body_memory)
         self._management = ThreadPoolExecutor(1, "lamella-manage")  # readers are loaded again one by one
@@ -65,7 +67,6 @@ class Service:
     def start(self) -> None:
         """Load the default reader; questions are answered from then on."""
         self.pool.get(self.catalogue.get(None))
-        self.metrics.loaded.set(len(self.pool))
 
     def close(self) -> None:
         """Free all memory; accepted requests must have been answered."""
@@ -231,13 +232,11 @@ class Service:
                 retry_after=min(max(seconds, 1), LONGEST_RETRY),
             )
         self.accepted += 1
-        self.metrics.accepted.set(self.accepted)
         begin = perf_counter()
         try:
             yield
         finally:
             self.accepted -= 1
-            self.metrics.accepted.set(self.accepted)
             self._mean_seconds += 0.05 * (perf_counter() - begin - self._mean_seconds)
 
     async def _run_all(self, works: Sequence[Callable[[], T]], call: Call) -> list[T]:
@@ -266,11 +265,7 @@ class Service:
                 return await future
         except TimeoutError:
             call.abandoned = True
-            raise TimedOutError(
-                f"expected an answer within {call.seconds_allowed:g} seconds, and it took longer; try again later, or "
-                "send shorter contexts.",
-                retry_after=1,
-            ) from None
+            raise TimedOutError(call.seconds_allowed) from None
         except asyncio.CancelledError:
             call.abandoned = True
             raise
@@ -308,9 +303,7 @@ class Service:
             self.catalogue.restore(name)
             return self.describe_model(name)
 
-        described = await asyncio.get_running_loop().run_in_executor(self._management, load)
-        self.metrics.loaded.set(len(self.pool))
-        return described
+        return await asyncio.get_running_loop().run_in_executor(self._management, load)
 
     def remove_model(self, name: str) -> None:
         """Serve a reader no longer; its files stay."""
@@ -319,7 +312,6 @@ class Service:
             raise RefusedError(f"model: {name!r} is the default reader, which stays.", status=409, kind="conflict")
         self.catalogue.remove(name)
         self.pool.remove(name)
-        self.metrics.loaded.set(len(self.pool))
 
 
 def _unavailable(listed: Listed, error: LamellaError) -> RefusedError:

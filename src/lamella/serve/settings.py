@@ -12,7 +12,7 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that `lamella serve` can be told."""
+    """All options of a server, and its fixed limits."""
 
     models: tuple[str, ...] = ()  # readers by name or folder, the first is the default; empty: the packaged reader
     folder: Path | None = None  # each folder in it that holds a model is served; corrections are kept here
