@@ -42,7 +42,7 @@ if not HAS_TORCH:
         *(f"numbers/test_{name}.py" for name in ("bert_parity", "formulas", "learning", "overfit", "paper_counts")),
         "numbers/test_trainer_parity.py",
         *("scoring/test_cost.py", "scoring/test_evaluate.py"),
-        *("study/test_classifiers.py", "study/test_layer_weights.py"),
+        *("study/test_classifiers.py", "study/test_layer_weights.py", "study/test_scores_per_question.py"),
         "test_api.py",
         "test_plugins.py",
         "browser/test_page.py",

@@ -70,6 +70,10 @@ METRICS = (
     "answerability_accuracy",
     "answerability_f1",
 )
+QUESTION_METRICS = (
+    "question_exact",
+    "question_f1",
+)  # of dev questions with several contexts
 Interval = Annotated[float, Field(gt=0)] | Annotated[str, AfterValidator(_steps)]
 Modules = Annotated[list[Annotated[str, AfterValidator(_module_name)]], BeforeValidator(_list)]
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lamella import registry
-from lamella.config import METRICS, RunConfig
+from lamella.config import METRICS, QUESTION_METRICS, RunConfig
 from lamella.errors import ConfigError, PluginError, UnknownNameError
 from lamella.files import same_file
 from lamella.option_errors import explain
@@ -102,7 +102,11 @@ def _metric_problems(config: RunConfig) -> list[str]:
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    computed = [*METRICS, *(f"{prefix}{name}" for name in names for prefix in ("", "HasAns_", "NoAns_"))]
+    computed = [
+        *METRICS,
+        *QUESTION_METRICS,
+        *(f"{prefix}{name}" for name in names for prefix in ("", "HasAns_", "NoAns_")),
+    ]
     if metric is not None and metric not in computed:
         name = metric.removeprefix("HasAns_").removeprefix("NoAns_")
         if name in registry.names("metric"):

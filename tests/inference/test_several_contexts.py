@@ -114,10 +114,10 @@ def test_every_command_that_answers_merges_contexts(data: Path, model: Path, lam
     for run in ("both", "trained"):
         assert set(read_json(tmp_path / run / "question_predictions.json")) == {"a", "b", "c"}
         assert read_json(tmp_path / run / runs.RESULTS)["question_total"] == 3
-    # Comparing runs still works context by context.
     code, out, err = lamella("compare", *members, "--json")
     assert (code, err) == (0, "")
-    assert json.loads(out)["questions"] == 6
+    compared = json.loads(out)
+    assert (compared["questions"], compared["contexts"]) == (3, 6)
 
 
 def answers(*rows: tuple[str, float]) -> Prediction:

@@ -44,6 +44,23 @@ def predictions_by_question(
     return {id: rank_together(group, n_best) for id, group in by_question.items()}
 
 
+def paragraphs_of(examples: Sequence[Example]) -> dict[str, str]:
+    """Return the paragraph that each example and each question is about, by their ids.
+
+    Errors on one paragraph resemble each other, so statistics resample paragraphs. All contexts of a question count as
+    one: the first that contains an answer, otherwise the first.
+    """
+    paragraphs: dict[str, str] = {}
+    with_answer: set[str] = set()
+    for example in examples:
+        id = example.question_id
+        if id not in paragraphs or (example.answerable and id not in with_answer):
+            paragraphs[id] = example.context.text
+        if example.answerable:
+            with_answer.add(id)
+    return paragraphs | {example.id: paragraphs[example.question_id] for example in examples}
+
+
 def one_example_per_question(examples: Sequence[Example]) -> list[Example]:
     """Return one example per question: its first context, with the true answers of all its contexts."""
     questions: dict[str, Example] = {}

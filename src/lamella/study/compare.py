@@ -17,7 +17,7 @@ from lamella.study.compared_readers import (
     group_by_reader,
     task_lines,
 )
-from lamella.study.differences import PairedDifference, paired_differences
+from lamella.study.differences import PairedDifference, paired_differences, question_differences
 from lamella.study.keep import add_results, write_results
 from lamella.study.pareto import ParetoFront, pareto_fronts, timing_devices, unranked
 from lamella.study.records import SPAN, RunSelection, read_records
@@ -56,7 +56,7 @@ def keep_and_compare(
 ) -> tuple[Comparison | None, list[Path]]:
     """Write the result files of some runs, and compare the runs by them; a single reader is only written."""
     selection = add_results(select_runs(runs, baseline), data)
-    _, readers = group_by_reader(selection, data)
+    readers = group_by_reader(selection, data)
     comparison = compare_records(selection, data=data, baseline=baseline) if len(readers) > 1 else None
     return comparison, write_results(selection, keep, overwrite=overwrite)
 
@@ -70,13 +70,16 @@ class Comparison:
     """
 
     questions: int
+    contexts: int | None  # where questions have several, each with a score of its own
     paragraphs: int
     baseline: ComparedReader
     readers: tuple[ComparedReader, ...]
     differences: Mapping[str, PairedDifference]  # by the name of the reader, without the baseline
+    question_differences: Mapping[str, PairedDifference]  # per question, where questions have several contexts
     fronts: tuple[ParetoFront, ...]  # by cost, and for times by device
     left_out: Mapping[str, str]  # folders of runs that could not be compared, with the reason
     thresholds: str = "own"  # of the scores: each model's own, or `crossfit`
+    question_thresholds: str = "own"  # of the scores per question
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -85,6 +88,7 @@ class Comparison:
         """Return everything as plain values."""
         return {
             "questions": self.questions,
+            **({"contexts": self.contexts} if self.contexts else {}),
             "metric": self.baseline.score.key,
             "thresholds": self.thresholds,
             "paragraphs": self.paragraphs,
@@ -95,6 +99,11 @@ class Comparison:
                     "against_baseline": self.differences[reader.name].to_dict()
                     if reader.name in self.differences
                     else None,
+                    **(
+                        {"against_baseline_by_question": self.question_differences[reader.name].to_dict()}
+                        if reader.name in self.question_differences
+                        else {}
+                    ),
                 }
                 for reader in self.readers
             ],
@@ -116,17 +125,31 @@ class Comparison:
                 "clear": difference.is_clear if difference else None,
                 "mcnemar_p": difference.p_value if difference else None,
             }
+            if per_question := self.question_differences.get(reader.name):
+                row |= {
+                    f"question_{key}_difference": per_question.f1.value,
+                    f"question_{key}_difference_low": per_question.f1.low,
+                    f"question_{key}_difference_high": per_question.f1.high,
+                    "question_clear": per_question.is_clear,
+                }
             rows.append(row)
         return rows
 
     def lines(self) -> list[str]:
         """Return the printed form: the table with the best reader first, a sentence per reader, the Pareto fronts."""
         questions, paragraphs = counted(self.questions, "question"), counted(self.paragraphs, "paragraph")
-        lines = [
-            f"{questions} about {paragraphs}; baseline: {self.baseline.name}",
-            f"{self.baseline.score.titles} {THRESHOLD_PROTOCOLS[self.thresholds]}",
-            *task_lines(self.readers),
-        ]
+        contexts = f" with {counted(self.contexts, 'context')}" if self.contexts else ""
+        titles = self.baseline.score.titles
+        lines = [f"{questions}{contexts} about {paragraphs}; baseline: {self.baseline.name}"]
+        if self.contexts:
+            lines += [
+                f"per context: {titles} {THRESHOLD_PROTOCOLS[self.thresholds]}",
+                f"per question, by the best answer of all contexts: {titles} "
+                f"{THRESHOLD_PROTOCOLS[self.question_thresholds]}",
+            ]
+        else:
+            lines.append(f"{titles} {THRESHOLD_PROTOCOLS[self.thresholds]}")
+        lines += task_lines(self.readers)
         devices = timing_devices(self.readers)
         if len(devices) == 1:
             lines.append(f"times measured on {devices[0]}")
@@ -134,7 +157,10 @@ class Comparison:
             lines.append(f"times measured on {len(devices)} devices ({'; '.join(devices)}): compare within one only")
         lines += ["", *_table([self._row(reader, bool(devices)) for reader in self._ranked()]), ""]
         ranked = [reader.name for reader in self._ranked() if reader.name in self.differences]
+        lines += ["per context:"] if self.contexts else []
         lines += [self.differences[name].verdict for name in ranked]
+        if self.contexts:
+            lines += ["per question:", *(self.question_differences[name].verdict for name in ranked)]
         if len(self.differences) >= MANY_COMPARISONS:
             lines.append(
                 f"{len(self.differences)} comparisons share one baseline: among equal readers 1 in 20 looks clear on "
@@ -166,11 +192,15 @@ class Comparison:
         values = reader.to_dict()
         difference = self.differences.get(reader.name)
         row = {"run": reader.name, "seeds": str(len(reader.runs))}
-        score = f"{reader.mean_f1:.2f}" + (f" ±{reader.deviation:.2f}" if reader.deviation is not None else "")
+        score, of_questions = _with_deviation(reader), reader.by_question
         if reader.task == SPAN:
             row |= {"EM": f"{values['exact']:.2f}", "F1": score, "best F1": _cell(values["best_f1"], "{:.2f}")}
         else:
             row |= {"accuracy": score, "no-answer F1": _cell(reader.no_answer_f1, "{:.2f}")}
+        if of_questions is not None and reader.task == SPAN:
+            row |= {"question EM": f"{of_questions.mean_exact:.2f}", "question F1": _with_deviation(of_questions)}
+        elif of_questions is not None:
+            row["question accuracy"] = _with_deviation(of_questions)
         if self.thresholds == "own":
             row["threshold"] = _cell(values["threshold"], "{:.2f}")
         for key, title in COST_TITLES.items():
@@ -192,21 +222,29 @@ def select_runs(runs: RunPath | Sequence[RunPath], baseline: str | None = None) 
 
 def compare_records(selection: RunSelection, *, data: str | None = None, baseline: str | None = None) -> Comparison:
     """Compare runs that have been read already."""
-    paragraphs, readers = group_by_reader(selection, data)
+    readers = group_by_reader(selection, data)
     if len(readers) < 2:
         raise UsageError(f"compare: expected at least two readers, got only {readers[0].name}.")
     chosen = _find_baseline(readers, baseline) if baseline else readers[0]
-    differences = paired_differences([reader for reader in readers if reader is not chosen], chosen, paragraphs)
+    others = [reader for reader in readers if reader is not chosen]
+    by_question = chosen.by_question
     return Comparison(
-        questions=len(paragraphs),
-        paragraphs=len(set(paragraphs.tolist())),
+        questions=len((by_question or chosen).f1),
+        contexts=len(chosen.f1) if by_question else None,
+        paragraphs=len(set(chosen.paragraphs.tolist())),
         baseline=chosen,
         readers=tuple(readers),
-        differences={difference.reader.name: difference for difference in differences},
+        differences=_by_reader(paired_differences(others, chosen)),
+        question_differences=_by_reader(question_differences(others, chosen)),
         fronts=tuple(front for cost in COST_TITLES for front in pareto_fronts(readers, cost)),
         left_out=selection.left_out,
         thresholds=chosen.thresholds,
+        question_thresholds=(by_question or chosen).thresholds,
     )
+
+
+def _by_reader(differences: Sequence[PairedDifference]) -> dict[str, PairedDifference]:
+    return {difference.reader.name: difference for difference in differences}
 
 
 def _find_baseline(readers: Sequence[ComparedReader], name: str) -> ComparedReader:
@@ -225,6 +263,10 @@ def _find_baseline(readers: Sequence[ComparedReader], name: str) -> ComparedRead
 
 def _path(name: str) -> Path:
     return Path(os.path.expanduser(name))
+
+
+def _with_deviation(reader: ComparedReader) -> str:
+    return f"{reader.mean_f1:.2f}" + (f" ±{reader.deviation:.2f}" if reader.deviation is not None else "")
 
 
 def _cell(value: float | None, form: str) -> str:

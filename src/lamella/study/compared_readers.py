@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lamella.data.examples import Example
+from lamella.inference.several_contexts import one_example_per_question, paragraphs_of
 from lamella.scoring.metrics import QuestionScores, no_answer_f1
 from lamella.study.keep import add_results, comparable_results
 from lamella.study.records import (
@@ -28,6 +30,7 @@ from lamella.study.records import (
     without_seed,
 )
 from lamella.study.result_files import Result
+from lamella.study.scored_runs import score_by_question
 
 # The costs that readers are ranked by: the key in cost.json, and the title in a table.
 COST_TITLES = {
@@ -51,9 +54,14 @@ class ComparedReader:
     runs: tuple[RunRecord, ...]
     exact: NDArray[np.float64]  # one score per question
     f1: NDArray[np.float64]
+    paragraphs: NDArray[np.int64]  # the number of each question's paragraph
     f1_of_runs: tuple[float, ...]  # in percent
     task: str = SPAN  # what is scored: texts, or with `answerability` the decision to answer, as `exact` and as `f1`
     no_answer_f1: float | None = None  # of decisions to answer: F1 of the class "no answer", in percent
+    # Where questions have several contexts: the scores per question, of the best answer from all contexts. The other
+    # scores are then per context.
+    by_question: ComparedReader | None = None
+    per_question: bool = False  # whether this is the `by_question` of another
 
     @cached_property
     def mean_exact(self) -> float:
@@ -84,6 +92,8 @@ class ComparedReader:
     def thresholds(self) -> str:
         """The thresholds of the scores: `own` or `crossfit`."""
         result = self.runs[0].result
+        if result is not None and self.per_question:
+            result = result.by_question
         return result.scored_at if result else "own"
 
     @property
@@ -116,53 +126,84 @@ class ComparedReader:
         }
 
     def _scores(self) -> dict[str, float | None]:
+        scores = self._own_scores()
+        if self.by_question is not None:
+            scores |= {f"question_{key}": value for key, value in self.by_question._own_scores().items()}
+        return scores
+
+    def _own_scores(self) -> dict[str, float | None]:
         if self.task == ANSWERABILITY:
             return {
                 "answerability_accuracy": self.mean_f1,
                 "answerability_accuracy_deviation": self.deviation,
                 "answerability_f1": self.no_answer_f1,
             }
-        return {
-            "exact": self.mean_exact,
-            "f1": self.mean_f1,
-            "f1_deviation": self.deviation,
-            "best_f1": self.mean_score("best_f1"),
-        }
+        scores = {"exact": self.mean_exact, "f1": self.mean_f1, "f1_deviation": self.deviation}
+        return scores if self.per_question else {**scores, "best_f1": self.mean_score("best_f1")}
 
 
-def group_by_reader(selection: RunSelection, data: str | None = None) -> tuple[NDArray[np.int64], list[ComparedReader]]:
-    """Return the paragraph number of every question, and the readers among some runs.
+def group_by_reader(selection: RunSelection, data: str | None = None) -> list[ComparedReader]:
+    """Return the readers among some runs.
 
     If any run is read from a result file, all are scored as in such files: at thresholds cross-fitted by article. If
     any is a classifier of answerability, all are scored by what all can do: decide whether there is an answer.
     """
     scores: Sequence[QuestionScores | Result]
-    on_answerability = any(run.task == ANSWERABILITY for run in selection.records)
+    question_scores: Sequence[QuestionScores | Result]
+    task = ANSWERABILITY if any(run.task == ANSWERABILITY for run in selection.records) else SPAN
     if any(run.result for run in selection.records):
-        selection = add_results(selection, data, on_answerability=on_answerability)
-        scores = comparable_results(selection.records)
-        paragraphs = scores[0].paragraphs
+        selection = add_results(selection, data, on_answerability=task == ANSWERABILITY)
+        results = comparable_results(selection.records)
+        scores, paragraphs = results, results[0].paragraphs
+        of_questions = [result.by_question for result in results if result.by_question is not None]
+        question_scores = of_questions if len(of_questions) == len(results) else []
+        question_paragraphs = of_questions[0].paragraphs if of_questions else paragraphs
     else:
         examples, scores = score_records(selection.records, data)
-        paragraphs = np.unique([example.context.text for example in examples], return_inverse=True)[1]
+        question_scores = score_by_question(selection.records, examples, task)
+        numbers = _paragraph_numbers(examples)
+        paragraphs = np.array([numbers[example.id] for example in examples])
+        ids = one_example_per_question(examples) if question_scores else []
+        question_paragraphs = np.array([numbers[question.id] for question in ids], np.int64)
     records = selection.records
     groups = _same_options(records)
     names = _reader_names([[records[index].name for index in indices] for indices in groups])
-    readers: list[ComparedReader] = []
+    readers = []
     for name, indices in zip(names, groups, strict=True):
         members = tuple(records[index] for index in indices)
-        readers.append(
-            ComparedReader(
-                name=name,
-                runs=members,
-                exact=np.mean([scores[index].exact for index in indices], axis=0),
-                f1=np.mean([scores[index].f1 for index in indices], axis=0),
-                f1_of_runs=tuple(100 * float(scores[index].f1.mean()) for index in indices),
-                task=ANSWERABILITY if on_answerability else SPAN,
-                no_answer_f1=_mean([f1_of_no_answer(scores[index]) for index in indices]) if on_answerability else None,
-            )
-        )
-    return paragraphs, readers
+        reader = _reader(name, members, [scores[index] for index in indices], paragraphs, task)
+        if question_scores:
+            chosen = [question_scores[index] for index in indices]
+            per_question = _reader(name, members, chosen, question_paragraphs, task)
+            reader = replace(reader, by_question=replace(per_question, per_question=True))
+        readers.append(reader)
+    return readers
+
+
+def _reader(
+    name: str,
+    runs: tuple[RunRecord, ...],
+    scores: Sequence[QuestionScores | Result],
+    paragraphs: NDArray[np.int64],
+    task: str,
+) -> ComparedReader:
+    """Return a reader with the mean scores of its runs, question by question."""
+    return ComparedReader(
+        name=name,
+        runs=runs,
+        exact=np.mean([of_run.exact for of_run in scores], axis=0),
+        f1=np.mean([of_run.f1 for of_run in scores], axis=0),
+        paragraphs=paragraphs,
+        f1_of_runs=tuple(100 * float(of_run.f1.mean()) for of_run in scores),
+        task=task,
+        no_answer_f1=_mean(list(map(f1_of_no_answer, scores))) if task == ANSWERABILITY else None,
+    )
+
+
+def _paragraph_numbers(examples: Sequence[Example]) -> dict[str, int]:
+    """Return the number of the paragraph of every example and question, by their ids."""
+    numbers: dict[str, int] = {}
+    return {id: numbers.setdefault(text, len(numbers)) for id, text in paragraphs_of(examples).items()}
 
 
 def task_lines(readers: Sequence[ComparedReader]) -> list[str]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lamella.scoring.significance import Difference, bootstrap_differences, mcnemar
 from lamella.study.compared_readers import ComparedReader
@@ -83,19 +82,19 @@ class PairedDifference:
         }
 
 
-def paired_differences(
-    readers: Sequence[ComparedReader], baseline: ComparedReader, paragraphs: NDArray[np.int64]
-) -> list[PairedDifference]:
+def paired_differences(readers: Sequence[ComparedReader], baseline: ComparedReader) -> list[PairedDifference]:
     """Compare every reader with the baseline.
 
-    The bootstrap resamples questions between single runs, and paragraphs if either reader has several seeds.
+    The bootstrap resamples questions between single runs, and paragraphs if either reader has several seeds. The scores
+    of a question's contexts depend on each other, so scores per context are resampled by paragraphs too.
     """
+    several_contexts, paragraphs = baseline.by_question is not None, baseline.paragraphs
     differences: dict[str, PairedDifference] = {}
     for resampled, units in (("questions", None), ("paragraphs", paragraphs)):
         group = [
             reader
             for reader in readers
-            if (max(len(reader.runs), len(baseline.runs)) > 1) == (resampled == "paragraphs")
+            if (max(len(reader.runs), len(baseline.runs)) > 1 or several_contexts) == (resampled == "paragraphs")
         ]
         if not group:
             continue
@@ -117,6 +116,12 @@ def paired_differences(
                 units=len(paragraphs) if units is None else len(np.unique(units)),
             )
     return [differences[reader.name] for reader in readers]
+
+
+def question_differences(readers: Sequence[ComparedReader], baseline: ComparedReader) -> list[PairedDifference]:
+    """Compare every reader with the baseline per question; nothing where each question has a single context."""
+    of_questions = [reader.by_question for reader in readers if reader.by_question is not None]
+    return paired_differences(of_questions, baseline.by_question) if baseline.by_question is not None else []
 
 
 def _number(value: float) -> str:

@@ -13,21 +13,12 @@ import numpy as np
 
 from lamella import runs
 from lamella.data.demo import data_path
-from lamella.data.examples import Example
 from lamella.encoder.sources import MODEL_CONFIG, is_saved_model
 from lamella.errors import OutputError, RunError, UnreadableError, UsageError, counted
 from lamella.files import check_output_file, file_sha256, read_json, read_text, write_text
-from lamella.inference.prediction_files import read_answers
+from lamella.inference.several_contexts import paragraphs_of
 from lamella.models.names import saved_model, short_model_name
-from lamella.scoring.best_answers import score_best_answers
-from lamella.scoring.metrics import (
-    QuestionScores,
-    best_thresholds,
-    language_of,
-    score_all_answered,
-    score_questions,
-    summarise,
-)
+from lamella.scoring.metrics import QuestionScores, best_thresholds, summarise
 from lamella.scoring.threshold import assign_folds, cross_fit
 from lamella.study.learning_curve import compact_curve, read_layers
 from lamella.study.records import (
@@ -36,7 +27,6 @@ from lamella.study.records import (
     TASK_SCORES,
     RunRecord,
     RunSelection,
-    answered_examples,
     read_json_object,
 )
 from lamella.study.result_files import (
@@ -50,6 +40,7 @@ from lamella.study.result_files import (
     per_question,
     result_text,
 )
+from lamella.study.scored_runs import ExampleCache, ScoredRun, score_run
 
 DIGITS = 4  # decimal places of scores in percent
 COST_KEYS = (
@@ -59,7 +50,6 @@ COST_KEYS = (
     "inference_batch_size", "flops_tokens", "inference_flops_per_window", "training_flops_per_window", "efficiency",
 )  # fmt: skip
 ENVIRONMENT_KEYS = ("lamella", "python", "processor", "cores", "libraries")
-ExampleCache = dict[tuple[str, ...], list[Example]]  # questions by files and hash of the ids
 _MAX_CHAIN = 20  # base models that are followed
 
 
@@ -141,80 +131,21 @@ def _add_result(run: RunRecord, task: str, data: str | None, cache: ExampleCache
             "of a reader, which does not record where it abstained; give its run folder, or compare it with readers."
         )
     try:
-        scored = (_score_decisions if task == ANSWERABILITY else _score_answers)(run, data, cache)
+        scored = score_run(run, task, data, cache)
         result = _make_result(run, data, scored)
     except (AttributeError, KeyError, TypeError):
         raise UnreadableError(f"{run.folder}: expected the files of a run; one of them is damaged.") from None
     return replace(run, result=result, scores=result.scores())
 
 
-@dataclass(frozen=True, eq=False)
-class _Scored:
-    """The questions of a run, and its scores on them: of every best answer, and at the run's own threshold."""
-
-    examples: list[Example]
-    best: QuestionScores
-    own: QuestionScores
-    null_odds: Mapping[str, float]
-    task: str = SPAN
-
-
-def _score_answers(run: RunRecord, data: str | None, cache: ExampleCache) -> _Scored:
-    """Score the answers and n-best lists of a run again."""
-    if not (run.folder / runs.NBEST).is_file():
-        raise RunError(f"{run.folder}: expected {runs.NBEST} to score other thresholds, got no such file.")
-    answered = read_answers(run.folder)
-    examples = _examples(run, answered.texts, data, cache)
-    language = language_of(examples)
-    best = score_best_answers(examples, answered.predictions, language=language)
-    null_odds = read_json_object(run.folder / runs.NULL_ODDS) or {
-        id: prediction.null_odds for id, prediction in answered.predictions.items()
-    }
-    _check_null_odds(run, best.ids, null_odds)
-    return _Scored(examples, best, score_questions(examples, answered.texts, language=language), null_odds)
-
-
-def _score_decisions(run: RunRecord, data: str | None, cache: ExampleCache) -> _Scored:
-    """Score the decisions of a run whether to answer: answering is right wherever there is an answer."""
-    null_odds = read_json_object(run.folder / runs.NULL_ODDS)
-    examples = _examples(run, null_odds, data, cache)
-    best, own = score_all_answered(examples), run.decisions(examples)
-    return _Scored(examples, best, own, null_odds, task=ANSWERABILITY)
-
-
-def _examples(run: RunRecord, answered: Mapping[str, Any], data: str | None, cache: ExampleCache) -> list[Example]:
-    files = (data,) if data else run.data_files
-    key = (*files, runs.data_record(files, answered)["ids_sha256"])
-    if key not in cache:
-        cache[key] = answered_examples(run, answered, data)
-    return cache[key]
-
-
-def _check_null_odds(run: RunRecord, ids: Sequence[str], null_odds: Mapping[str, Any]) -> None:
-    if missing := [id for id in ids if not isinstance(null_odds.get(id), int | float)]:
-        raise RunError(
-            f"{run.folder / runs.NULL_ODDS}: expected a number for every question, got none for {missing[0]}."
-        )
-
-
-def _make_result(run: RunRecord, data: str | None, scored: _Scored) -> Result:
+def _make_result(run: RunRecord, data: str | None, scored: ScoredRun) -> Result:
     """Return the result of a run folder from its scores."""
-    examples, best, own, null_odds = scored.examples, scored.best, scored.own, scored.null_odds
-    files, ids = (data,) if data else run.data_files, best.ids
-    odds = np.array([null_odds[id] for id in ids], np.float64)
-    folds = assign_folds(examples) if len(set(best.answerable.tolist())) == 2 else None
-    crossfit = None if folds is None else cross_fit(best, odds, folds)
-    at_0 = best.withheld(odds > 0)
-    scores: dict[str, Any] = {
-        "at_0": _summary(at_0),
-        "own": {**_own_threshold(run), **_summary(own)},
-        "best": {key.removeprefix("best_"): _round(value) for key, value in best_thresholds(best, null_odds).items()},
-    }
-    if crossfit is not None and folds is not None:
-        scores["crossfit"] = {**_summary(crossfit), "folds": int(folds.max()) + 1}
-    _check_recorded_score(run, scored, scores)
+    files, ids = (data,) if data else run.data_files, scored.best.ids
     hashes = {} if data else _recorded_hashes(run)
-    paragraph_of = {example.id: example.context.text for example in examples}
+    paragraph_of = paragraphs_of(scored.examples)
+    of_contexts = _scores_and_lists(scored, paragraph_of)
+    of_contexts["scores"]["own"] = {**_own_threshold(run), **of_contexts["scores"]["own"]}
+    _check_recorded_score(run, scored, of_contexts["scores"])
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -224,12 +155,10 @@ def _make_result(run: RunRecord, data: str | None, scored: _Scored) -> Result:
         **_made_of(run),
         "dev": {
             "files": [_describe_file(name, hashes) for name in files],
-            "questions": len(ids),
-            "unanswerable": int((~best.answerable).sum()),
-            "paragraphs": len(set(paragraph_of.values())),
+            **_counts(scored),
             "ids_sha256": runs.data_record(files, ids)["ids_sha256"],
         },
-        "scores": scores,
+        "scores": of_contexts["scores"],
         "cost": {key: run.cost[key] for key in COST_KEYS if run.cost.get(key) is not None},
         "environment": {
             key: value
@@ -238,11 +167,41 @@ def _make_result(run: RunRecord, data: str | None, scored: _Scored) -> Result:
         },
         "options": _options(run.config),
         **_course(run),
-        "per_question": per_question(
-            own if crossfit is None else crossfit, at_0, paragraph_of, "own" if crossfit is None else "crossfit"
-        ),
+        "per_question": of_contexts["per_question"],
     }
+    if scored.by_question is not None:
+        content["by_question"] = {
+            "dev": _counts(scored.by_question),
+            **_scores_and_lists(scored.by_question, paragraph_of),
+        }
     return parse_result(content)
+
+
+def _counts(scored: ScoredRun) -> dict[str, int]:
+    return {
+        "questions": len(scored.examples),
+        "unanswerable": sum(not example.answerable for example in scored.examples),
+        "paragraphs": len({example.context.text for example in scored.examples}),
+    }
+
+
+def _scores_and_lists(scored: ScoredRun, paragraph_of: Mapping[str, str]) -> dict[str, Any]:
+    """Return the scores at all thresholds, and the lists of single questions."""
+    best, own, null_odds = scored.best, scored.own, scored.null_odds
+    odds = np.array([null_odds[id] for id in best.ids], np.float64)
+    folds = assign_folds(scored.examples) if len(set(best.answerable.tolist())) == 2 else None
+    crossfit = None if folds is None else cross_fit(best, odds, folds)
+    at_0 = best.withheld(odds > 0)
+    scores: dict[str, Any] = {
+        "at_0": _summary(at_0),
+        "own": _summary(own),
+        "best": {key.removeprefix("best_"): _round(value) for key, value in best_thresholds(best, null_odds).items()},
+    }
+    if crossfit is not None and folds is not None:
+        scores["crossfit"] = {**_summary(crossfit), "folds": int(folds.max()) + 1}
+    scored_at = "own" if crossfit is None else "crossfit"
+    lists = per_question(own if crossfit is None else crossfit, at_0, paragraph_of, scored_at)
+    return {"scores": scores, "per_question": lists}
 
 
 def _identity(run: RunRecord) -> dict[str, Any]:
@@ -364,7 +323,7 @@ def _own_threshold(run: RunRecord) -> dict[str, Any]:
     return {key: run.scores[key] for key in ("threshold", "threshold_tuned_on_these", "epoch") if key in run.scores}
 
 
-def _check_recorded_score(run: RunRecord, scored: _Scored, scores: Mapping[str, Any]) -> None:
+def _check_recorded_score(run: RunRecord, scored: ScoredRun, scores: Mapping[str, Any]) -> None:
     """Check that the answers still score what the run recorded: if not, its data has changed since."""
     score = TASK_SCORES[scored.task]
     recorded, today = run.scores.get(score.key), scores["own"]["f1"]  # of decisions, both scores are the accuracy

@@ -19,7 +19,7 @@ from lamella.study.result_files import check_layers
 POINTS = 60  # of a curve in a result file
 NOT_PARTS = ("event", "step", "epoch", "loss", "learning_rate")  # the other numbers of a step are parts of the loss
 PARTS = "parts"
-SCORES = ("exact", "f1", "answerability_accuracy", "answerability_f1")
+SCORES = ("exact", "f1", "question_exact", "question_f1", "answerability_accuracy", "answerability_f1")
 DECIMALS = {"epoch": 4, "seconds": 2, **dict.fromkeys(SCORES, 2)}
 MAX_TENTH = 0.11  # an evaluation is due after whole steps, so not exactly after a tenth
 SIGNIFICANT = 5  # digits of a loss; a distillation loss may be tiny

@@ -128,7 +128,7 @@ def recommend(
         if not value >= 0:
             raise UsageError(f"{limit.option}: expected 0 or more, got {value}.")
     selection = select_runs(runs)
-    paragraphs, readers = group_by_reader(selection, data)
+    readers = group_by_reader(selection, data)
     unknown = [reader for reader in readers if any(limit.cost(reader) is None for limit in budget)]
     known = [reader for reader in readers if reader not in unknown]
     if not known:
@@ -147,7 +147,7 @@ def recommend(
             f"{', '.join(exceeded[nearest.name])}."
         )
     best = min(within, key=_rank_among(within))
-    differences = paired_differences([reader for reader in judged if reader is not best], best, paragraphs)
+    differences = paired_differences([reader for reader in judged if reader is not best], best)
     cheaper = {
         difference.reader.name: (difference, saves)
         for difference in sorted(differences, key=lambda difference: _rank_among(judged)(difference.reader))

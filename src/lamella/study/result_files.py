@@ -22,6 +22,9 @@ compared question by question. `FORMAT` distinguishes it from any other JSON fil
         at_0         the questions with another score at threshold 0: [index, exact, F1 in 1/10,000]; the first files
                      have no such list
         paragraph    the number of the paragraph; questions with the same number share a text
+    by_question                         where questions have several contexts: `dev` (counts), `scores` and
+                                        `per_question` of the single answers that questions get from all contexts; the
+                                        entries above are then per context
     sha256                              of everything else, so that a number changed by hand is detected
 """
 
@@ -29,7 +32,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,7 @@ SUFFIX = ".json"
 HEAD_BYTES = 100  # within which a result file names its format
 HASH = "sha256"  # the key of the file's own hash
 LISTS = ("curve", "layers", "per_question")  # written with a line per list
+BY_QUESTION = "by_question"
 SUMMARY_SCORES = ("exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1")
 
 
@@ -62,6 +66,7 @@ class Result:
     exact: NDArray[np.float64]
     f1: NDArray[np.float64]
     at_0: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None  # exact and F1 at threshold 0
+    by_question: Result | None = None  # where questions have several contexts; its content has scores and lists only
 
     @property
     def ids_sha256(self) -> str:
@@ -92,7 +97,10 @@ class Result:
         flat = {**scores["own"]}
         for prefix in ("best", "crossfit"):
             flat |= {f"{prefix}_{key}": value for key, value in scores.get(prefix, {}).items()}
-        return flat | {f"{key}_at_0": value for key, value in scores.get("at_0", {}).items()}
+        flat |= {f"{key}_at_0": value for key, value in scores.get("at_0", {}).items()}
+        if self.by_question is not None:
+            flat |= {f"question_{key}": value for key, value in self.by_question.scores().items()}
+        return flat
 
 
 def result_text(content: Mapping[str, Any]) -> str:
@@ -100,12 +108,19 @@ def result_text(content: Mapping[str, Any]) -> str:
     parts = []
     for key, value in {**content, HASH: content_hash(content)}.items():
         if key in LISTS:
-            inner = ",\n".join(f"    {json.dumps(name)}: {_compact(values)}" for name, values in value.items())
-            text = f"{{\n{inner}\n  }}"
+            text = _lines(value, _compact)
+        elif key == BY_QUESTION:
+            text = _lines(value, lambda part: _lines(part, _compact).replace("\n", "\n  "))
         else:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2).replace("\n", "\n  ")
         parts.append(f"  {json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _lines(values: Mapping[str, Any], text_of: Callable[[Any], str]) -> str:
+    """Return an object with a line per entry."""
+    inner = ",\n".join(f"    {json.dumps(name)}: {text_of(value)}" for name, value in values.items())
+    return f"{{\n{inner}\n  }}"
 
 
 def content_hash(content: Mapping[str, Any]) -> str:
@@ -198,6 +213,7 @@ def parse_result(content: Mapping[str, Any]) -> Result:
         exact=exact,
         f1=f1,
         at_0=at_0,
+        by_question=parse_result(content[BY_QUESTION]) if BY_QUESTION in content else None,
     )
 
 
@@ -212,7 +228,7 @@ def _starts_as_result(file: Path) -> bool:
 
 def _find_problem(result: Result) -> str | None:
     """Describe the first contradiction in a result file: a missing part, or scores that its questions do not have."""
-    content, count = result.content, len(result.exact)
+    content = result.content
     for key in ("encoder", "tuning", "train", "dev", "options", "cost", "environment", "scores"):
         if not isinstance(content[key], dict):
             return f"{key} is not an object"
@@ -222,9 +238,20 @@ def _find_problem(result: Result) -> str | None:
     _check_curve(content.get("curve", {}))
     if "layers" in content:
         check_layers(content["layers"])
+    for part in (result, *([result.by_question] if result.by_question else [])):
+        if problem := _find_problem_in_scores(part):
+            return problem
+    if HASH in content and content[HASH] != content_hash(content):  # the first files had none
+        return f"its {HASH} does not match its content: it was changed after it was written"
+    return None
+
+
+def _find_problem_in_scores(result: Result) -> str | None:
+    """Describe the first score that the listed questions do not have."""
+    content, count = result.content, len(result.exact)
     if not count or any(len(values) != count for values in (result.paragraphs, result.answerable)):
         return "its lists of questions differ in length"
-    if content["dev"]["questions"] != count or not isinstance(result.ids_sha256, str):
+    if content["dev"]["questions"] != count:
         return f"dev.questions is {content['dev']['questions']!r}, and {count} are listed"
     if result.paragraphs.min() < 0 or result.paragraphs.max() >= count:
         return "a paragraph number is out of range"
@@ -236,8 +263,6 @@ def _find_problem(result: Result) -> str | None:
         for key, value in summarise(scores).items():
             if key in SUMMARY_SCORES and abs(stated[key] - value) > 100 / F1_SCALE:
                 return f"scores.{name}.{key} is {stated[key]}, and its questions give {value:.4f}"
-    if HASH in content and content[HASH] != content_hash(content):  # the first files had none
-        return f"its {HASH} does not match its content: it was changed after it was written"
     return None
 
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lamella.config import RunConfig
+from lamella.config import QUESTION_METRICS, RunConfig
 from lamella.data.dataset import Dataset, load_examples
 from lamella.data.examples import Example
 from lamella.data.mixture import Mixture, mix
 from lamella.errors import ConfigError, counted
+from lamella.inference.several_contexts import has_several_contexts
 from lamella.progress import Log
 from lamella.scoring.calibrate import check_tunable
 from lamella.training.overfit import sample_evenly
@@ -90,6 +91,14 @@ def _check_metric_on(dev: Dataset, config: RunConfig) -> None:
     metric = config.training.metric
     if metric is None or not dev.examples:
         return
+    if metric in QUESTION_METRICS and not has_several_contexts(dev.examples):
+        raise ConfigError(
+            "training.metric",
+            [
+                f"expected dev data with several contexts per question for {metric}, got one context each; use "
+                f"{metric.removeprefix('question_')}."
+            ],
+        )
     answerable = {example.answerable for example in dev.examples}
     if (metric.startswith("HasAns") and True not in answerable) or (
         metric.startswith("NoAns") and False not in answerable

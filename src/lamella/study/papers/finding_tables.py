@@ -18,13 +18,13 @@ def findings_table(findings: Sequence[JudgedFinding], task: str) -> Table:
     """Return the findings of a table, each with its comparisons."""
     rows = []
     for judged in findings:
-        text = judged.finding.text
+        text, differences = judged.finding.text, (*judged.differences, *judged.by_question)
         if len(judged.differences) > 1:
             rows.append((text, f"all {len(judged.differences)} below", "", "", judged.verdict))
             text = ""
         rows += [
             (text, comparison(difference, task), *compared_values(difference), verdict_text(difference))
-            for difference in judged.differences
+            for difference in differences
         ]
     return Table(("finding", "comparison", "published", "ours", "verdict"), tuple(rows), frozenset({0, 1, 4}))
 
@@ -34,7 +34,7 @@ def gains_table(findings: Sequence[JudgedFinding], task: str) -> Table:
     rows = [
         (comparison(difference, task), compared_values(difference)[1], _verdict_without_prediction(difference))
         for judged in findings
-        for difference in judged.differences
+        for difference in (*judged.differences, *judged.by_question)
     ]
     return Table(("comparison", "difference", "verdict"), tuple(rows), frozenset({0, 2}))
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lamella.config import QUESTION_METRICS
 from lamella.scoring.significance import Difference, bootstrap_intervals
 from lamella.study.differences import MIN_UNITS
 from lamella.study.papers.matched_rows import MatchedRow, MatchedTable, question_lists
@@ -62,6 +63,7 @@ class JudgedFinding:
 
     finding: Finding
     differences: tuple[RowDifference, ...]
+    by_question: tuple[RowDifference, ...] = ()  # the same per question, where questions have several contexts
 
     @property
     def verdict(self) -> str:
@@ -71,7 +73,13 @@ class JudgedFinding:
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as plain values."""
         comparisons = [difference.to_dict() for difference in self.differences]
-        return {"finding": self.finding.text, "verdict": self.verdict, "comparisons": comparisons}
+        per_question = [difference.to_dict() for difference in self.by_question]
+        return {
+            "finding": self.finding.text,
+            "verdict": self.verdict,
+            "comparisons": comparisons,
+            **({"comparisons_by_question": per_question} if per_question else {}),
+        }
 
 
 def judge(matched: MatchedTable) -> list[JudgedFinding]:
@@ -81,8 +89,31 @@ def judge(matched: MatchedTable) -> list[JudgedFinding]:
         for finding in matched.table.finding
         for better, worse in finding.pairs
     ]
-    tested = iter(_tested(matched, planned))
-    return [JudgedFinding(finding, tuple(next(tested) for _ in finding.pairs)) for finding in matched.table.finding]
+    tested, by_question = iter(_tested(matched, planned)), iter(_tested_by_question(matched, planned))
+    return [
+        JudgedFinding(
+            finding,
+            tuple(next(tested) for _ in finding.pairs),
+            tuple(difference for _ in finding.pairs if (difference := next(by_question)) is not None),
+        )
+        for finding in matched.table.finding
+    ]
+
+
+def _tested_by_question(matched: MatchedTable, planned: Sequence[RowDifference]) -> list[RowDifference | None]:
+    """Return the comparisons of F1 and EM per question; None for others, and for rows with one context per question."""
+    places = [
+        place
+        for place, difference in enumerate(planned)
+        if f"question_{difference.metric}" in QUESTION_METRICS
+        and not difference.reason
+        and all(result.by_question for name in (difference.better, difference.worse)
+                for result in matched.row(name).results)
+    ]  # fmt: skip
+    per_question = [replace(planned[place], metric=f"question_{planned[place].metric}", published=None)
+                    for place in places]  # fmt: skip
+    tested = dict(zip(places, _tested(matched, per_question), strict=True))
+    return [tested.get(place) for place in range(len(planned))]
 
 
 def _planned(matched: MatchedTable, finding: Finding, better: str, worse: str) -> RowDifference:
@@ -153,7 +184,8 @@ def _tested(matched: MatchedTable, planned: Sequence[RowDifference]) -> list[Row
         if not difference.reason and difference.metric not in COST_METRICS:
             test = _test(matched, place, difference)
             if test is None:
-                tested[place] = replace(difference, reason="parameters not recorded")
+                missing = "scores per question" if difference.metric in QUESTION_METRICS else "parameters"
+                tested[place] = replace(difference, reason=f"{missing} not recorded")
             else:
                 subset = difference.metric.rpartition("_")[0]  # `HasAns`, `NoAns`, or all questions
                 groups.setdefault((subset, test.paragraphs is not None), []).append(test)
@@ -175,17 +207,28 @@ def _test(matched: MatchedTable, place: int, difference: RowDifference) -> _Test
         values.append(of_runs.mean(axis=0))
         seeds.append(len(of_runs))
         variances.append(float(of_runs.mean(axis=1).var(ddof=1)) / len(of_runs) if len(of_runs) > 1 else 0.0)
-    several = max(seeds) > 1
     result = matched.row(difference.better).results[0]
+    several = max(seeds) > 1
+    # The scores of a question's contexts depend on each other, so they are resampled together.
+    by_paragraph = several or (difference.metric not in QUESTION_METRICS and result.by_question is not None)
+    if difference.metric in QUESTION_METRICS:
+        assert result.by_question is not None
+        result = result.by_question
     chosen = _chosen(difference.metric, result.answerable)
     numbers = np.unique(result.paragraphs[chosen], return_inverse=True)[1]
-    return _Test(place, values[0] - values[1], sum(variances) if several else None, numbers if several else None)
+    return _Test(place, values[0] - values[1], sum(variances) if several else None, numbers if by_paragraph else None)
 
 
 def _values(row: MatchedRow, metric: str, at_0: bool) -> NDArray[np.float64] | None:
-    """Return a metric for every run and question, in points; None if its parameters are not recorded."""
+    """Return a metric for every run and question, in points; None if what it needs is not recorded."""
     rows = []
-    for result in row.results:
+    of_questions = [result.by_question for result in row.results if result.by_question is not None]
+    results = row.results
+    if metric in QUESTION_METRICS:
+        if len(of_questions) < len(results):
+            return None
+        metric, results = metric.removeprefix("question_"), of_questions
+    for result in results:
         exact, f1 = question_lists(result, at_0)
         if metric == EFFICIENCY:
             parameters = result.content["cost"].get("trainable_parameters")

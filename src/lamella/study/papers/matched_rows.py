@@ -165,6 +165,7 @@ def _match(table: PublishedTable, row: PublishedRow, runs: Sequence[RunRecord], 
         runs=tuple(runs),
         exact=np.mean([exact for exact, _ in lists], axis=0),
         f1=np.mean([f1 for _, f1 in lists], axis=0),
+        paragraphs=results[0].paragraphs,
         f1_of_runs=tuple(100 * float(f1.mean()) for _, f1 in lists),
     )
     if table.task == "answerability":
@@ -177,7 +178,11 @@ def _match(table: PublishedTable, row: PublishedRow, runs: Sequence[RunRecord], 
 
 def _span_scores(result: Result) -> dict[str, float]:
     at_0, crossfit = result.content["scores"]["at_0"], result.content["scores"].get("crossfit", {})
-    return {**at_0, **{f"crossfit_{key}": crossfit[key] for key in ("exact", "f1") if key in crossfit}}
+    scores = {**at_0, **{f"crossfit_{key}": crossfit[key] for key in ("exact", "f1") if key in crossfit}}
+    if result.by_question is not None:
+        of_questions = result.by_question.content["scores"]["at_0"]
+        scores |= {f"question_{key}": of_questions[key] for key in ("exact", "f1")}
+    return scores
 
 
 def _classification_scores(result: Result) -> dict[str, float]:

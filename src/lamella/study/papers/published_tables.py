@@ -27,6 +27,8 @@ SCORE_METRICS = {
     "exact": "EM",
     "HasAns_exact": "EM, answerable",
     "NoAns_exact": "EM, unanswerable",
+    "question_f1": "F1 per question",
+    "question_exact": "EM per question",
 }
 EFFICIENCY = "efficiency"  # (F1 - 50) / log10(trained parameters)
 COST_METRICS = {
@@ -40,6 +42,8 @@ Metric = Literal[
     "exact",
     "HasAns_exact",
     "NoAns_exact",
+    "question_f1",
+    "question_exact",
     "efficiency",
     "trainable_parameters",
     "train_seconds",
@@ -56,6 +60,8 @@ class PublishedRow(Section):
     exact: float | None = None
     HasAns_exact: float | None = None
     NoAns_exact: float | None = None
+    question_f1: float | None = None  # where questions have several contexts: of the best answer from all of them
+    question_exact: float | None = None
     loss: float | None = None
     trainable_parameters: int | None = None
     trainable_percent: float | None = None  # of the encoder

@@ -10,7 +10,7 @@ from lamella.errors import counted
 from lamella.study.papers.matched_rows import MatchedRow, MatchedTable
 from lamella.study.papers.numbers import count, decimal, interval_text, signed
 from lamella.study.papers.published_tables import EFFICIENCY, METRICS, SCORE_METRICS
-from lamella.study.report.columns import NOTHING, Labels, readable_value
+from lamella.study.report.columns import NOTHING, Labels, describe_dev, readable_value
 from lamella.study.report.page_blocks import Block, Heading, Paragraph, Table
 
 OUR_METRIC = {
@@ -33,10 +33,7 @@ def protocol_table(matched: MatchedTable, labels: Labels) -> Table:
         (
             "scored on",
             protocol.dev,
-            f"{labels.files(dev['files'])}: {counted(dev['questions'], 'question')} about "
-            f"{counted(dev['paragraphs'], 'paragraph')}"
-            if dev
-            else NOTHING,
+            f"{labels.files(dev['files'])}: {describe_dev(matched.results[0])}" if dev else NOTHING,
         ),
         ("score", protocol.metric, OUR_METRIC[matched.table.task] if ours else NOTHING),
         ("threshold", protocol.threshold, "0" if ours else NOTHING),
@@ -61,6 +58,8 @@ def score_table(matched: MatchedTable) -> Table:
     columns[f"{titles[main]}, difference"] = lambda row: signed(_minus(row.scores.get(main), row.row.value(main)))
     for key, title in titles.items():
         columns[f"{title}, cross-fitted"] = _ours(matched, f"crossfit_{key}")
+    for key, title in titles.items():  # empty, and not shown, where every question has a single context
+        columns[f"{title} per question, ours"] = _ours(matched, f"question_{key}")
     for key, title in SUBSETS.items():
         if any(row.row.value(key) is not None for row in matched.rows):
             columns[f"{title}, published"] = _published(key)

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lamella.errors import counted
 from lamella.scoring.significance import bootstrap_differences
 from lamella.study.compared_readers import ComparedReader, f1_of_no_answer
 from lamella.study.records import ANSWERABILITY, SPAN, without_seed
 from lamella.study.report.option_names import readable_option
+from lamella.study.result_files import Result
 
 NOTHING = "–"
 
@@ -28,6 +30,9 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "HasAns_f1": ("F1, answerable", ""),
     "NoAns_f1": ("F1, unanswerable", ""),
     "best_f1": ("F1, best", "{:.2f}"),
+    "question_f1_at_0": ("F1 per question at 0", "{:.2f}"),
+    "question_exact": ("EM per question", ""),
+    "question_f1": ("F1 per question", ""),
     "threshold": ("own threshold", "{:.2f}"),
     "epoch": ("epoch", "{:g}"),
     "inference_flops_per_window": ("inference FLOPs per window", ""),
@@ -42,8 +47,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "device": ("device", ""),
 }
 DEFAULT_COLUMNS = (
-    "tuning", "delta", "exact_at_0", "f1_at_0", "exact", "f1", "best_f1", "train_seconds", "windows_per_second",
-    "inference_seconds_per_1000", "model_bytes",
+    "tuning", "delta", "exact_at_0", "f1_at_0", "exact", "f1", "best_f1", "question_f1_at_0", "question_exact",
+    "question_f1", "train_seconds", "windows_per_second", "inference_seconds_per_1000", "model_bytes",
 )  # fmt: skip
 # The scores of classifiers of answerability take the places of EM and F1.
 CLASSIFIER_TITLES = {
@@ -54,6 +59,9 @@ CLASSIFIER_TITLES = {
     "HasAns_f1": "accuracy, answerable",
     "NoAns_f1": "accuracy, unanswerable",
     "best_f1": "accuracy, best",
+    "question_f1_at_0": "accuracy per question at 0",
+    "question_exact": "accuracy per question",
+    "question_f1": "no-answer F1 per question",
 }
 MEASURED = {"train_seconds", "windows_per_second", "inference_seconds_per_1000", "peak_memory_bytes"}  # on a device
 _SUFFIXES = re.compile(r"(\.jsonl?|\.csv)?(\.gz)?$")
@@ -105,6 +113,14 @@ def readable_value(value: Any) -> str:
     return " ".join(str(readable_option(value)).split())
 
 
+def describe_dev(result: Result) -> str:
+    """Count what a result was scored on: `1,500 questions with 15,000 contexts about 14,203 paragraphs`."""
+    dev, of_questions = result.content["dev"], result.by_question
+    questions = counted((of_questions.content["dev"] if of_questions else dev)["questions"], "question")
+    contexts = f" with {counted(dev['questions'], 'context')}" if of_questions else ""
+    return f"{questions}{contexts} about {counted(dev['paragraphs'], 'paragraph')}"
+
+
 def percent(value: float) -> str:
     """Return a percentage with two significant decimals."""
     return f"{value:.2f} %" if value >= 0.1 else f"{value:.2g} %"
@@ -149,11 +165,18 @@ def _delta(labels: Labels, reader: ComparedReader) -> str:
 
 def _f1(labels: Labels, reader: ComparedReader) -> str:
     """Return F1, or accuracy, with its deviation between seeds and its interval: `80.50 ±0.18 [79.2, 81.8]`."""
-    result = reader.runs[0].result
-    assert result is not None
-    (interval,) = bootstrap_differences(reader.f1[:, None], result.paragraphs)
+    (interval,) = bootstrap_differences(reader.f1[:, None], reader.paragraphs)
     seeds = "" if reader.deviation is None else f" ±{reader.deviation:.2f}"
     return f"{reader.mean_f1:.2f}{seeds} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+
+
+def _per_question(cell: Callable[[Labels, ComparedReader], str]) -> Callable[[Labels, ComparedReader], str]:
+    """Return the same cell for the scores per question, where questions have several contexts."""
+    return lambda labels, reader: NOTHING if reader.by_question is None else cell(labels, reader.by_question)
+
+
+def _exact(labels: Labels, reader: ComparedReader) -> str:
+    return f"{reader.mean_exact:.2f}"
 
 
 def _subset_score(key: str) -> Callable[[Labels, ComparedReader], str]:
@@ -165,6 +188,10 @@ def _subset_score(key: str) -> Callable[[Labels, ComparedReader], str]:
         return NOTHING if None in values else f"{sum(values) / len(values):.2f}"
 
     return cell
+
+
+def _no_answer_f1(labels: Labels, reader: ComparedReader) -> str:
+    return NOTHING if reader.no_answer_f1 is None else f"{reader.no_answer_f1:.2f}"
 
 
 def _no_answer_f1_at_0(labels: Labels, reader: ComparedReader) -> str:
@@ -213,8 +240,10 @@ _CELLS: dict[str, Callable[[Labels, ComparedReader], str]] = {
     "tuning": _tuning,
     "delta": _delta,
     "seeds": lambda labels, reader: str(len(reader.runs)),
-    "exact": lambda labels, reader: f"{reader.mean_exact:.2f}",
+    "exact": _exact,
     "f1": _f1,
+    "question_exact": _per_question(_exact),
+    "question_f1": _per_question(_f1),
     "HasAns_f1": _subset_score("HasAns_f1"),
     "NoAns_f1": _subset_score("NoAns_f1"),
     **{key: _flops(key) for key in ("inference_flops_per_window", "training_flops_per_window", "training_flops")},
@@ -224,6 +253,8 @@ _CELLS: dict[str, Callable[[Labels, ComparedReader], str]] = {
 }
 _CLASSIFIER_CELLS: dict[str, Callable[[Labels, ComparedReader], str]] = {
     "exact": _f1,  # of decisions, both scores are the accuracy
-    "f1": lambda labels, reader: NOTHING if reader.no_answer_f1 is None else f"{reader.no_answer_f1:.2f}",
+    "f1": _no_answer_f1,
+    "question_exact": _per_question(_f1),
+    "question_f1": _per_question(_no_answer_f1),
     "f1_at_0": _no_answer_f1_at_0,
 }

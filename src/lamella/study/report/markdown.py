@@ -13,11 +13,11 @@ from lamella.config import RunConfig
 from lamella.errors import UsageError, counted, did_you_mean
 from lamella.files import read_json
 from lamella.study.compared_readers import ComparedReader, group_by_reader, task_lines
-from lamella.study.differences import PairedDifference, paired_differences
+from lamella.study.differences import PairedDifference, paired_differences, question_differences
 from lamella.study.keep import add_results
 from lamella.study.pareto import pareto_fronts
 from lamella.study.records import ANSWERABILITY, SPAN, RunRecord, RunSelection, read_records
-from lamella.study.report.columns import COLUMNS, MEASURED, NOTHING, Labels, readable_value
+from lamella.study.report.columns import COLUMNS, MEASURED, NOTHING, Labels, describe_dev, readable_value
 from lamella.study.report.layout import LAYOUT_FILE, RANKING_COSTS, Layout, LayoutSection, read_layout
 from lamella.study.report.page_blocks import Table, markdown_block
 from lamella.study.report.provenance_section import provenance_section
@@ -113,22 +113,31 @@ def _run_parts(
     data: str | None,
     where: Path,
 ) -> list[str]:
-    paragraphs, readers = group_by_reader(RunSelection(tuple(records)), data)
+    readers = group_by_reader(RunSelection(tuple(records)), data)
     baseline = _find_baseline(section, readers, where)
-    differences = paired_differences([reader for reader in readers if reader is not baseline], baseline, paragraphs)
+    others = [reader for reader in readers if reader is not baseline]
     columns = section.columns or layout.columns
     _check_columns(columns, section, readers, where)
     parts = [
         *(f"{line[0].upper()}{line[1:]}." for line in task_lines(readers)),
         _questions_line(records[0], labels),
         _readers_table(columns, readers, labels, keep_empty=bool(section.columns)),
-        "\n".join(f"- {_verdict(difference)}" for difference in differences),
+        *_verdict_lists(others, baseline),
     ]
     if len(readers) > 1:
         parts.append(_fronts_line(readers, layout.costs))
     if MEASURED & {*columns, *layout.costs}:
         parts.append(_devices_line(readers))
     return parts
+
+
+def _verdict_lists(readers: Sequence[ComparedReader], baseline: ComparedReader) -> list[str]:
+    """Return the verdicts as a list; where questions have several contexts, per context and per question."""
+    lists = ["\n".join(f"- {_verdict(difference)}" for difference in paired_differences(readers, baseline))]
+    if readers and baseline.by_question is not None:
+        of_questions = question_differences(readers, baseline)
+        lists = ["Per context:", *lists, "Per question:", "\n".join(f"- {_verdict(of)}" for of in of_questions)]
+    return lists
 
 
 def _find_baseline(section: LayoutSection, readers: Sequence[ComparedReader], where: Path) -> ComparedReader:
@@ -146,10 +155,7 @@ def _find_baseline(section: LayoutSection, readers: Sequence[ComparedReader], wh
 def _questions_line(run: RunRecord, labels: Labels) -> str:
     assert run.result is not None
     dev = run.result.content["dev"]
-    scored = (
-        f"{counted(dev['questions'], 'question')} about {counted(dev['paragraphs'], 'paragraph')} of "
-        f"{labels.files(dev['files'])}"
-    )
+    scored = f"{describe_dev(run.result)} of {labels.files(dev['files'])}"
     if run.result.scored_at == "own":
         return f"Scored on {scored}, at the models' own thresholds: this data allows no cross-fitting."
     folds = run.result.content["scores"]["crossfit"]["folds"]

@@ -6,7 +6,8 @@ from pathlib import PurePath
 from typing import Any
 
 SHOWN_SCORES = (
-    "exact", "f1", "best_exact", "best_f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1", "pr_f1_ap",
+    "exact", "f1", "best_exact", "best_f1", "question_exact", "question_f1", "HasAns_exact", "HasAns_f1",
+    "NoAns_exact", "NoAns_f1", "pr_f1_ap",
     "answerability_accuracy", "answerability_f1", "ece", "threshold", "epoch",
 )  # fmt: skip
 

@@ -32,7 +32,14 @@ from lamella.training.fitting.processes import Processes
 from lamella.training.fitting.steps import Position
 from lamella.training.prepare import PreparedPass
 
-SHORT = {"exact": "EM", "f1": "F1", "answerability_accuracy": "accuracy", "answerability_f1": "no-answer F1"}
+SHORT = {
+    "exact": "EM",
+    "f1": "F1",
+    "question_exact": "per question EM",
+    "question_f1": "F1",
+    "answerability_accuracy": "accuracy",
+    "answerability_f1": "no-answer F1",
+}
 
 
 class Bookkeeper:
@@ -246,8 +253,13 @@ class Bookkeeper:
 
 
 def describe_scores(model: ReaderModel, results: Mapping[str, Any], metrics: Sequence[str] = ()) -> str:
-    """Return the two headline scores of a task, and those of `metrics` that the task has, in a line."""
-    keys = dict.fromkeys([*model.head.task.headline, *(metric for metric in metrics if metric in results)])
+    """Return the two headline scores of a task, and those of `metrics` that the task has, in a line.
+
+    Where questions have several contexts, the headline scores are per context, and those per question follow.
+    """
+    headline = model.head.task.headline
+    shown = [*headline, *(f"question_{key}" for key in headline), *metrics]
+    keys = dict.fromkeys(key for key in shown if key in results)
     return "  ".join(f"{SHORT.get(key, key)} {results[key]:.2f}" for key in keys)
 
 

@@ -5,7 +5,8 @@
   const runs = content.runs;
   const main = document.getElementById("report");
   const NAMES = {
-    exact: "EM", f1: "F1", best_exact: "best EM", best_f1: "best F1", HasAns_exact: "HasAns EM", HasAns_f1: "HasAns F1",
+    exact: "EM", f1: "F1", best_exact: "best EM", best_f1: "best F1",
+    question_exact: "EM per question", question_f1: "F1 per question", HasAns_exact: "HasAns EM", HasAns_f1: "HasAns F1",
     NoAns_exact: "NoAns EM", NoAns_f1: "NoAns F1", pr_f1_ap: "average precision (F1)",
     answerability_accuracy: "answerability accuracy", answerability_f1: "no-answer F1", ece: "ECE",
     threshold: "threshold", epoch: "epoch",
@@ -140,7 +141,7 @@
 
   function hover(run) {
     const options = Object.entries(run.options).map(([key, value]) => `${shortKey(key)}: ${plain(format(value))}`);
-    const scores = ["exact", "f1", "best_f1", "HasAns_f1", "NoAns_f1", ...decisionScores].filter((key) => key in run.scores)
+    const scores = ["exact", "f1", "question_exact", "question_f1", "best_f1", "HasAns_f1", "NoAns_f1", ...decisionScores].filter((key) => key in run.scores)
       .map((key) => `${NAMES[key]} ${format(run.scores[key], 2)}`);
     const costs = Object.keys(COSTS).filter((key) => key in run.cost).map((key) => `${COSTS[key]}: ${format(run.cost[key])}`);
     const device = run.device && TIMES.some((key) => key in run.cost) ? [`timed on ${plain(run.device)}`] : [];
@@ -197,7 +198,7 @@
     const tiles = make("div", { class: "tiles" });
     const tile = (value, name, wide) => tiles.append(make("div", { class: wide ? "tile wide-text" : "tile" }, make("b", {}, value), make("span", {}, name)));
     tile(best.name, runs.length > 1 ? `best of ${runs.length} runs by ${NAMES[metric]}` : "run", true);
-    for (const key of [...new Set([metric, ...decisionScores, "f1", "exact"])].filter((key) => key in best.scores)) tile(format(best.scores[key], 2), `${NAMES[key]}, %`);
+    for (const key of [...new Set([metric, ...decisionScores, "f1", "exact", "question_f1", "question_exact"])].filter((key) => key in best.scores)) tile(format(best.scores[key], 2), `${NAMES[key]}, %`);
     if (best.cost.parameters) tile(format(best.cost.parameters), COSTS.parameters);
     if (best.questions) tile(format(best.questions), "questions");
     main.append(tiles);
@@ -205,7 +206,7 @@
 
   function allRuns() {
     const where = section("runs", "Runs", "Click a heading to sort by it; click again to reverse the order.");
-    const shown = [...new Set([metric, ...decisionScores, "f1", "exact", "best_f1", "HasAns_f1", "NoAns_f1", "ece", "epoch"])].filter((key) => scoreKeys.includes(key));
+    const shown = [...new Set([metric, ...decisionScores, "f1", "exact", "question_f1", "question_exact", "best_f1", "HasAns_f1", "NoAns_f1", "ece", "epoch"])].filter((key) => scoreKeys.includes(key));
     const columns = [
       { name: "run", text: true, get: (run) => run.name },
       ...shown.map((key) => ({ name: NAMES[key], digits: 2, get: (run) => run.scores[key] })),
@@ -302,7 +303,7 @@
     const axes = Object.keys(X_NAMES).filter((key) => recorded(key) || trained.some((run) => (run.curve[key] || []).length));
     const scores = qualities.filter(recorded);
     const first = scores.includes(metric) ? metric : scores[0];
-    const second = { f1: "exact", exact: "f1", answerability_accuracy: "answerability_f1", answerability_f1: "answerability_accuracy" }[first];
+    const second = { f1: "exact", exact: "f1", question_f1: "f1", question_exact: "exact", answerability_accuracy: "answerability_f1", answerability_f1: "answerability_accuracy" }[first];
     const state = { x: axes[0], loss: "loss", score: first, beside: scores.includes(second) ? second : scores.find((key) => key !== first), all: false };
     const redrawCurves = [];
     const change = (key) => (value) => { state[key] = value; redrawCurves.forEach((redraw) => redraw()); };
