@@ -48,6 +48,7 @@ ORDER = (
     },
     {"languages": ("languages",)},
     {"data": ("data",)},
+    {"documents": ("documents",)},
     {"encoder": ("encoder",)},
     {"graph": ("graph",)},
     {"heads": ("heads",)},

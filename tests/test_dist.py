@@ -55,7 +55,7 @@ def test_the_wheel_requires_what_answering_needs(wheel: Path) -> None:
         metadata = Parser().parsestr(archive.read(name).decode())
     requirements = metadata.get_all("Requires-Dist") or []
     core = {re.split(r"[<>=\[ ]", requirement)[0] for requirement in requirements if "extra ==" not in requirement}
-    assert core == {"bm25s", "numpy", "onnxruntime", "pydantic", "rich", "safetensors", "tokenizers", "typer"}
+    assert core == {"bm25s", "numpy", "onnxruntime", "pydantic", "pypdf", "rich", "safetensors", "tokenizers", "typer"}
     with_torch = {line.partition("extra == ")[2].strip("'") for line in requirements if line.startswith("torch>")}
     assert with_torch == {"train", "onnx", "all"}
 

@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from lamella.api import Run, compare, evaluate, report, train
     from lamella.config import RunConfig
     from lamella.data.dataset import load_examples
+    from lamella.documents.collection import Documents
     from lamella.inference.reader import Reader
     from lamella.models.model import ReaderModel
 
 __all__ = [
+    "Documents",
     "LamellaError",
     "LamellaWarning",
     "Reader",
@@ -32,6 +34,7 @@ __all__ = [
 
 # Imported on first use: torch and transformers take seconds, and not every program needs them.
 _MODULES = {
+    "Documents": "lamella.documents.collection",
     "Reader": "lamella.inference.reader",
     "ReaderModel": "lamella.models.model",
     "Run": "lamella.api",

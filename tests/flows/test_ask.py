@@ -129,7 +129,7 @@ def test_how_eager_to_answer(lamella: Any) -> None:
         (["-c", "-"], "standard input can be read only once"),
         (["--questions", "-", "-c", "-"], "standard input can be read only once"),
         (["Who?", "-c", "titan.txt", "--passages", "some"], "--passages: expected a number of at least 1, auto or all"),
-        ([], "give --context FILE or --text TEXT."),
+        ([], "give --in DIR, --context FILE or --text TEXT."),
     ],
 )
 def test_mistakes_get_one_line(arguments: list[str], message: str, lamella: Any) -> None:

@@ -18,9 +18,9 @@ import pytest
 from numpy.typing import NDArray
 
 from lamella import Reader
+from lamella.documents import passages
 from lamella.errors import LamellaError, ModelError
 from lamella.graph.support import NoGraphError
-from lamella.inference import passages
 from lamella.inference.answer_list import Answer
 from lamella.models.shared_encoder import SharedReader
 from lamella.models.window_engine import Row

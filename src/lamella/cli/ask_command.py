@@ -16,6 +16,7 @@ import typer
 from lamella.cli.app import AsJson, Encoding, HowEager, Precision, app
 
 if TYPE_CHECKING:
+    from lamella.documents.collection import Documents
     from lamella.inference.answer_list import Answer, Answers
     from lamella.inference.reader import Reader
 
@@ -25,8 +26,17 @@ LONGEST_ECHO = 60  # characters of a wrong value that an error message repeats
 
 @app.command()
 def ask(
-    question: Annotated[
-        str | None, typer.Argument(metavar="[QUESTION]", help="The question; without it, a prompt asks for questions.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[QUESTION]", help="The question; without it, a prompt asks for questions."),
+    ] = None,
+    folder: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--in",
+            metavar="DIR|FILE...",
+            help="Search these documents: folders, txt, md, html, pdf and docx files (also .gz), glob patterns.",
+        ),
     ] = None,
     context: Annotated[
         list[str] | None,
@@ -60,7 +70,9 @@ def ask(
     passages: Annotated[
         str,
         typer.Option(
-            "--passages", metavar="N", help="Read the N best passages; auto: 50 of long texts; all: read everything."
+            "--passages",
+            metavar="N",
+            help="Read the N best passages; auto: 20 of documents, 50 of long texts; all: read everything.",
         ),
     ] = "auto",
     precision: Precision = "auto",
@@ -70,17 +82,20 @@ def ask(
     encoding: Encoding = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask questions about one or several texts."""
+    """Ask questions about one or several texts, or about a folder of documents."""
     from lamella.errors import MissingLibraryError, UsageError
     from lamella.inference.abstention import PRIORS
 
     files, given = context or [], text or []
+    question, sources = _split_words(words or [], folder or [])
     if question is not None and questions is not None:
         raise UsageError("ask: expected QUESTION or --questions, got both; choose one.")
     if question is not None and not question.strip():
         raise UsageError("ask: expected a question, got an empty text.")
-    if not files and not given:
-        raise UsageError("ask: expected a text to read; give --context FILE or --text TEXT.")
+    if sources and (files or given):
+        raise UsageError("ask: expected --in, or --context and --text, got both; choose one.")
+    if not files and not given and not sources:
+        raise UsageError("ask: expected a text to read; give --in DIR, --context FILE or --text TEXT.")
     from_stdin = files.count("-") + (questions == "-" or (question is None and questions is None))
     if from_stdin > 1:
         raise UsageError(
@@ -96,11 +111,12 @@ def ask(
         "layers": layers,
     }
     texts = [*(_read_text(file, encoding, "--context") for file in files), *given]
-    if not any(map(str.strip, texts)):
-        sources = ", ".join([*files, *(["--text"] if given else [])])
-        raise UsageError(f"ask: expected a text to read, found only white space in {sources}.")
+    if not sources and not any(map(str.strip, texts)):
+        blank = ", ".join([*files, *(["--text"] if given else [])])
+        raise UsageError(f"ask: expected a text to read, found only white space in {blank}.")
     listed = None if questions is None else _read_questions(questions, encoding)
 
+    from lamella.documents.collection import Documents
     from lamella.encoder.sources import DEFAULT_READER, READERS
     from lamella.inference.reader import Reader
     from lamella.models.loading import load_model
@@ -108,6 +124,7 @@ def ask(
     if layers and importlib.util.find_spec("torch") is None:
         raise MissingLibraryError("ask --layers", ["torch"])
     names = [*files, *(f"text {number}" for number in range(1, len(given) + 1))]
+    documents = Documents(*sources, encoding=encoding) if sources else None
     loaded = load_model(
         READERS / DEFAULT_READER if model is None else model,
         precision=precision,
@@ -115,7 +132,7 @@ def ask(
         inference_only=True,
         few_questions=True,
     )
-    session = _Session(Reader(loaded), texts, names, options, as_json)
+    session = _Session(Reader(loaded), documents or texts, names, options, as_json)
     if question is not None:
         session.ask([question], name_questions=False)
     elif listed is not None:
@@ -128,10 +145,15 @@ class _Session:
     """A reader with the texts to ask it about."""
 
     def __init__(
-        self, reader: Reader, texts: Sequence[str], names: Sequence[str], options: dict[str, Any], as_json: bool
+        self,
+        reader: Reader,
+        texts: Sequence[str] | Documents,
+        names: Sequence[str],
+        options: dict[str, Any],
+        as_json: bool,
     ) -> None:
         self.reader, self.texts, self.names, self.options, self.as_json = reader, texts, names, options, as_json
-        self.several = len(texts) > 1
+        self.several = isinstance(texts, list) and len(texts) > 1
 
     def ask_each(self, questions: Iterator[str]) -> None:
         """Answer each question as soon as it comes."""
@@ -146,7 +168,7 @@ class _Session:
 
     def ask(self, questions: Sequence[str], *, name_questions: bool = True) -> None:
         """Answer questions and print the answers."""
-        context = list(self.texts) if self.several else self.texts[0]
+        context = self.texts if self.several or not isinstance(self.texts, list) else self.texts[0]
         results = self.reader.ask(questions, [context] * len(questions), **self.options, log=self._log)
         for number, (question, answers) in enumerate(zip(questions, results, strict=True)):
             if self.several:
@@ -176,6 +198,10 @@ class _Session:
         place = f"characters {answer['start']}-{answer['end']}"
         if self.several:
             place = f"{answer['file']}, {place}"
+        elif "file" in answer:
+            unit = next(unit for unit in ("page", "line", "paragraph") if unit in answer)
+            separator = ":" if unit == "line" else f", {unit} "  # terminals and editors open file:line
+            place = f"{answer['file']}{separator}{answer[unit]}"
         typer.echo(f"{label}{answer['answer']}  [{answer['probability']:.2f}, {place}]")
         _print_sentence(answer)
         if "layers" in answer:
@@ -183,6 +209,21 @@ class _Session:
 
     def _log(self, line: str) -> None:
         typer.echo(f"{line} (--passages all reads everything)", err=True)
+
+
+def _split_words(words: Sequence[str], sources: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the question and the documents: a shell that expands `--in *.md` makes arguments of all but the first."""
+    from lamella.errors import UsageError, shorten
+
+    files = [word for word in words if sources and os.path.exists(os.path.expanduser(word))]
+    questions = [word for word in words if word not in files]
+    if len(questions) > 1:
+        where = ", or check the file names" if sources else ""
+        raise UsageError(
+            f"ask: expected one question, got {len(questions)} arguments, the second {shorten(questions[1])}; "
+            f"put the question in quotes{where}."
+        )
+    return (questions[0] if questions else None), [*sources, *files]
 
 
 def _print_sentence(answer: Answer) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,15 @@ K1, B = 1.2, 0.75  # of BM25 (Robertson and Zaragoza 2009): saturation of a word
 # the best 50 of 3,090 passages contain 98.1 % of the answers; with whole words 97.0 %, with five letters 97.9 %.
 STEM = 6
 
+Number = TypeVar("Number", bound=np.generic, covariant=True)
+
+
+class Sliced(Protocol[Number]):
+    """An array, or a part of a file that is read slice by slice."""
+
+    def __getitem__(self, part: slice, /) -> NDArray[Number]: ...
+
+
 _WORDS = re.compile(r"[^\W_]+")
 # Scripts without spaces between words; Korean, whose particles are written at the word, is best cut in pairs too.
 _WITHOUT_SPACES = re.compile(
@@ -22,28 +32,63 @@ _WITHOUT_SPACES = re.compile(
 )
 
 
+@dataclass(frozen=True)
+class ScoreMatrix:
+    """The score of each text for each term, by columns: the texts and scores of a term lie between two `begins`."""
+
+    scores: Sliced[np.float32]
+    texts: Sliced[np.int32]
+    begins: NDArray[np.int64]
+
+
 class WordRanking:
     """Scores texts for questions."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        found = [list(terms(text)) for text in texts]
-        self._texts = len(found)
-        self._index = None
-        if any(found):  # an index of no words cannot be built
-            self._index = _import_bm25s().BM25(k1=K1, b=B)
-            self._index.index(found, show_progress=False)
+        self.vocabulary: dict[str, int] = {}
+        self._rank([number_terms(text, self.vocabulary) for text in texts])
+
+    @classmethod
+    def of_terms(cls, numbers: Sequence[Sequence[int]], vocabulary: dict[str, int]) -> WordRanking:
+        """Rank texts whose terms are numbered by a vocabulary already."""
+        ranking = cls.__new__(cls)
+        ranking.vocabulary = vocabulary
+        ranking._rank(numbers)
+        return ranking
+
+    @classmethod
+    def of_matrix(cls, matrix: ScoreMatrix, count: int, vocabulary: dict[str, int]) -> WordRanking:
+        """Rank `count` texts by scores that were computed before."""
+        ranking = cls.__new__(cls)
+        ranking.vocabulary, ranking.count, ranking.matrix = vocabulary, count, matrix
+        return ranking
 
     def scores(self, question: str) -> NDArray[np.float32]:
         """Return the score of every text for a question; 0 for texts that share no word with it."""
-        ids = self._index.get_tokens_ids(list(dict.fromkeys(terms(question)))) if self._index is not None else []
-        if self._index is None or not ids:
-            return np.zeros(self._texts, np.float32)
-        scores: NDArray[np.float32] = self._index.get_scores_from_ids(ids)
+        scores = np.zeros(self.count, np.float32)
+        matrix, begins = self.matrix, self.matrix.begins
+        for term in dict.fromkeys(terms(question)):
+            if (number := self.vocabulary.get(term)) is not None:
+                column = slice(int(begins[number]), int(begins[number + 1]))
+                scores[matrix.texts[column]] += matrix.scores[column]  # a text is in a column once
         return scores
+
+    def _rank(self, numbers: Sequence[Sequence[int]]) -> None:
+        self.count = len(numbers)
+        if not any(numbers):  # an index of no words cannot be built
+            empty = np.zeros(len(self.vocabulary) + 1, np.int64)
+            self.matrix = ScoreMatrix(np.zeros(0, np.float32), np.zeros(0, np.int32), empty)
+            return
+        built = (
+            _import_bm25s()
+            .BM25(k1=K1, b=B)
+            .build_index_from_ids(list(self.vocabulary.values()), numbers, show_progress=False)
+        )
+        self.matrix = ScoreMatrix(built["data"], built["indices"], built["indptr"])
 
 
 def _import_bm25s() -> Any:
-    """Import bm25s, when something is ranked: it takes half a second.
+    """Import bm25s, when scores are computed: it takes half a second.
 
     If JAX is installed, importing bm25s starts it, and on a GPU JAX reserves most of the memory at once. JAX would only
     select the highest scores, which is done here with numpy, so it is hidden from this import.
@@ -59,6 +104,11 @@ def _import_bm25s() -> Any:
     finally:
         del sys.modules[hidden]
     return bm25s
+
+
+def number_terms(text: str, vocabulary: dict[str, int]) -> list[int]:
+    """Return the numbers of the terms of a text; the vocabulary grows by those that it does not have."""
+    return [vocabulary.setdefault(term, len(vocabulary)) for term in terms(text)]
 
 
 def terms(text: str) -> Iterator[str]:

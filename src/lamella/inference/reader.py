@@ -15,6 +15,8 @@ import numpy as np
 
 from lamella.config import DecodingOptions
 from lamella.data.examples import Context, Example
+from lamella.documents.collection import Documents
+from lamella.documents.passages import Passage, PassageCache
 from lamella.encoder.sources import DEFAULT_READER, READERS
 from lamella.errors import UsageError, counted, shorten, warn
 from lamella.inference.abstention import at_prior, calibrated
@@ -22,7 +24,6 @@ from lamella.inference.answer_layers import layers_of_answer
 from lamella.inference.answer_list import Answer, Answers
 from lamella.inference.arguments import as_list, check_positive, check_text
 from lamella.inference.no_answer import na_probability
-from lamella.inference.passages import Passage, PassageCache
 from lamella.inference.pipeline import answer_as_pipeline, checked_options, question_pairs
 from lamella.inference.predict import predict
 from lamella.inference.prediction import Candidate, Prediction, rank_passages, rank_together
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("lamella")
 
 LONG_CONTEXT = 200_000  # characters of the contexts of a question from which only passages of them are read
+DOCUMENT_PASSAGES = 20  # how many passages of documents are read
 PASSAGES_READ = 50  # how many: they contain 98 % of the answers in 2.5 million characters (`passages`)
 
 
@@ -103,7 +105,7 @@ class Reader:
     def ask(
         self,
         question: str | Iterable[str],
-        context: str | Iterable[Any],
+        context: str | Iterable[Any] | Documents,
         *,
         top_k: int = 1,
         threshold: float | None = None,
@@ -119,6 +121,9 @@ class Reader:
         own. A list of questions returns a list of results; give one context for all of them, or a list with one entry
         per question, each a text or a list of texts. A blank question is refused, and so is a question with only blank
         contexts; a blank context among others is ignored.
+
+        With `Documents` as the context, the best passages of all documents are read: 20 with `passages="auto"`. An
+        answer has the `file` it is from, its `page`, `line` or `paragraph` there, and the `sentence` around it.
 
         `threshold` and `max_answer_length` (in tokens) replace the model's for this call. `answerable` is the share of
         your questions that you expect to have an answer: with 0.9 the reader answers more of them, with 0.1 fewer.
@@ -137,7 +142,8 @@ class Reader:
         if isinstance(question, str):
             return self._ask([(question, context)], call)[0]
         questions = as_list("question", question)
-        contexts = [context] * len(questions) if isinstance(context, str) else as_list("context", context)
+        for_all = isinstance(context, str | Documents)
+        contexts = [context] * len(questions) if for_all else as_list("context", context)
         if len(contexts) != len(questions):
             raise UsageError(
                 f"ask: expected one context for all questions, or one per question, got "
@@ -165,10 +171,10 @@ class Reader:
         answers = [result[0] if len(result) == 1 else result for result in results]
         return answers[0] if len(answers) == 1 else answers
 
-    def _ask(self, pairs: Sequence[tuple[str, str | Iterable[str]]], call: _Call) -> list[Answers]:
+    def _ask(self, pairs: Sequence[tuple[str, Any]], call: _Call) -> list[Answers]:
         asked = [_check_question(number, *pair, several=len(pairs) > 1) for number, pair in enumerate(pairs)]
         asked = [self._choose_passages(question, call) for question in asked]
-        if ranked := [question for question in asked if question.total is not None]:
+        if ranked := [question for question in asked if question.total is not None and question.documents is None]:
             characters = max(sum(map(len, question.texts)) for question in ranked)
             call.log(
                 f"{characters:,} characters: reading the best {call.most_passages(characters)} of "
@@ -185,12 +191,16 @@ class Reader:
 
     def _choose_passages(self, question: _Question, call: _Call) -> _Question:
         """Return the question with the passages to read, if its contexts have more of them than shall be read."""
-        most = call.most_passages(sum(map(len, question.texts)))
-        if most is None:
-            return question
-        index = self._passages.get(question.texts)
-        if len(index.passages) <= most:
-            return question
+        if question.documents is not None:
+            index = question.documents.passages
+            most = min(len(index), DOCUMENT_PASSAGES if call.passages == "auto" else call.passages or len(index))
+        else:
+            limit = call.most_passages(sum(map(len, question.texts)))
+            if limit is None:
+                return question
+            index, most = self._passages.get(tuple(question.texts)), limit
+            if len(index) <= most:
+                return question
         passages, related = index.best(question.text, most)
         if not related:
             first = "the first passage was" if most == 1 else f"the first {most} passages were"
@@ -198,7 +208,7 @@ class Reader:
                 f"no passage shares a word with the question {shorten(question.text)}, so {first} read; "
                 "rephrase it, or read everything (passages=None; --passages all)."
             )
-        return replace(question, passages=tuple(passages), read=most, total=len(index.passages))
+        return replace(question, passages=tuple(passages), read=most, total=len(index))
 
     def _answers(self, question: _Question, predictions: Sequence[Prediction], call: _Call) -> Answers:
         decoding = call.decoding
@@ -221,6 +231,9 @@ class Reader:
             number = {"context": candidate.context} if question.several_contexts else {}
             values = {"score": candidate.probability, "probability": share, **place, **number}
             found = Answer(values, text=question.texts[candidate.context])
+            if question.documents is not None and candidate.text:
+                found |= question.documents.place(candidate.context, candidate.begin_char)
+                found["sentence"] = "".join(found.sentence())
             if call.layers and candidate.text:
                 found["layers"] = layers_of_answer(self.model, question.text, found)
             return found
@@ -259,8 +272,9 @@ class _Question:
     """A question with its contexts; if only passages of them are read, with these."""
 
     text: str
-    texts: tuple[str, ...]
+    texts: Sequence[str]
     several_contexts: bool
+    documents: Documents | None = None  # whose texts they are
     passages: tuple[Passage, ...] = ()  # joined where they touch
     read: int = 0  # how many they were before
     total: int | None = None  # of how many; None if the contexts are read whole
@@ -275,13 +289,16 @@ class _Question:
 
 
 def _check_question(number: int, question: Any, context: Any, *, several: bool) -> _Question:
+    which = f" {number + 1}" if several else ""
+    question = check_text("question", question)
+    if not question.strip():
+        raise UsageError(f"question{which}: expected a text, got an empty one.")
+    if isinstance(context, Documents):
+        return _Question(question, context.texts, several_contexts=False, documents=context)
     texts = [context] if isinstance(context, str) else as_list("context", context)
     if not texts:
         raise UsageError("ask: expected at least one context per question, got an empty list.")
-    question, texts = check_text("question", question), [check_text("context", text) for text in texts]
-    which = f" {number + 1}" if several else ""
-    if not question.strip():
-        raise UsageError(f"question{which}: expected a text, got an empty one.")
+    texts = [check_text("context", text) for text in texts]
     if not any(map(str.strip, texts)):
         raise UsageError(f"context{which and f' of question{which}'}: expected a text, got an empty one.")
     return _Question(question, tuple(texts), several_contexts=not isinstance(context, str))

@@ -92,7 +92,7 @@ def learning_of(request: Request) -> Learning:
     openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
 )
 async def read_text(request: Request, name: str = "") -> Response:
-    """Return the text of a file: txt, md, html or pdf.
+    """Return the text of a file: txt, md, html, pdf or docx.
 
     Send the file as the body, and its name as `?name=report.pdf`, or its kind as the Content-Type.
     """

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.windows.padding import Padded
 from lamella.data.windows.tokens import Tokenizing
+from lamella.documents.passages import PassageCache
 from lamella.graph.support import NoGraphError
-from lamella.inference.passages import PassageCache
 from lamella.inference.protocols import QAModel
 from lamella.inference.reader import Reader
 from lamella.models.loading import check_onnx_options, load_model, load_shared, suits_onnx

@@ -4,7 +4,7 @@ import {call} from "./api.js";
 import {byId, counted, keepingFocus, make, reveal, showProblem, speak} from "./dom.js";
 import {blocksOf} from "./marks.js";
 
-const KINDS = /\.(txt|text|md|markdown|html?|pdf)$/i;
+const KINDS = /\.(txt|text|md|markdown|html?|pdf|docx)$/i;
 
 export const texts = [];  // {id, name, text}
 let shown = 0;
@@ -98,7 +98,7 @@ export const nameOf = (item) => item.name || titleOf(item.text);
 async function open(files) {
   for (const file of files) {
     if (!KINDS.test(file.name)) {
-      showProblem(`${file.name}: expected a text (txt, md, html, pdf); save it as one of these.`);
+      showProblem(`${file.name}: expected a text (txt, md, html, pdf, docx); save it as one of these.`);
       continue;
     }
     speak(`Opening ${file.name}`);
@@ -151,7 +151,7 @@ function remove(number) {
 
 function editor(current) {
   const field = make("textarea", {id: "editor", "aria-label": "Text", spellcheck: "false", dir: "auto",
-    placeholder: "Paste or type a text here.\n\nOr drop files anywhere on this page: txt, md, html, pdf.",
+    placeholder: "Paste or type a text here.\n\nOr drop files anywhere on this page: txt, md, html, pdf, docx.",
     value: current?.text ?? ""});
   const done = make("button", {type: "button", class: "primary small", onclick: () => finish(field.value)}, "Done");
   const size = make("span", {class: "quiet"}, field.value ? counted(field.value.length, "character") : "");

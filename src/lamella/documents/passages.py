@@ -11,9 +11,10 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lamella.data.word_ranking import WordRanking
 
@@ -32,36 +33,52 @@ _CHARACTERS = re.compile(rf"(?s).{{{PASSAGE}}}")
 
 @dataclass(frozen=True)
 class Passage:
-    """A part of one of several texts: `texts[text][begin:end]`."""
+    """A part of one of several texts, `texts[text][begin:end]`, with its score for a question."""
 
     text: int
     begin: int
     end: int
+    score: float = 0.0
 
 
 class PassageIndex:
     """The passages of some texts, ready to be ranked."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        self.texts = texts
-        self.passages = [Passage(number, *span) for number, text in enumerate(texts) for span in cut(text)]
-        self._ranking = WordRanking(texts[passage.text][passage.begin : passage.end] for passage in self.passages)
+        places = [(number, *span) for number, text in enumerate(texts) for span in cut(text)]
+        self.texts, self.places = texts, np.array(places, np.int64).reshape(-1, 3)
+        self.ranking = WordRanking(texts[number][begin:end] for number, begin, end in places)
+
+    @classmethod
+    def of_ranking(cls, texts: Sequence[str], places: NDArray[np.int64], ranking: WordRanking) -> PassageIndex:
+        """Make an index of passages that are cut already: number of the text, begin and end of each."""
+        index = cls.__new__(cls)
+        index.texts, index.places, index.ranking = texts, places, ranking
+        return index
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def rank(self, question: str, count: int) -> list[Passage]:
+        """Return the best passages for a question, best first."""
+        scores = self.ranking.scores(question)
+        best = np.argsort(-scores, kind="stable")[:count]
+        numbers, begins, ends = self.places[best].T.tolist()
+        return list(map(Passage, numbers, begins, ends, scores[best].tolist()))
 
     def best(self, question: str, count: int) -> tuple[list[Passage], bool]:
         """Return the best passages for a question in text order, and whether any of them shares a word with it.
 
         Passages that touch are joined, so that an answer between them is read whole.
         """
-        scores = self._ranking.scores(question)
         joined: list[Passage] = []
-        for number in sorted(np.argsort(-scores, kind="stable")[:count].tolist()):
-            passage = self.passages[number]
+        for passage in sorted(self.rank(question, count), key=lambda passage: (passage.text, passage.begin)):
             last = joined[-1] if joined else None
             if last is not None and last.text == passage.text and passage.begin <= last.end:
-                joined[-1] = Passage(last.text, last.begin, passage.end)
+                joined[-1] = replace(last, end=passage.end, score=max(last.score, passage.score))
             else:
                 joined.append(passage)
-        return joined, bool(scores.any())
+        return joined, any(passage.score for passage in joined)
 
 
 class PassageCache:

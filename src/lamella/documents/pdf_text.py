@@ -1,4 +1,4 @@
-"""Extract the text of a PDF. The server does this in a process of its own: see `text_process`."""
+"""Extract the text of a PDF. This is done in a process of its own: see `text_process`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import logging
 MOST_PAGES = 2000
 LOCKED = "expected a PDF that everyone can open, got one that asks for a password; remove the password"
 HUGE = "expected a PDF of reasonable size, got one that unpacks to far too much; save it as text"
+SCANNED = "expected a PDF with text, got pictures only, such as a scan; recognise its text first"
 DAMAGED = "expected a PDF, got a damaged one; save it again, or print it to a new PDF"
 
 
-def text_of_pdf(data: bytes, most_characters: int) -> str:
-    """Return the text of a PDF, its pages separated by blank lines; without any, raise ValueError with the reason."""
+class UnreadablePdfError(ValueError):
+    """The reason why a PDF has no text that can be read; pypdf raises other ValueErrors where a PDF is damaged."""
+
+
+def pages_of_pdf(data: bytes, most_characters: int) -> list[str]:
+    """Return the text of each page of a PDF; if there is none, raise UnreadablePdfError."""
     from pypdf import PdfReader
     from pypdf.errors import DependencyError, LimitReachedError
 
@@ -22,22 +27,22 @@ def text_of_pdf(data: bytes, most_characters: int) -> str:
     try:
         reader = PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
-            raise ValueError(LOCKED)
+            raise UnreadablePdfError(LOCKED)
         if len(reader.pages) > MOST_PAGES:
-            raise ValueError(f"expected at most {MOST_PAGES:,} pages, got {len(reader.pages):,}; split it")
+            raise UnreadablePdfError(f"expected at most {MOST_PAGES:,} pages, got {len(reader.pages):,}; split it")
         for page in reader.pages:
             pages.append(page.extract_text().strip())
             length += len(pages[-1])
             if length > most_characters:
-                raise ValueError(f"expected at most {most_characters:,} characters, got more; split it")
+                raise UnreadablePdfError(f"expected at most {most_characters:,} characters, got more; split it")
     except DependencyError:
-        raise ValueError(LOCKED) from None
+        raise UnreadablePdfError(LOCKED) from None
     except (LimitReachedError, MemoryError):
-        raise ValueError(HUGE) from None
-    except ValueError:
+        raise UnreadablePdfError(HUGE) from None
+    except UnreadablePdfError:
         raise
     except Exception:  # pypdf raises whatever a damaged structure leads to
-        raise ValueError(DAMAGED) from None
+        raise UnreadablePdfError(DAMAGED) from None
     if not any(pages):
-        raise ValueError("expected a PDF with text, got pictures only, such as a scan; recognise its text first")
-    return "\n\n".join(filter(None, pages))
+        raise UnreadablePdfError(SCANNED)
+    return pages

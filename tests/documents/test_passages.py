@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from lamella import LamellaWarning, Reader
 from lamella.data.file_formats.formats import read
+from lamella.documents import passages
+from lamella.documents.passages import LONGEST_PASSAGE, MOST_OVERLAP, PASSAGE, PassageCache, PassageIndex, cut
 from lamella.errors import UsageError
-from lamella.inference import passages
 from lamella.inference import reader as reader_module
-from lamella.inference.passages import LONGEST_PASSAGE, MOST_OVERLAP, PASSAGE, PassageCache, PassageIndex, cut
 from samples import needs_torch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -77,7 +77,7 @@ def test_passages_that_touch_are_joined() -> None:
     assert found.text == 1
     assert TITAN in text[found.begin : found.end]
     index = PassageIndex([text])
-    everything, _ = index.best("Who discovered Titan?", len(index.passages))
+    everything, _ = index.best("Who discovered Titan?", len(index))
     assert [(passage.begin, passage.end) for passage in everything] == [(0, len(text))]
 
 
@@ -85,7 +85,7 @@ def test_the_best_passages_contain_the_answers_of_the_demo_data() -> None:
     examples = read("demo:train").examples
     contexts = list(dict.fromkeys(example.context.text for example in examples))
     index = PassageIndex(["\n\n".join(contexts)])
-    assert len(index.passages) > 40
+    assert len(index) > 40
     text, found = index.texts[0], 0
     answerable = [example for example in examples if example.answerable]
     for example in answerable:

@@ -1,0 +1,46 @@
+"""The command that keeps the index of a folder of documents."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lamella.cli.app import AsJson, Encoding, app
+
+
+@app.command()
+def index(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder with the documents.")],
+    encoding: Encoding = None,
+    as_json: AsJson = False,
+) -> None:
+    """Index a folder of documents, so that `ask --in DIR` need not read them; only changed files are read again."""
+    from lamella.documents.collection import Documents
+    from lamella.errors import UsageError, counted
+
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "nothing there"
+        raise UsageError(f"index {folder}: expected a folder, got {found}; check the path.")
+    documents = Documents(folder, encoding=encoding)
+    path = documents.save()
+    size = path.stat().st_size
+    if as_json:
+        record = {
+            "documents": len(documents),
+            "passages": len(documents.passages),
+            "read": documents.read,
+            "removed": documents.removed,
+            "skipped": documents.skipped,
+            "file": str(path),
+            "bytes": size,
+        }
+        typer.echo(json.dumps(record, ensure_ascii=False))
+        return
+    skipped = f", {len(documents.skipped):,} skipped" if documents.skipped else ""
+    typer.echo(
+        f"{path}: {counted(len(documents), 'document')} in {counted(len(documents.passages), 'passage')} "
+        f"({documents.read:,} read, {documents.removed:,} removed{skipped}), {size / 1e6:.1f} MB"
+    )

@@ -1,0 +1,239 @@
+"""Documents: the files of folders, ready to be asked about."""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lamella.data.word_ranking import WordRanking, number_terms
+from lamella.documents.find_files import FoundFiles, find_files
+from lamella.documents.index_file import INDEX, DocumentRecord, StoredIndex, Terms, write_index
+from lamella.documents.passages import PassageIndex, cut
+from lamella.documents.read_files import read_files
+from lamella.errors import DataError, UsageError, one_line, warn
+from lamella.user_cache import file_state
+
+PathLike = str | os.PathLike[str]
+
+TEXTS_KEPT = 64  # texts of an index that are kept in memory after they were read
+
+
+@dataclass(frozen=True)
+class _Document:
+    """A document with its passages; one that could not be read has none."""
+
+    path: Path
+    record: DocumentRecord
+    text: Callable[[], str]
+    spans: NDArray[np.int64]
+    terms: Callable[[], Terms]
+    is_stored: bool
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+
+class Documents:
+    """The texts of files, cut into passages that are ranked for a question.
+
+    >>> documents = Documents("docs", "notes/*.pdf")
+    >>> reader.ask("How do I resume a run?", documents)
+
+    A folder that `lamella index` has indexed is not read again, except for the files that changed since. Files that
+    cannot be read are skipped, with a warning for each.
+    """
+
+    def __init__(self, *sources: PathLike, encoding: str | None = None) -> None:
+        """Read txt, md, html, pdf and docx files, also compressed by gzip: folders, files and glob patterns."""
+        if not sources:
+            raise UsageError("Documents: expected folders, files or glob patterns, got none.")
+        found = find_files(sources)
+        self._folder = found[0].folder if len(found) == 1 else None
+        self._documents: list[_Document] = []
+        self.removed = 0  # documents of the index that do not exist any more
+        stored = None
+        new_terms: dict[str, int] = {}
+        for files in found:
+            stored = None if files.folder is None else _open_index(files.folder / INDEX)
+            self._documents += _read(files, stored, encoding, new_terms)
+            self.removed += len({record.name for record in stored.records}.difference(files.names)) if stored else 0
+        for document in self._documents:
+            if document.record.problem:
+                warn(f"{document.name}: skipped: {document.record.problem}.")
+        if all(document.record.problem for document in self._documents):
+            shown = ", ".join(os.fspath(source) for source in sources)
+            raise DataError(f"{shown}: expected a txt, md, html, pdf or docx file, found none that can be read.")
+        self.texts = _Texts(self._documents)
+        self.passages = self._index(stored if self._folder is not None and not self.changed else None)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the files, in the order of their numbers; a skipped file keeps its number."""
+        return [document.name for document in self._documents]
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """The files that could not be read, with the reasons."""
+        return {document.name: document.record.problem for document in self._documents if document.record.problem}
+
+    @property
+    def read(self) -> int:
+        """How many files were read now, and not taken from an index."""
+        return sum(not document.is_stored for document in self._documents)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the documents differ from those of the index on disk, or there is none."""
+        return bool(self.read or self.removed)
+
+    @property
+    def index_file(self) -> Path:
+        """The file for the index of these documents, which must be those of one folder."""
+        if self._folder is None:
+            raise UsageError("index: expected the documents of one folder, got files or several folders.")
+        return self._folder / INDEX
+
+    def __len__(self) -> int:
+        return sum(not document.record.problem for document in self._documents)
+
+    def __repr__(self) -> str:
+        return f"<Documents: {len(self)} files, {len(self.passages)} passages>"
+
+    def save(self) -> Path:
+        """Write the index into the folder, for later calls; return its file."""
+        path = self.index_file
+        if self.changed:
+            numbers, _ = self._numbered
+            write_index(path, [document.record for document in self._documents], self.passages, numbers)
+        return path
+
+    def place(self, number: int, position: int) -> dict[str, Any]:
+        """Return where a character of a document is: its file, and its page, line or paragraph, counted from 1."""
+        record = self._documents[number].record
+        if record.pages:
+            unit, count = "page", bisect.bisect_right(record.pages, position)
+        else:
+            unit, separator = ("line", "\n") if record.kind in ("txt", "md") else ("paragraph", "\n\n")
+            count = self.texts[number].count(separator, 0, position) + 1
+        return {"file": self.names[number], unit: count}
+
+    def _index(self, stored: StoredIndex | None) -> PassageIndex:
+        spans = [document.spans for document in self._documents]
+        owners = np.repeat(np.arange(len(spans)), [len(part) for part in spans])
+        places = np.column_stack([owners, np.concatenate(spans)])
+        if stored is not None:
+            vocabulary = {term: number for number, term in enumerate(stored.vocabulary)}
+            ranking = WordRanking.of_matrix(stored.matrix, len(places), vocabulary)
+        else:
+            self._numbered = _renumber([document.terms() for document in self._documents])
+            ranking = WordRanking.of_terms(*self._numbered)
+        return PassageIndex.of_ranking(self.texts, places, ranking)
+
+
+class _Texts(Sequence[str]):
+    """The texts of documents, read from their index when they are asked for."""
+
+    def __init__(self, documents: Sequence[_Document]) -> None:
+        self._documents = documents
+        self._read = lru_cache(TEXTS_KEPT)(lambda number: documents[number].text())
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._read(number)
+
+
+def _open_index(path: Path) -> StoredIndex | None:
+    if not path.is_file():
+        return None
+    try:
+        return StoredIndex(path)
+    except ValueError as error:
+        warn(f"{path}: cannot be used ({one_line(error)}), so the files are read; replace it with: lamella index")
+        return None
+
+
+def _read(
+    files: FoundFiles, stored: StoredIndex | None, encoding: str | None, new_terms: dict[str, int]
+) -> list[_Document]:
+    """Return the documents of some files: from the index if they did not change, else from the files themselves."""
+    numbers = {} if stored is None else {record.name: number for number, record in enumerate(stored.records)}
+    documents: dict[str, _Document] = {}
+    states = {name: _state(files.path(name)) for name in files.names}
+    for name, state in states.items():
+        if stored is not None and name in numbers:
+            record = stored.records[numbers[name]]
+            if record.state == state and encoding in (None, record.encoding):
+                documents[name] = _stored_document(files.path(name), stored, numbers[name])
+    names = [name for name in files.names if name not in documents]
+    for name, found in zip(names, read_files([files.path(name) for name in names], encoding), strict=True):
+        record = DocumentRecord(name, states[name], encoding=encoding)
+        if isinstance(found, str):
+            documents[name] = _new_document(files.path(name), replace(record, problem=found), "", new_terms)
+            continue
+        # A passage ends at a blank line, and a line of an HTML page is a paragraph.
+        text = found.text.replace("\n", "\n\n") if found.kind == "html" else found.text
+        record = replace(record, kind=found.kind, pages=found.pages)
+        documents[name] = _new_document(files.path(name), record, text, new_terms)
+    return [documents[name] for name in files.names]
+
+
+def _stored_document(path: Path, stored: StoredIndex, number: int) -> _Document:
+    return _Document(
+        path,
+        stored.records[number],
+        lambda: stored.text(number),
+        stored.spans_of(number),
+        lambda: stored.terms_of(number),
+        is_stored=True,
+    )
+
+
+def _new_document(path: Path, record: DocumentRecord, text: str, new_terms: dict[str, int]) -> _Document:
+    spans = list(cut(text))
+    numbers = [number_terms(text[begin:end], new_terms) for begin, end in spans]
+    terms = Terms(
+        np.fromiter(chain(*numbers), np.int32),
+        np.cumsum([len(passage) for passage in numbers], dtype=np.int64),
+        new_terms,
+    )
+    places = np.array(spans, np.int64).reshape(-1, 2)
+    return _Document(path, record, lambda: text, places, lambda: terms, is_stored=False)
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    try:
+        return tuple(file_state(path))
+    except OSError:  # removed a moment ago; reading it will give the reason
+        return ()
+
+
+def _renumber(terms: Sequence[Terms]) -> tuple[list[list[int]], dict[str, int]]:
+    """Return the terms of all passages by the numbers of one vocabulary, which has only the terms that occur."""
+    vocabulary: dict[str, int] = {}
+    by_vocabulary: dict[int, list[Terms]] = {}
+    for part in terms:
+        by_vocabulary.setdefault(id(part.vocabulary), []).append(part)
+    new_numbers: dict[int, NDArray[np.int32]] = {}
+    for key, parts in by_vocabulary.items():
+        names = list(parts[0].vocabulary)
+        new_numbers[key] = np.zeros(len(names), np.int32)
+        for number in np.unique(np.concatenate([part.numbers for part in parts])).tolist():
+            new_numbers[key][number] = vocabulary.setdefault(names[number], len(vocabulary))
+    passages: list[list[int]] = []
+    for part in terms:
+        numbers = new_numbers[id(part.vocabulary)][part.numbers].tolist()
+        begins = [0, *part.ends.tolist()]
+        passages += [numbers[begin:end] for begin, end in pairwise(begins)]
+    return passages, vocabulary

@@ -1,0 +1,75 @@
+"""Find the files that a folder, a file name or a glob pattern stands for."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lamella.documents.file_text import kind_of_name
+from lamella.errors import UsageError, one_line, truncate, warn
+
+
+@dataclass(frozen=True)
+class FoundFiles:
+    """The files of a folder, by their names in it; files that were named themselves have no folder."""
+
+    folder: Path | None
+    names: tuple[str, ...]
+
+    def path(self, name: str) -> Path:
+        """Return the path of a file."""
+        return Path(name) if self.folder is None else self.folder / name
+
+
+def find_files(sources: Iterable[str | os.PathLike[str]]) -> list[FoundFiles]:
+    """Return the files of folders, files by themselves, and those that match glob patterns (`**` is any depth).
+
+    A folder stands for all files of known kinds in it, at any depth; hidden files and folders are skipped. Each file is
+    returned once. The files that have no folder come last.
+    """
+    folders: list[str] = []
+    names: list[str] = []
+    for source in sources:
+        for path in _expand(os.path.expanduser(os.fspath(source))):
+            (folders if os.path.isdir(path) else names).append(path)
+    found = [FoundFiles(Path(folder), tuple(_walk(Path(folder)))) for folder in folders]
+    found += [FoundFiles(None, tuple(names))] if names else []
+    seen: set[str] = set()
+    kept = []
+    for files in found:
+        paths = {name: os.path.realpath(files.path(name)) for name in files.names}
+        kept.append(FoundFiles(files.folder, tuple(name for name, path in paths.items() if path not in seen)))
+        seen.update(paths.values())
+    return kept
+
+
+def _expand(name: str) -> list[str]:
+    """Return the paths that a name stands for; files of unknown kinds match no pattern."""
+    if os.path.exists(name):
+        return [name]
+    shown = truncate(repr(name), 100)
+    if not glob.has_magic(name):
+        raise UsageError(f"{shown}: no such file or folder; give a folder, files, or a glob pattern.")
+    matches = sorted(glob.glob(name, recursive=True))
+    if "**" in name:  # the files of each folder match by themselves
+        matches = [match for match in matches if not os.path.isdir(match)]
+    matches = [match for match in matches if os.path.isdir(match) or kind_of_name(match) is not None]
+    if not matches:
+        raise UsageError(f"{shown}: no txt, md, html, pdf or docx file matches this pattern; check the path.")
+    return matches
+
+
+def _walk(folder: Path) -> Iterator[str]:
+    """Yield the names of the files of known kinds in a folder, relative to it, in the order of their names."""
+
+    def report(error: OSError) -> None:
+        warn(f"{error.filename}: cannot be read ({one_line(error) if error.strerror is None else error.strerror}).")
+
+    for top, folders, files in os.walk(folder, onerror=report):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            if not name.startswith(".") and kind_of_name(name) is not None:
+                yield os.path.relpath(os.path.join(top, name), folder)

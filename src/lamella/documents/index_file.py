@@ -1,0 +1,140 @@
+"""The index of a folder on disk: texts, passages and word scores in one safetensors file, replaced as a whole.
+
+A file that is being written has another name until it is complete, so a process that is killed leaves the old index.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lamella.data.word_ranking import ScoreMatrix
+from lamella.documents.passages import PassageIndex
+from lamella.files import TEMPORARY, locked, write_bytes
+
+INDEX = ".lamella-index.safetensors"
+FORMAT = "lamella-documents 1"  # a change of how passages are cut or words are numbered needs another number
+
+
+@dataclass(frozen=True)
+class DocumentRecord:
+    """What is known about a file besides its text; a file that could not be read has a `problem` instead."""
+
+    name: str
+    state: tuple[int, ...]  # size and times of the file when it was read
+    kind: str = ""
+    pages: tuple[int, ...] = ()
+    problem: str = ""
+    encoding: str | None = None  # that was asked for
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms of the passages of a document, numbered by a vocabulary."""
+
+    numbers: NDArray[np.int32]
+    ends: NDArray[np.int64]  # of each passage, in `numbers`
+    vocabulary: Collection[str]
+
+
+class StoredIndex:
+    """An index on disk, which is read as far as it is needed."""
+
+    def __init__(self, path: Path) -> None:
+        """Open an index; raise ValueError if it is damaged or of another format."""
+        from safetensors import SafetensorError, safe_open
+
+        open_file: Any = safe_open  # it has no types
+        try:
+            self._file = open_file(path, framework="numpy")
+            if (self._file.metadata() or {}).get("format") != FORMAT:
+                raise ValueError("has another format")
+            self.records = [
+                DocumentRecord(**{key: _as_tuple(value) for key, value in record.items()})
+                for record in json.loads(self._bytes("documents"))
+            ]
+            self._text_ends, self._passage_ends, self.spans, self._term_ends = map(
+                self._file.get_tensor, ("text_ends", "passage_ends", "spans", "term_ends")
+            )
+            self.vocabulary = self._bytes("vocabulary").decode("utf-8").split("\n")
+            self.matrix = ScoreMatrix(
+                self._file.get_slice("scores"), self._file.get_slice("scored"), self._file.get_tensor("score_begins")
+            )
+            self._texts, self._terms = self._file.get_slice("texts"), self._file.get_slice("terms")
+        except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
+            raise ValueError(str(error)) from None
+
+    def text(self, number: int) -> str:
+        """Return the text of a document."""
+        begin, end = self._range(self._text_ends, number)
+        return bytes(self._texts[begin:end]).decode("utf-8") if end > begin else ""
+
+    def spans_of(self, number: int) -> NDArray[np.int64]:
+        """Return begin and end of the passages of a document."""
+        begin, end = self._range(self._passage_ends, number)
+        spans: NDArray[np.int64] = self.spans[begin:end]
+        return spans
+
+    def terms_of(self, number: int) -> Terms:
+        """Return the terms of the passages of a document."""
+        first, last = self._range(self._passage_ends, number)
+        begin = int(self._term_ends[first - 1]) if first else 0
+        ends = self._term_ends[first:last]
+        end = int(ends[-1]) if len(ends) else begin
+        numbers = self._terms[begin:end] if end > begin else np.zeros(0, np.int32)
+        return Terms(numbers, ends - begin, self.vocabulary)
+
+    @staticmethod
+    def _range(ends: NDArray[np.int64], number: int) -> tuple[int, int]:
+        return int(ends[number - 1]) if number else 0, int(ends[number])
+
+    def _bytes(self, name: str) -> bytes:
+        return bytes(self._file.get_tensor(name))
+
+
+def write_index(
+    path: Path,
+    records: Sequence[DocumentRecord],
+    passages: PassageIndex,
+    terms: Sequence[Sequence[int]],
+) -> None:
+    """Write an index; `terms` are the numbers of the terms of each passage in the vocabulary of its ranking."""
+    from safetensors.numpy import save
+
+    texts = [text.encode("utf-8") for text in passages.texts]
+    ranking = passages.ranking
+    numbers = np.fromiter(chain(*terms), np.int32)
+    counts = np.bincount(passages.places[:, 0], minlength=len(records))
+    tensors: dict[str, NDArray[Any]] = {
+        "documents": _as_bytes(json.dumps([asdict(record) for record in records]).encode("utf-8")),
+        "texts": _as_bytes(b"".join(texts)),
+        "text_ends": np.cumsum([len(text) for text in texts], dtype=np.int64),
+        "spans": np.ascontiguousarray(passages.places[:, 1:]),
+        "passage_ends": np.cumsum(counts, dtype=np.int64),
+        "terms": numbers,
+        "term_ends": np.cumsum([len(passage) for passage in terms], dtype=np.int64),
+        "vocabulary": _as_bytes("\n".join(ranking.vocabulary).encode("utf-8")),
+        "scores": ranking.matrix.scores[:],
+        "scored": ranking.matrix.texts[:],
+        "score_begins": ranking.matrix.begins,
+    }
+    data = save(tensors, metadata={"format": FORMAT})
+    with locked(path.parent):
+        for abandoned in path.parent.glob(f".{path.name}.*{TEMPORARY}"):  # of a process that was killed
+            abandoned.unlink(missing_ok=True)
+        write_bytes(path, data)
+
+
+def _as_bytes(data: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

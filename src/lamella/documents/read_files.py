@@ -1,0 +1,63 @@
+"""Read files from disk as text, several at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from queue import SimpleQueue
+
+from lamella.documents.file_text import FileText, TooLargeFileError, text_of_file
+from lamella.documents.text_process import TextProcess
+from lamella.errors import LamellaError
+from lamella.progress import progress
+
+MOST_BYTES = 100 << 20  # of a file
+MOST_CHARACTERS = 20_000_000
+MOST_PROCESSES = 4  # that read PDFs, docx files and HTML pages
+
+
+def read_files(paths: Sequence[Path], encoding: str | None = None) -> Iterator[FileText | str]:
+    """Yield the text of each file in turn; for a file that cannot be read, yield the reason."""
+    workers = min(MOST_PROCESSES, os.cpu_count() or 1, len(paths))
+    if not workers:
+        return
+    with ExitStack() as stack:
+        idle: SimpleQueue[TextProcess] = SimpleQueue()
+        for _ in range(workers):
+            idle.put(stack.enter_context(TextProcess()))
+        pool = stack.enter_context(ThreadPoolExecutor(workers))
+        stack.callback(pool.shutdown, wait=True, cancel_futures=True)  # if the caller stops halfway
+
+        def read(path: Path) -> FileText | str:
+            process = idle.get()
+            try:
+                return _read(path, process, encoding)
+            finally:
+                idle.put(process)
+
+        advance = stack.enter_context(progress("reading", len(paths), lines=True))
+        for found in pool.map(read, paths):
+            yield found
+            advance()
+
+
+def _read(path: Path, process: TextProcess, encoding: str | None) -> FileText | str:
+    name = path.name
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise TooLargeFileError(f"{name}: expected at most {MOST_BYTES >> 20} MiB, got more; split the file.")
+        return text_of_file(
+            path.read_bytes(),
+            name,
+            process=process,
+            most_bytes=MOST_BYTES,
+            most_characters=MOST_CHARACTERS,
+            encoding=encoding,
+        )
+    except LamellaError as error:
+        return str(error).removeprefix(f"{name}: ").rstrip(".")
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"

@@ -1,0 +1,234 @@
+"""Documents: files of every kind, broken ones, places of answers, and an index that outlives its process."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamella import Documents, LamellaWarning, Reader
+from lamella.documents import collection
+from lamella.documents.index_file import INDEX
+from lamella.errors import DataError, UsageError
+from made_files import make_docx, make_pdf, page, paragraph
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TITAN = "Christiaan Huygens discovered the moon Titan in 1655."
+
+
+FILES = {
+    "moons.txt": f"About moons.\n\n{TITAN}\n".encode(),
+    "deep/mill.md": b"# The mill\n\nThe mill was built in 1790 by Ann Smith.\n",
+    "deep/er/road.html": b"<h1>Roads</h1><p>The road to Perth is 12 miles long.</p>",
+    "bridge.pdf": make_pdf(page("Contents"), page("The bridge crosses the Tay."), compressed=True),
+    "tower.docx": make_docx(paragraph("Towers") + paragraph("The tower is painted red.")),
+    "harbour.txt.gz": gzip.compress(b"The harbour freezes in January."),
+    ".hidden.txt": b"Nobody reads this.",
+    "picture.png": b"\x89PNG",
+}
+
+
+def make_folder(folder: Path) -> Path:
+    """Write a document of each kind."""
+    for name, data in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "notes")
+
+
+@pytest.fixture(scope="module")
+def reader() -> Reader:
+    return Reader.load(device="cpu", precision="fp32")
+
+
+def best_files(documents: Documents, question: str) -> list[str]:
+    return [Path(documents.names[passage.text]).name for passage in documents.passages.rank(question, 3)]
+
+
+def test_an_answer_names_its_place(folder: Path, reader: Reader) -> None:
+    expected = {
+        "Who discovered Titan?": ("Christiaan Huygens", "moons.txt", {"line": 3}),
+        "Who built the mill?": ("Ann Smith", "deep/mill.md", {"line": 3}),
+        "How long is the road?": ("12 miles", "deep/er/road.html", {"paragraph": 2}),
+        "What does the bridge cross?": ("Tay", "bridge.pdf", {"page": 2}),
+        "Which colour is the tower?": ("red", "tower.docx", {"paragraph": 2}),
+        "When does the harbour freeze?": ("January", "harbour.txt.gz", {"line": 1}),
+    }
+    documents = Documents(folder)
+    results = reader.ask(list(expected), documents)
+    for (answer, file, place), (best,) in zip(expected.values(), results, strict=True):
+        assert answer in best["answer"]
+        assert best["file"] == str(folder / file)
+        assert place.items() <= best.items()
+        assert best["answer"] in best["sentence"]
+
+
+def test_files_and_patterns_are_sources_too_and_a_file_counts_once(folder: Path) -> None:
+    assert len(Documents(folder)) == 6
+    assert Documents(folder / "*.txt", folder / "moons.txt").names == [str(folder / "moons.txt")]
+    assert len(Documents(folder / "**" / "*.*")) == 6
+    assert len(Documents(folder / "deep", folder)) == 6
+    for source in ("nothing", folder / "*.rst"):
+        with pytest.raises(UsageError, match=r"no such file|matches this pattern"):
+            Documents(source)
+    with pytest.raises(UsageError, match="got none"):
+        Documents()
+
+
+def test_broken_files_are_named_and_skipped(folder: Path) -> None:
+    broken = {
+        "damaged.pdf": b"%PDF-1.7 nothing follows",
+        "no.pdf": b"plain text",
+        "damaged.docx": b"PK no archive",
+        "empty.docx": make_docx(""),
+        "old.docx": b"\xd0\xcf\x11\xe0 rest",
+        "damaged.txt.gz": gzip.compress(b"text" * 1000)[:40],
+        "binary.txt": b"a\0b" * 50,
+        "blank.txt": b" \n",
+    }
+    for name, data in broken.items():
+        (folder / name).write_bytes(data)
+    with pytest.warns(LamellaWarning) as warnings:
+        documents = Documents(folder)
+    assert len(documents) == 6
+    assert {Path(name).name for name in documents.skipped} == set(broken)
+    messages = [str(warning.message) for warning in warnings]
+    assert len(messages) == len(broken)
+    assert all("\n" not in message and ": skipped: " in message for message in messages)
+    with pytest.warns(LamellaWarning), pytest.raises(DataError, match="none that can be read"):
+        Documents(folder / "no.pdf", folder / "blank.txt")
+
+
+class TestIndex:
+    def test_only_changed_files_are_read_again(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        first = Documents(folder)
+        assert (first.read, first.changed) == (6, True)
+        assert first.save() == folder / INDEX
+        monkeypatch.setattr(collection, "read_files", lambda paths, _: iter([None] * len(paths)))
+        again = Documents(folder)
+        assert (again.read, again.removed, again.changed) == (0, 0, False)
+        assert again.names == first.names
+        assert list(again.texts) == list(first.texts)
+        question = "Who built the mill in 1790?"
+        assert again.passages.rank(question, 10) == first.passages.rank(question, 10)
+
+    def test_changed_new_and_removed_files(self, folder: Path) -> None:
+        Documents(folder).save()
+        (folder / "moons.txt").write_text("Titan is a moon with a thick atmosphere of nitrogen.", encoding="utf-8")
+        (folder / "new.txt").write_text("The ferry leaves at noon.", encoding="utf-8")
+        (folder / "bridge.pdf").unlink()
+        for is_saved in (False, True):  # the same from the files and from the index that was updated
+            documents = Documents(folder)
+            assert documents.changed != is_saved
+            assert best_files(documents, "When does the ferry leave?")[0] == "new.txt"
+            assert best_files(documents, "the atmosphere of Titan")[0] == "moons.txt"
+            assert "bridge.pdf" not in map(os.path.basename, documents.names)
+            assert not documents.passages.ranking.scores("Huygens Tay").any()  # words that left
+            documents.save()
+        (folder / INDEX).unlink()
+        question = "Who built the mill near the road?"
+        assert Documents(folder).passages.rank(question, 10) == documents.passages.rank(question, 10)
+
+    def test_a_broken_file_is_not_tried_again_but_named(self, folder: Path) -> None:
+        (folder / "damaged.pdf").write_bytes(b"%PDF-1.7 nothing follows")
+        with pytest.warns(LamellaWarning, match=r"damaged\.pdf: skipped"):
+            Documents(folder).save()
+        with pytest.warns(LamellaWarning, match=r"damaged\.pdf: skipped"):
+            assert Documents(folder).read == 0
+
+    @pytest.mark.parametrize("content", [b"", b"no index", b"\x02\0\0\0\0\0\0\0{}"])
+    def test_a_damaged_index_is_not_used(self, folder: Path, content: bytes) -> None:
+        (folder / INDEX).write_bytes(content)
+        with pytest.warns(LamellaWarning, match="cannot be used"):
+            documents = Documents(folder)
+        assert documents.read == 6
+        documents.save()
+        assert Documents(folder).read == 0
+
+    def test_a_killed_process_leaves_the_old_index(self, folder: Path) -> None:
+        """Kill a process that has written a new index and not yet given it the name of the old one."""
+        Documents(folder).save()
+        before = (folder / INDEX).read_bytes()
+        (folder / "new.txt").write_text("The ferry leaves at noon.", encoding="utf-8")
+        slow = (
+            "import os, sys, time\n"
+            "from lamella import Documents\n"
+            "real = os.fsync\n"
+            "def fsync(handle):\n"
+            "    real(handle)\n"
+            "    print('written', flush=True)\n"
+            "    time.sleep(60)\n"  # between the new file and its new name
+            "os.fsync = fsync\n"
+            "Documents(sys.argv[1]).save()\n"
+        )
+        process = subprocess.Popen([sys.executable, "-c", slow, str(folder)], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        with process:
+            assert process.stdout.readline() == b"written\n"
+            process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+        assert (folder / INDEX).read_bytes() == before
+        assert list(folder.glob(".*part"))
+        documents = Documents(folder)
+        assert documents.read == 1
+        documents.save()
+        assert not list(folder.glob(".*part"))
+        assert Documents(folder).read == 0
+
+
+class TestCommands:
+    def test_a_folder_is_indexed_and_asked(self, folder: Path, lamella: Any) -> None:
+        code, out, err = lamella("index", folder)
+        assert (code, err) == (0, "")
+        assert "6 documents in 6 passages (6 read, 0 removed)" in out
+        assert json.loads(lamella("index", folder, "--json")[1])["read"] == 0
+        code, out, err = lamella("ask", "--in", folder, "Who discovered Titan?")
+        assert (code, err) == (0, "")
+        first, sentence = out.splitlines()
+        assert first.startswith("Christiaan Huygens  [")
+        assert first.endswith(f"{folder / 'moons.txt'}:3]")
+        assert sentence == f"  [Christiaan Huygens]{TITAN.removeprefix('Christiaan Huygens')}"
+        record = json.loads(lamella("ask", "What does the bridge cross?", "--in", folder, "--json")[1])
+        assert record["answers"][0]["page"] == 2
+        assert record["passages"] == {"read": 6, "of": 6}
+
+    def test_a_shell_may_expand_the_files(self, folder: Path, lamella: Any) -> None:
+        files = [folder / "moons.txt", folder / "tower.docx"]
+        for arguments in (["Who discovered Titan?", "--in", *files], ["--in", *files, "Who discovered Titan?"]):
+            code, out, err = lamella("ask", *arguments, "--top-k", 1)
+            assert (code, err) == (0, "")
+            assert "moons.txt:3]" in out
+        code, _, err = lamella("ask", "Who discovered Titan?", "--in", files[0], folder / "typo.txt")
+        assert code == 2
+        assert "typo.txt" in err
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["ask", "Who?", "--in", "nothing"], "no such file or folder"),
+            (["ask", "Who?", "--in", ".", "--text", "x"], "got both"),
+            (["ask", "Who", "discovered", "it?", "--text", "x"], "put the question in quotes"),
+            (["index", "nothing"], "expected a folder"),
+        ],
+    )
+    def test_mistakes_get_one_line(
+        self, arguments: list[str], message: str, lamella: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        code, out, err = lamella(*arguments)
+        assert (code, out) == (2, "")
+        assert message in err
+        assert err.count("\n") == 1
