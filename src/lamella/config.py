@@ -78,6 +78,7 @@ Interval = Annotated[float, Field(gt=0)] | Annotated[str, AfterValidator(_steps)
 Modules = Annotated[list[Annotated[str, AfterValidator(_module_name)]], BeforeValidator(_list)]
 
 
+ADDED_DATA_OPTIONS = ("contexts_per_question", "context_order", "negative_contexts")
 FolderKind = Literal["model", "logits"]  # a saved model, or a run with kept logits
 
 
@@ -133,6 +134,20 @@ class DataOptions(Section):
     )
     max_train_samples: int | None = Field(default=None, ge=1, description="use only the first N training questions")
     max_eval_samples: int | None = Field(default=None, ge=1, description="evaluate only the first N questions")
+    contexts_per_question: int | None = Field(
+        default=None, ge=1, description="train on at most N contexts of each question about several"
+    )
+    context_order: Literal["answerable_first", "given"] | None = Field(
+        default=None,
+        description="contexts that `contexts_per_question` prefers: those with an answer (`answerable_first`, the "
+        "default), or the first in their given order (`given`)",
+    )
+    negative_contexts: float | None = Field(
+        default=None,
+        ge=0,
+        description="of questions about several contexts, train on at most this many contexts without an answer for "
+        "each with one, over all questions of a file",
+    )
     negative_windows: Literal["keep", "drop", "subsample"] = Field(
         default="keep",
         description="training windows that miss the answer of an answerable question: keep all, drop all, or keep one "
@@ -373,9 +388,11 @@ class RunConfig(Section):
 
     @model_serializer(mode="wrap")
     def _without_empty_additions(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `plugins` and `training.metrics` if empty: such runs are stored as before these options existed."""
+        """Leave out options that were added later and are not set: such runs are stored as before these existed."""
         table: dict[str, Any] = serialise(self)
-        for options, key in ((table, "plugins"), (table.get("training", {}), "metrics")):
-            if not options.get(key):
+        added = [(table, "plugins"), (table.get("training", {}), "metrics")]
+        added += [(table.get("data", {}), key) for key in ADDED_DATA_OPTIONS]
+        for options, key in added:
+            if options.get(key) in (None, []):
                 options.pop(key, None)
         return table

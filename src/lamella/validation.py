@@ -144,6 +144,8 @@ def _rule_problems(config: RunConfig) -> list[str]:
         for name in config.data.threshold
         if any(same_file(name, other) for other in config.data.files(split))
     ]
+    if config.data.context_order is not None and config.data.contexts_per_question is None:
+        problems.append("data.context_order: needs data.contexts_per_question, the number of contexts to choose.")
     names = [entry.file for entry in config.data.train_files]
     problems += [
         f"data.train: {name} is given more than once, with different options; give it once."

@@ -18,7 +18,7 @@ import typer
 from doubles import save_tiny_encoder
 from lamella import registry
 from lamella.cli import app
-from lamella.config import RunConfig
+from lamella.config import ADDED_DATA_OPTIONS, RunConfig
 from lamella.encoder.encoder import Encoder
 from lamella.plan import load_plan
 from lamella.validation import check_config
@@ -106,7 +106,7 @@ def test_the_reference_has_keys_and_defaults_that_a_run_file_accepts() -> None:
             if default != "unset":
                 value = tomllib.loads(f"value = {default}")["value"]
                 assert check_config({section: {key: value}}, where="reference") == RunConfig()
-    assert seen == {*RunConfig().flat(), "training.metrics"}
+    assert seen == {*RunConfig().flat(), "training.metrics", *(f"data.{key}" for key in ADDED_DATA_OPTIONS)}
     parts = (ROOT / "docs" / "reference" / "parts.md").read_text("utf-8")
     for default in re.findall(r" = `([^`]*)`(?:<br>| \|)", parts):
         assert default == "unset" or "value" in tomllib.loads(f"value = {default}"), default

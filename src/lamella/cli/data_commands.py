@@ -90,10 +90,14 @@ def check(
         for problem in report.problems:
             typer.echo(str(problem))
         for statistics in report.statistics:
+            pairs = ""
+            if statistics.pairs > statistics.questions:
+                mean = statistics.pairs / statistics.questions
+                pairs = f"; {mean:.1f} contexts per question, {statistics.unanswerable_pairs} of them without an answer"
             typer.echo(
                 f"{statistics.file}: {statistics.format}, {counted(statistics.articles, 'article')}, "
                 f"{counted(statistics.contexts, 'context')}, {counted(statistics.questions, 'question')} "
-                f"({statistics.unanswerable} unanswerable)"
+                f"({statistics.unanswerable} unanswerable){pairs}"
             )
         for share in mixtures:
             typer.echo(
@@ -139,6 +143,16 @@ def convert(
             "does not contain the answer.",
         ),
     ] = None,
+    multi_context: Annotated[
+        int | None,
+        typer.Option(
+            "--multi-context",
+            metavar="N",
+            min=2,
+            help="Give each question N contexts, ordered as a search would rank them: its own, and those of the file "
+            "that resemble the question and do not contain the answer.",
+        ),
+    ] = None,
     lengthen: Annotated[
         int | None,
         typer.Option(
@@ -170,7 +184,9 @@ def convert(
 ) -> None:
     """Convert a data file to another format.
 
-    With --negatives, every question has one context, and the ids of the changed questions end in "-negative". With
+    With --multi-context, the contexts of question q have the ids q#0, q#1 and so on; a question that has several
+    contexts keeps N of them, those with an answer first. With --negatives, every question has one context, and the ids
+    of the changed questions end in "-negative". With
     --lengthen, ids end in "-long", and answers move with their contexts; every question needs a single context, which
     --negatives gives it. With --hold-out, no article is in both files.
     """
@@ -179,6 +195,8 @@ def convert(
     from lamella.errors import UsageError, counted
     from lamella.files import check_output_file
 
+    if multi_context is not None and (negatives is not None or lengthen is not None):
+        raise UsageError("convert --multi-context: cannot be combined with --negatives or --lengthen.")
     if (hold_out is None) != (hold_out_to is None):
         raise UsageError("convert: --hold-out and --hold-out-to need each other.")
     for output in [target, *([hold_out_to] if hold_out_to is not None else [])]:
@@ -209,6 +227,14 @@ def convert(
             note = f", {counted(mixed.made, 'negative')}"
             if mixed.impossible:
                 note += f"; {counted(mixed.impossible, 'question')} unchanged, as no other context lacks the answer"
+        if multi_context is not None:
+            from lamella.data.multi_context import with_contexts
+
+            made = with_contexts(examples, multi_context)
+            examples = made.examples
+            note = f", {counted(len(examples), 'context')}"
+            if made.short:
+                note += f"; {counted(made.short, 'question')} with fewer than {multi_context}"
         if lengthen is not None:
             from lamella.data.long_contexts import lengthen_contexts
 
@@ -216,7 +242,7 @@ def convert(
             mean = sum(len(example.context.text) for example in examples) / max(1, len(examples))
             note += f", contexts of {mean:,.0f} characters on average"
         write(examples, path, format=to)
-        questions = counted(len(examples), "question")
+        questions = counted(len({example.question_id for example in examples}), "question")
         typer.echo(f"{path}: {questions} ({dataset.fixed} fixed, {dataset.skipped} skipped){note}")
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lamella.data.doctor.checks import check
@@ -32,9 +32,21 @@ class Dataset:
     sizes: tuple[int, ...] = ()  # how many of the examples each file gave
 
     def by_file(self) -> list[tuple[Example, ...]]:
-        """Return the examples of each file; those that were cut off at the end are absent."""
+        """Return the examples of each file."""
         ends = itertools.accumulate(self.sizes)
         return [self.examples[end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
+
+    def first_questions(self, count: int | None) -> Dataset:
+        """Return the data set with the first questions only, each with all its contexts."""
+        if count is None:
+            return self
+        chosen = set(itertools.islice(dict.fromkeys(example.question_id for example in self.examples), count))
+        return self.choose(lambda examples: [example for example in examples if example.question_id in chosen])
+
+    def choose(self, chosen: Callable[[Sequence[Example]], Sequence[Example]]) -> Dataset:
+        """Return the data set with the examples that a function chooses of each file."""
+        parts = [chosen(examples) for examples in self.by_file()]
+        return replace(self, examples=tuple(itertools.chain(*parts)), sizes=tuple(map(len, parts)))
 
 
 def load_examples(

@@ -73,9 +73,18 @@ class NegativeContexts:
 
         A question about several contexts has its negatives among these; another question finds them everywhere.
         """
+        return self._best(question, count, self._ranking.scores(question.examples[0].question))
+
+    def best_with_own(self, question: Question, count: int) -> list[Context]:
+        """Return the context of a question and up to `count` - 1 without any answer to it, the most similar first."""
+        scores = self._ranking.scores(question.examples[0].question)
+        own = question.examples[0].context
+        ranked = [own, *self._best(question, count - 1, scores)]
+        return sorted(ranked, key=lambda context: -scores[self._numbers[context.text]])
+
+    def _best(self, question: Question, count: int, scores: NDArray[np.float32]) -> list[Context]:
         answers = {fold_text(answer.text) for example in question.examples for answer in example.answers}
         own = {self._numbers[example.context.text] for example in question.examples}
-        scores = self._ranking.scores(question.examples[0].question)
         ranked: Iterable[int] = _descending(scores)
         if len(question.examples) > 1:
             ranked = sorted(own, key=lambda number: (-scores[number], number))

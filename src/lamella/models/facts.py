@@ -102,9 +102,14 @@ class Facts(Section):
 
 
 def data_facts(files: Iterable[str], examples: Sequence[Example]) -> DataFacts:
-    """Count the examples that were read from some files."""
-    unanswerable = sum(not example.answerable for example in examples)
-    return DataFacts(files=[PurePath(file).name for file in files], questions=len(examples), unanswerable=unanswerable)
+    """Count the questions that were read from some files, those about several contexts once."""
+    questions = {example.question_id for example in examples}
+    answerable = {example.question_id for example in examples if example.answerable}
+    return DataFacts(
+        files=[PurePath(file).name for file in files],
+        questions=len(questions),
+        unanswerable=len(questions) - len(answerable),
+    )
 
 
 def mixture_facts(mixture: Mixture | None) -> list[FileShareFacts]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lamella.config import QUESTION_METRICS, RunConfig
+from lamella.config import QUESTION_METRICS, DataOptions, RunConfig
+from lamella.data.context_choice import choose_contexts
 from lamella.data.dataset import Dataset, load_examples
 from lamella.data.examples import Example
 from lamella.data.mixture import Mixture, mix
@@ -44,7 +45,7 @@ class Splits:
 def read_splits(config: RunConfig, *, overfit: int | None = None, log: Log) -> Splits:
     """Read and check all splits; with `overfit`, N training questions are the dev split as well."""
     data = config.data
-    train = read_split("train", config, data.max_train_samples, log)
+    train = _limit_contexts(read_split("train", config, data.max_train_samples, log), data)
     if overfit is not None:
         train = replace(train, examples=sample_evenly(train.examples, overfit))
         dev = train
@@ -78,7 +79,30 @@ def read_split(split: str, config: RunConfig, limit: int | None, log: Log) -> Da
     if loaded.warnings:
         warnings = counted(loaded.warnings, "warning")
         log(f"{', '.join(names)}: {warnings}; see lamella check {' '.join(names)}")
-    return replace(loaded, examples=loaded.examples[:limit])
+    return loaded.first_questions(limit)
+
+
+def _limit_contexts(train: Dataset, data: DataOptions) -> Dataset:
+    """Return the training data with the contexts that the run file chooses of questions about several."""
+    count, order, negatives = data.contexts_per_question, data.context_order, data.negative_contexts
+    if count is None and negatives is None:
+        return train
+    if not has_several_contexts(train.examples):
+        option = "contexts_per_question" if count is not None else "negative_contexts"
+        raise ConfigError(
+            f"data.{option}",
+            ["expected training questions about several contexts, got one context each; make such data with: "
+             "lamella convert IN OUT --multi-context N"],
+        )  # fmt: skip
+    limited = train.choose(
+        lambda examples: choose_contexts(examples, count, order=order or "answerable_first", negatives=negatives)
+    )
+    if not limited.examples:
+        raise ConfigError(
+            "data.negative_contexts",
+            [f"expected a limit that leaves some contexts, got {negatives:g}: no context contains an answer."],
+        )
+    return limited
 
 
 def _count_shared_contexts(first: Dataset, second: Dataset) -> int:

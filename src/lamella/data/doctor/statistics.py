@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lamella.data.examples import Answer, Context
+from lamella.data.examples import Answer, Context, Example
 from lamella.data.file_formats.formats import DataFile
 from lamella.languages.scripts import main_script
 
@@ -56,7 +56,11 @@ class TokenStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counts of a file, lengths in characters. A question about several contexts counts once per context."""
+    """Counts of a file, lengths in characters.
+
+    A question about several contexts counts once, and is unanswerable if none of them contains an answer. `pairs`
+    counts it once per context.
+    """
 
     file: str
     format: str
@@ -65,6 +69,8 @@ class Statistics:
     contexts: int
     questions: int
     unanswerable: int
+    pairs: int  # of a question and a context
+    unanswerable_pairs: int
     unread: int
     context_length: Lengths
     question_length: Lengths
@@ -75,6 +81,9 @@ class Statistics:
 def measure(file: DataFile, tokens: TokenStatistics | None) -> Statistics:
     """Compute the statistics of a file."""
     contexts = contexts_of(file)
+    questions: dict[str | int, list[Example]] = {}
+    for number, example in enumerate(file.examples):  # by number, as a faulty file may repeat an id
+        questions.setdefault(number if example.group is None else example.group, []).append(example)
     answers: list[Answer] = [answer for example in file.examples for answer in example.answers]
     return Statistics(
         file.path,
@@ -82,11 +91,13 @@ def measure(file: DataFile, tokens: TokenStatistics | None) -> Statistics:
         file.version,
         articles=len({context.title for context in contexts}),
         contexts=len(contexts),
-        questions=len(file.examples),
-        unanswerable=sum(not example.answerable for example in file.examples),
+        questions=len(questions),
+        unanswerable=sum(not any(example.answerable for example in group) for group in questions.values()),
+        pairs=len(file.examples),
+        unanswerable_pairs=sum(not example.answerable for example in file.examples),
         unread=file.unread,
         context_length=_lengths([len(context.text) for context in contexts]),
-        question_length=_lengths([len(example.question) for example in file.examples]),
+        question_length=_lengths([len(group[0].question) for group in questions.values()]),
         answer_length=_lengths([len(answer.text) for answer in answers]),
         tokens=tokens,
     )
