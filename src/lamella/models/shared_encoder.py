@@ -9,11 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import accumulate
-from mmap import mmap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -27,6 +25,7 @@ from lamella.graph.head_graph import plan_head
 from lamella.graph.support import VERSION, NoGraphError
 from lamella.graph.tensor_files import Tensors, read_outline, read_tensor_files
 from lamella.graph.tuned_tensors import ParameterCounts, pretrained_tensors
+from lamella.models.fed_tensors import FedTensors, WideTensors, as_values
 from lamella.models.graph_cache import open_cached
 from lamella.models.graph_model import Recipe, read_recipe
 from lamella.models.onnx_sessions import Cores, Sessions, explain_failure
@@ -34,12 +33,6 @@ from lamella.models.tokenizer_file import Tokenizers
 from lamella.models.window_engine import Row, SharingModel
 from lamella.user_cache import remembered_sha256
 
-if TYPE_CHECKING:
-    from onnxruntime import OrtValue
-
-ALIGNMENT = 64  # bytes, for vector instructions
-
-OrtFeeds = Mapping[str, "OrtValue"]
 Run = Callable[[Sequence[Row]], Iterable[NDArray[np.float32]]]
 
 
@@ -92,10 +85,10 @@ class SharedReader(SharingModel):
         self.encoder, self.run, self.recipe, self.config = encoder, run, recipe, recipe.describe()
         self.windows, self.decoding, self.gives_text = recipe.windows, recipe.decoding, self.config.gives_text
         self.tokenizer, self.folders = recipe.tokenizer, recipe.folders
-        self.nbytes = sum(tensor.nbytes for tensor in (*feeds.values(), *head.feeds.values()))
         self.layers = head.layers
         self.sessions, self.head_sessions = encoder.sessions(kind), encoder.head(head.graph)
-        self.feeds, self.head_feeds = _as_values(_pack(feeds)), _as_values(_pack(head.feeds))
+        self.feeds, self.head_feeds = FedTensors(feeds), FedTensors(head.feeds)
+        self.nbytes = self.feeds.nbytes + self.head_feeds.nbytes
 
     @property
     def shared_part(self) -> object:
@@ -117,6 +110,7 @@ class SharedEncoders:
 
     def __init__(self, threads: int | None = None) -> None:
         self.cores = Cores(threads)
+        self._wide, self._wide_heads = WideTensors(), WideTensors()
         self._tokenizers = Tokenizers()
         self._encoders: WeakValueDictionary[str, SharedEncoder] = WeakValueDictionary()
         self._opening: dict[str, threading.Lock] = {}
@@ -128,7 +122,31 @@ class SharedEncoders:
 
     def run(self, rows: Sequence[Row]) -> Iterator[NDArray[np.float32]]:
         """Yield the logits of each window, [2, T] or [2, 1], in order; they may belong to any of the readers."""
-        return self.cores.map(_run, rows)
+        return self.cores.map(self._run, rows)
+
+    def _run(self, threads: int, row: Row) -> NDArray[np.float32]:
+        """Run one window through the encoder and the head of its reader; return its logits, [2, T]."""
+        reader: SharedReader = row.delta
+        tokens = len(row.input_ids)
+        check_window_length(tokens, reader.config.positions)
+        window = {
+            "input_ids": row.input_ids[None],
+            "attention_mask": np.ones((1, tokens), np.int64),
+            "token_type_ids": row.token_types[None],
+            "is_context": row.is_context[None],
+        }
+        encoder, head = reader.sessions, reader.head_sessions
+        with explain_failure(tokens):
+            inputs = as_values(window)
+            own = {name: inputs[name] for name in inputs if name in encoder.inputs}
+            with self._wide.lend(reader.feeds) as feeds:
+                layers = encoder.get(threads).run_with_ort_values(reader.layers, {**feeds, **own})
+            own = {name: inputs[name] for name in inputs if name in head.inputs}
+            own |= dict(zip(reader.layers, layers, strict=True))
+            with self._wide_heads.lend(reader.head_feeds) as feeds:
+                (logits,) = head.get(threads).run_with_ort_values(None, {**feeds, **own})
+        output: NDArray[np.float32] = logits.numpy()
+        return output[:, 0]
 
     def _encoder(self, recipe: Recipe) -> SharedEncoder:
         key, sha256 = _identify(recipe)
@@ -166,47 +184,3 @@ def _read_feeds(recipe: Recipe, encoder: FedEncoder) -> tuple[Kind, dict[str, An
     head = build_shared_head(recipe.config, recipe.head, delta.under("head."), recipe.windows.max_seq_length)
     kind, feeds = encoder.feed(delta.under("encoder.model."), saved.tunings, highest=head.highest)
     return kind, feeds, head
-
-
-def _pack(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Copy arrays into one block, which the system gets back as soon as the reader is gone.
-
-    Freed pieces would stay with the process, in the heaps of the threads that loaded them.
-    """
-    starts = [0, *accumulate(-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in feeds.values())]
-    block = mmap(-1, max(starts[-1], 1))
-    packed = {}
-    for (name, tensor), start in zip(feeds.items(), starts, strict=False):
-        packed[name] = np.frombuffer(block, tensor.dtype, tensor.size, start).reshape(tensor.shape)
-        packed[name][...] = tensor
-    return packed
-
-
-def _as_values(feeds: Mapping[str, NDArray[Any]]) -> OrtFeeds:
-    """Return arrays as onnxruntime takes them; they share their memory."""
-    from onnxruntime import OrtValue
-
-    return {name: OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor)) for name, tensor in feeds.items()}
-
-
-def _run(threads: int, row: Row) -> NDArray[np.float32]:
-    """Run one window through the encoder and the head of its reader; return its logits, [2, T]."""
-    reader: SharedReader = row.delta
-    tokens = len(row.input_ids)
-    check_window_length(tokens, reader.config.positions)
-    window = {
-        "input_ids": row.input_ids[None],
-        "attention_mask": np.ones((1, tokens), np.int64),
-        "token_type_ids": row.token_types[None],
-        "is_context": row.is_context[None],
-    }
-    encoder, head = reader.sessions, reader.head_sessions
-    with explain_failure(tokens):
-        inputs = _as_values(window)
-        own = {name: inputs[name] for name in inputs if name in encoder.inputs}
-        layers = encoder.get(threads).run_with_ort_values(reader.layers, {**reader.feeds, **own})
-        own = {name: inputs[name] for name in inputs if name in head.inputs}
-        own |= dict(zip(reader.layers, layers, strict=True))
-        (logits,) = head.get(threads).run_with_ort_values(None, {**reader.head_feeds, **own})
-    output: NDArray[np.float32] = logits.numpy()
-    return output[:, 0]
