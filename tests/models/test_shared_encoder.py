@@ -172,6 +172,7 @@ def test_the_default_reader_and_its_variants_give_the_answers_of_reader(tmp_path
     encoders = SharedEncoders(threads=1)
     readers = [open_reader(encoders, folder) for folder in folders]
     assert len({id(reader.sessions) for reader in readers}) == 1
+    assert readers[0].nbytes < 1.02 * (folders[0] / MODEL_WEIGHTS).stat().st_size, "its file is in half precision"
     questions = [QUESTION, "When was Titan found?", "How heavy is Titan?"]
     answers = []
     for reader, folder in zip(readers, folders, strict=True):

@@ -16,7 +16,7 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
-from lamella.serve import json_body
+from lamella.serve import json_body, learning_routes
 from lamella.serve.json_body import parse_json
 from lamella.serve.refusals import TooLargeError, UnknownModelError
 from lamella.serve.schemas import Ask, Batch
@@ -151,10 +151,45 @@ def test_a_server_that_stops_finishes_what_it_began_and_refuses_the_rest(monkeyp
     assert {line["error"]["type"] for line in lines if "error" in line} == {"shutting_down"}
 
 
-def test_a_batch_that_comes_while_the_server_stops_is_refused(client: TestClient) -> None:
+@pytest.fixture
+def stopping(client: TestClient) -> Iterator[TestClient]:
     service: Service = client.app.state.service  # type: ignore[attr-defined]
     service.draining = True
-    response = post(client, "/v1/batch", '{"requests":[{"question":"a","context":"b"}]}')
+    yield client
     service.draining = False
-    assert "shuts down" in error_of(response, 503)
-    assert response.json()["error"]["type"] == "shutting_down"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/ask", '{"question":"a","context":"b"}'),
+        ("/v1/batch", '{"requests":[{"question":"a","context":"b"}]}'),
+        ("/v1/text?name=a.txt", "text"),
+        ("/", '{"inputs":{"question":"a","context":"b"}}'),
+        ("/models/default", '{"inputs":{"question":"a","context":"b"}}'),
+    ],
+)
+def test_what_comes_while_the_server_stops_is_refused(stopping: TestClient, path: str, body: str) -> None:
+    response = post(stopping, path, body)
+    assert response.status_code == 503
+    assert response.headers["Retry-After"] == "1"
+    error = response.json()["error"]
+    if path.startswith("/v1"):
+        assert error["type"] == "shutting_down"
+        error = error["message"]
+    assert error == "the server shuts down, and did not begin this request; send it again later."
+
+
+def test_a_file_that_was_accepted_is_read_while_the_server_stops(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service: Service = client.app.state.service  # type: ignore[attr-defined]
+
+    def read(*_: Any) -> tuple[str, str]:
+        service.draining = True  # as SIGTERM does
+        return "the text", "txt"
+
+    monkeypatch.setattr(learning_routes, "text_of_file", read)
+    response = post(client, "/v1/text?name=a.txt", "text")
+    service.draining = False
+    assert response.json() == {"text": "the text", "kind": "txt"}

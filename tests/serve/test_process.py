@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import threading
 import time
@@ -114,6 +115,16 @@ def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path, reader: Re
         asked = [pool.submit(post, f"{server.address}/v1/ask", ask) for _ in range(8)]
         streamed = pool.submit(post, f"{server.address}/v1/batch", {"requests": [ask] * 40})
         wait_until_accepted(server, 9)
+        with connect(server) as late:  # a file that is still being sent
+            late.sendall(b"POST /v1/text?name=a.txt HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8\r\n\r\nhalf")
+            server.process.send_signal(signal.SIGTERM)
+            with pytest.raises(OSError):  # it listens no longer
+                while True:
+                    connect(server).close()
+            late.sendall(b"half")
+            refused = late.makefile("rb").read()
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"shutting_down" in refused
         assert server.stop() == 0
         expected = reader.ask(WHEN, LONG).to_json()["answers"]
         assert [future.result()["results"][0]["answers"] for future in asked] == [expected] * 8

@@ -75,7 +75,7 @@ def serve(
             help="MiB for the tensors of readers that share an encoder; the least recently used are read again when "
             "they are asked.",
         ),
-    ] = 64,
+    ] = 48,
     loaded: Annotated[
         int, typer.Option("--loaded", min=1, help="Encoders kept in memory, each shared by readers or of one alone.")
     ] = 8,

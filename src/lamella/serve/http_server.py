@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-import math
 import os
 import socket
 import sys
@@ -20,7 +19,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lamella.errors import RunError, UsageError
 from lamella.serve.connections import limit_connections
-from lamella.serve.service import GRACE, Service
+from lamella.serve.service import Service, seconds_to_stop
 from lamella.serve.settings import Settings
 from lamella.serve.web_app import create_app
 
@@ -101,7 +100,7 @@ class Server(uvicorn.Server):
             server_header=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=math.ceil(settings.timeout + settings.body_timeout + GRACE) + 1,
+            timeout_graceful_shutdown=seconds_to_stop(settings),
             ws="none",
         )
         super().__init__(config)

@@ -58,16 +58,21 @@ class JsonRequest(Request):
 
 
 async def read_limited(request: Request, most: int, seconds: float) -> bytes:
-    """Return the body of a request; raise an error if it has more than `most` bytes or is not sent in `seconds`."""
+    """Return the body of a request; raise an error if it has more than `most` bytes or is not sent in `seconds`.
+
+    With its last byte, a request is accepted: it is answered even if the server is asked to stop then.
+    """
     too_long = f"body: expected at most {counted(most, 'byte')}, got {{}}; send less text per request."
     length = request.headers.get("content-length", "")
     if length.isdecimal() and len(length) < 20 and int(length) > most:
         raise TooLargeError(too_long.format(f"{int(length):,}"))
     chunks: list[bytes] = []
-    with request.app.state.service.bodies.body() as body:
+    service = request.app.state.service
+    with service.bodies.body() as body:
         try:
             async with asyncio.timeout(seconds):
-                async for chunk in request.stream():
+                async for chunk in request.stream():  # the last chunk is empty
+                    service.check_not_stopping()
                     body.add(len(chunk))
                     if body.read > most:
                         raise TooLargeError(too_long.format("more"))

@@ -24,7 +24,7 @@ from lamella.errors import LamellaError, UsageError
 from lamella.models.loading import Precision
 from lamella.option_errors import explain_faults
 from lamella.serve.keys import read_keys
-from lamella.serve.service import Service
+from lamella.serve.service import Service, seconds_to_stop
 from lamella.serve.settings import MEBIBYTE, Settings
 from lamella.serve.web_app import create_app
 
@@ -45,7 +45,7 @@ class RayOptions(BaseModel):
     folder: Path | None = None  # at the same path on every machine
     keys: Path | None = None  # file with keys; default: LAMELLA_API_KEYS of the process that deploys
     precision: Precision = "auto"
-    memory: Annotated[int, Field(ge=1)] = 64  # MiB per replica for the tensors of readers that share an encoder
+    memory: Annotated[int, Field(ge=1)] = 48  # MiB per replica for the tensors of readers that share an encoder
     queue: Annotated[int, Field(ge=1)] = 128  # requests that a replica accepts at the same time
     timeout: Annotated[float, Field(gt=0)] = 30.0  # seconds per question
 
@@ -94,7 +94,7 @@ def app(arguments: Mapping[str, Any]) -> Application:
             "max_replicas": max(options.min_replicas, options.max_replicas),
             "target_ongoing_requests": options.busy,
         },
-        graceful_shutdown_timeout_s=options.timeout + 5,
+        graceful_shutdown_timeout_s=seconds_to_stop(settings),
         ray_actor_options={"num_cpus": options.cpus, "num_gpus": options.gpus},
     )
     return deploy(serve.ingress(build)()).bind()

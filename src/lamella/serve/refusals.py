@@ -95,13 +95,13 @@ class AbandonedError(RefusedError):
 
 
 class ShuttingDownError(RefusedError):
-    """A question that was not begun when the server was asked to stop."""
+    """A request that was not begun when the server was asked to stop."""
 
     status = 503
     kind = "shutting_down"
 
     def __init__(self) -> None:
-        super().__init__("the server shuts down, and did not begin this question; ask it again later.", retry_after=1)
+        super().__init__("the server shuts down, and did not begin this request; send it again later.", retry_after=1)
 
 
 class InternalError(RefusedError):

@@ -33,6 +33,7 @@ from lamella.serve.refusals import (
 from lamella.serve.schemas import Ask, HuggingFaceAsk
 from lamella.serve.server_metrics import Metrics
 from lamella.serve.settings import Settings
+from lamella.serve.texts import PROCESS_SECONDS
 
 T = TypeVar("T")
 
@@ -40,6 +41,11 @@ logger = logging.getLogger("lamella.serve")
 
 GRACE = 0.5  # seconds after the time-out in which a thread may report it itself
 LONGEST_RETRY = 60  # seconds
+
+
+def seconds_to_stop(settings: Settings) -> int:
+    """Return how long a server may take to finish what it has accepted: questions, and files that it reads."""
+    return math.ceil(max(settings.timeout + GRACE, PROCESS_SECONDS) + settings.body_timeout) + 1
 
 
 class Service:
@@ -79,6 +85,11 @@ class Service:
         """Whether the default reader is in memory and the server is not shutting down."""
         return not self.draining and self.pool.loaded(self.catalogue.default) is not None
 
+    def check_not_stopping(self) -> None:
+        """Refuse a request that comes after the server was asked to stop."""
+        if self.draining:
+            raise ShuttingDownError
+
     # Ask
 
     def new_call(self) -> Call:
@@ -98,8 +109,7 @@ class Service:
         consumer stops, the questions that are being answered are abandoned. If the server is asked to stop, those that
         were not begun get an error: a batch may take longer than it may take to stop.
         """
-        if self.draining:
-            raise ShuttingDownError
+        self.check_not_stopping()
         waiting = list(enumerate(zip(asks, calls, strict=True)))[::-1]
         running: set[asyncio.Task[dict[str, Any]]] = set()
 
@@ -293,6 +303,7 @@ class Service:
 
     async def load_model(self, name: str) -> dict[str, Any]:
         """Load a reader from the configured folders, or load it again; requests that use the old one finish."""
+        self.check_not_stopping()
 
         def load() -> dict[str, Any]:
             listed = self.catalogue.find(name)
