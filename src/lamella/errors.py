@@ -91,6 +91,13 @@ class MissingLibraryError(UsageError):
         super().__init__(f"{feature} needs {names}, which {verb} not installed; install with: {command}{advice}")
 
 
+class TooManyTokensError(UsageError):
+    """More text than a reader may read for one call."""
+
+    def __init__(self, found: int, most: int) -> None:
+        super().__init__(f"context: expected at most {most:,} tokens to read, got {found:,}; ask about less text.")
+
+
 class UnreadableError(LamellaError):
     """A file that cannot be parsed at all."""
 

@@ -278,6 +278,20 @@ def test_limits_are_named() -> None:
         assert "2,000 bytes" in error_of(response, 413)
 
 
+def test_tokens_are_counted_before_anything_is_computed() -> None:
+    with serve(max_tokens=50) as client:
+        too_many = ["a " * 30, "b " * 21]
+        words = "at most 50 tokens to read, got 51"
+        assert words in error_of(client.post("/v1/ask", json={**WHEN, "context": too_many}), 413)
+        inputs = {"question": WHEN["question"], "context": " ".join(too_many)}
+        response = client.post("/", json={"inputs": inputs})
+        assert response.status_code == 413
+        assert words in response.json()["error"]
+        assert "lamella_batch_windows_count 0.0" in client.get("/metrics").text
+        assert client.post("/v1/ask", json={**WHEN, "context": ["a " * 30, "b " * 20]}).status_code == 200
+        assert client.get("/info").json()["limits"]["max_tokens"] == 50
+
+
 def test_bodies_that_are_being_sent_share_a_budget(client: TestClient) -> None:
     service = service_of(client)
     with service.bodies.body() as unfinished:

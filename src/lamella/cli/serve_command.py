@@ -63,6 +63,12 @@ def serve(
             "any name; only those of this machine, if the server listens there and has no keys.",
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", help="Where readers run: cpu, cuda, cuda:1, mps. Default: the GPU of this machine, or its CPU."
+        ),
+    ] = None,
     precision: Precision = "auto",
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="Cores to use on a CPU; default: all of them.")
@@ -90,6 +96,9 @@ def serve(
     max_characters: Annotated[
         int, typer.Option("--max-characters", min=1, help="Maximum characters of all contexts of a question.")
     ] = 2_000_000,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Maximum tokens of what is read of the contexts of a question.")
+    ] = 100_000,
     max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Maximum questions per batch.")] = 256,
 ) -> None:
     """Answer questions over HTTP, and in the browser."""
@@ -102,6 +111,7 @@ def serve(
         keys=read_keys(keys),
         cors=tuple(cors or ()),
         hosts=tuple(hosts) if hosts else None,
+        device=device,
         precision=precision,
         threads=threads,
         memory=memory * MEBIBYTE,
@@ -111,6 +121,7 @@ def serve(
         body_timeout=body_timeout,
         max_body=max_body * MEBIBYTE,
         max_characters=max_characters,
+        max_tokens=max_tokens,
         max_batch=max_batch,
     )
     serve_http(settings, host, port, _announce)

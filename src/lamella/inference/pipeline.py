@@ -39,6 +39,7 @@ WITHOUT_EFFECT = (
 def answer_as_pipeline(
     model: QAModel,
     pairs: Sequence[tuple[str, str]],
+    most_tokens: int | None = None,
     *,
     top_k: int = 1,
     handle_impossible_answer: bool = False,
@@ -48,7 +49,10 @@ def answer_as_pipeline(
     align_to_words: bool = True,
     batch_size: int = 32,
 ) -> list[list[dict[str, Any]]]:
-    """Return the best answers to every question in its context, with the pipeline's options and defaults."""
+    """Return the best answers to every question in its context, with the pipeline's options and defaults.
+
+    Contexts with more than `most_tokens` raise TooManyTokensError.
+    """
     longest = max_seq_len or model.windows.max_seq_length
     stride = min(longest // 2, 128) if doc_stride is None else doc_stride
     if longest < SHORTEST or not 0 <= stride < longest:
@@ -68,7 +72,7 @@ def answer_as_pipeline(
     tokenizer = without_truncation(model.tokenizer) if align_to_words else None
     collected = [_ContextAnswers(context, tokenizer) for _, context in pairs]
     doubts = Doubts(model.tokenizer, windows)
-    for features in featurise_in_slices(examples, model.tokenizer, windows):
+    for features in featurise_in_slices(examples, model.tokenizer, windows, most_tokens=most_tokens):
         doubts.add(features)
         rows: dict[int, tuple[WindowSpans, int]] = {}
         for padded, logits in iterate_batches(model, features, batch_size):

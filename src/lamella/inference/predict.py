@@ -36,18 +36,19 @@ def predict(
     clock: Stopwatch | None = None,
     decoding: DecodingOptions | None = None,
     warn: bool = False,
+    most_tokens: int | None = None,
 ) -> dict[str, Prediction]:
     """Answer every example; return the predictions by question id.
 
     Memory holds a few windows and the n-best spans of each question. Pass a `sink` to receive all logits, and a `clock`
     to measure the seconds from windows to logits. `decoding` replaces the model's decoding options. With `warn`, issue
-    a warning for each reason to doubt the answers.
+    a warning for each reason to doubt the answers. Contexts with more than `most_tokens` raise TooManyTokensError.
     """
     check_unique_ids(examples)
     decoding = decoding or model.decoding
     merger, doubts = WindowMerger(decoding, gives_text=model.gives_text), Doubts(model.tokenizer, model.windows)
     with progress("answering", len(examples), lines=True) as advance:
-        for features in featurise_in_slices(examples, model.tokenizer, model.windows):
+        for features in featurise_in_slices(examples, model.tokenizer, model.windows, most_tokens=most_tokens):
             if warn:
                 doubts.add(features)
             shares = _shares(features)

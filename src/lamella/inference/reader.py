@@ -49,15 +49,25 @@ class Reader:
     [{'score': 0.93, 'probability': 0.84, 'start': 23, 'end': 39, 'answer': 'Robert Stevenson'}]
     """
 
-    def __init__(self, model: QAModel, *, batch_size: int = 16, passages: PassageCache | None = None) -> None:
-        """Make a reader of a model; several readers may share the `passages` of the long texts asked about last."""
+    def __init__(
+        self,
+        model: QAModel,
+        *,
+        batch_size: int = 16,
+        passages: PassageCache | None = None,
+        most_tokens: int | None = None,
+    ) -> None:
+        """Make a reader of a model; several readers may share the `passages` of the long texts asked about last.
+
+        A call with more than `most_tokens` to read raises TooManyTokensError before it computes anything.
+        """
         if not model.gives_text:
             raise UsageError(
                 "Reader: expected a model that finds answers, got one that only decides whether there is one; "
                 "use it with: lamella predict"
             )
         self.model, self.batch_size = model, check_positive("batch_size", batch_size)
-        self._passages = passages or PassageCache()
+        self._passages, self._most_tokens = passages or PassageCache(), most_tokens
 
     @classmethod
     def load(
@@ -167,7 +177,8 @@ class Reader:
         `ask`, "no answer" is possible only with `handle_impossible_answer`.
         """
         pairs = question_pairs(inputs, question=question, context=context, data=data, X=X)
-        results = answer_as_pipeline(self.model, pairs, **checked_options({"batch_size": self.batch_size, **options}))
+        checked = checked_options({"batch_size": self.batch_size, **options})
+        results = answer_as_pipeline(self.model, pairs, self._most_tokens, **checked)
         answers = [result[0] if len(result) == 1 else result for result in results]
         return answers[0] if len(answers) == 1 else answers
 
@@ -182,7 +193,12 @@ class Reader:
             )
         examples = [question.examples(number) for number, question in enumerate(asked)]
         predictions = predict(
-            self.model, list(chain(*examples)), batch_size=self.batch_size, decoding=call.decoding, warn=True
+            self.model,
+            list(chain(*examples)),
+            batch_size=self.batch_size,
+            decoding=call.decoding,
+            warn=True,
+            most_tokens=self._most_tokens,
         )
         return [
             self._answers(question, [predictions[example.id] for example in group], call)

@@ -220,7 +220,7 @@ class ReaderPool:
         return LoadedReader(listed, reader, None, None, nbytes, shared.shared_part)
 
     def _reader(self, model: QueuedModel) -> Reader:
-        return Reader(model, passages=self._passages)
+        return Reader(model, passages=self._passages, most_tokens=self._settings.max_tokens)
 
     def _load_shared(self, listed: Listed) -> SharedReader | TorchReader:
         """Load a reader onto a shared encoder; raise NoGraphError, with the reason, if it needs one of its own."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from itertools import pairwise
 
-from lamella.errors import LamellaError, UsageError, shorten
+from lamella.errors import LamellaError, TooManyTokensError, UsageError, shorten
 
 logger = logging.getLogger("lamella.serve")
 
@@ -121,6 +121,8 @@ def as_refusal(error: LamellaError) -> RefusedError:
     """
     if isinstance(error, RefusedError):
         return error
+    if isinstance(error, TooManyTokensError):
+        return TooLargeError(str(error))
     if isinstance(error, UsageError):
         return RefusedError(str(error))
     logger.error("id=%s: %s", REQUEST_ID.get(), error)

@@ -97,7 +97,8 @@ async def info(request: Request) -> Response:
     """Return the version, the default reader and the limits of this server."""
     service = service_of(request)
     settings = service.settings
-    limits = ("max_body", "max_batch", "max_characters", "max_contexts", "max_models", "max_question", "queue")
+    sizes = ("body", "batch", "characters", "contexts", "models", "question", "tokens")
+    limits = (*(f"max_{size}" for size in sizes), "queue")
     return json_response(
         {
             "name": "lamella",

@@ -39,6 +39,7 @@ class Settings:
     body_memory: int = 64 * MEBIBYTE  # bytes of requests that are being sent, all together; 429 beyond
     max_contexts: int = 100
     max_characters: int = 2_000_000  # of all contexts of a question together
+    max_tokens: int = 100_000  # of what is read of them; 200,000 characters of English have 45,000
     max_question: int = 5_000  # characters
     max_models: int = 8  # per question
     max_top_k: int = 100

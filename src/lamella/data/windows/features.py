@@ -12,7 +12,7 @@ never truncates, so no input can make it fail. All windows of a data set are sto
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ from lamella.data.windows.tokens import (
     tokenise_questions,
     without_truncation,
 )
-from lamella.errors import EncoderError
+from lamella.errors import EncoderError, TooManyTokensError
 from lamella.progress import progress
 
 FORMAT = 1  # increase it when the same examples are cut into other windows, so that cached ones are not used
@@ -127,14 +127,28 @@ def join_features(parts: Sequence[Features]) -> Features:
 
 
 def featurise_in_slices(
-    examples: Sequence[Example], tokenizer: Tokenizing, windows: WindowOptions, *, size: int = SLICE
+    examples: Sequence[Example],
+    tokenizer: Tokenizing,
+    windows: WindowOptions,
+    *,
+    size: int = SLICE,
+    most_tokens: int | None = None,
 ) -> Iterator[Features]:
     """Yield the windows of all examples, about `size` at a time, each slice cut when it is requested.
 
-    A long context may extend over two slices; its example is then part of both.
+    A long context may extend over two slices; its example is then part of both. Contexts with more than `most_tokens`
+    raise TooManyTokensError as soon as they are tokenised, before their windows are cut.
     """
+    read = 0
+
+    def count(tokens: int) -> None:
+        nonlocal read
+        read += tokens
+        if most_tokens is not None and read > most_tokens:
+            raise TooManyTokensError(read, most_tokens)
+
     for begin, end in slices(examples, size=size):
-        yield from _cut(examples[begin:end], tokenizer, windows, "keep", 0, size)
+        yield from _cut(examples[begin:end], tokenizer, windows, "keep", 0, size, count)
 
 
 def slices(examples: Sequence[Example], *, size: int = SLICE) -> Iterator[tuple[int, int]]:
@@ -156,12 +170,17 @@ def _cut(
     negative_windows: str,
     seed: int,
     size: float,
+    count: Callable[[int], None] = lambda tokens: None,
 ) -> Iterator[Features]:
-    """Yield the windows of examples, at most `size` at a time; one empty result for no examples."""
+    """Yield the windows of examples, at most `size` at a time; one empty result for no examples.
+
+    `count` gets the number of tokens of their contexts first.
+    """
     plain = without_truncation(tokenizer)
     template = pair_template(tokenizer)
     questions = tokenise_questions(plain, [example.question for example in examples])
     contexts = context_tokens(tokenizer, plain, [example.context for example in examples])
+    count(sum(len(contexts[example.context.text][0]) for example in examples))
     window_room = windows.max_seq_length - template.special_tokens
     question_room = min(windows.max_query_length, window_room - 1)  # leave room for some context
     prefix, middle, suffix = (np.array(ids, np.int32) for ids in (template.prefix, template.middle, template.suffix))
