@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from lamella.config import DecodingOptions
+from lamella.documents.text_process import PROCESS_SECONDS
 from lamella.errors import LamellaError, UsageError, collect_warnings, counted
 from lamella.inference.abstention import at_prior
 from lamella.serve.body_budget import BodyBudget
@@ -33,7 +34,6 @@ from lamella.serve.refusals import (
 from lamella.serve.schemas import Ask, HuggingFaceAsk
 from lamella.serve.server_metrics import Metrics
 from lamella.serve.settings import Settings
-from lamella.serve.texts import PROCESS_SECONDS
 
 T = TypeVar("T")
 
