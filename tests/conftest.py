@@ -34,8 +34,9 @@ if not HAS_TORCH:
     collect_ignore_glob = [
         *("contracts/*", "encoder/*", "export/*", "graph/*", "heads/*", "sweep/*", "training/*"),
         *(f"data/test_{name}.py" for name in ("batches", "feature_cache", "features", "feed")),
-        *(f"flows/test_{name}.py" for name in ("benchmarks", "commands", "documents", "outputs", "tuned_training")),
+        *(f"flows/test_{name}.py" for name in ("benchmarks", "commands", "documents", "korean", "outputs")),
         *(f"flows/test_{name}.py" for name in ("missing_libraries", "papers", "plugin", "python_pages", "reproduce")),
+        "flows/test_tuned_training.py",
         *(f"inference/test_{name}.py" for name in ("answer_layers", "ensemble", "reader", "several_contexts")),
         *(f"models/test_{name}.py" for name in ("base_identity", "card", "default_reader", "model", "shipped_models")),
         "models/test_torch_encoders.py",

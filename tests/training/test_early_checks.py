@@ -12,7 +12,7 @@ from lamella import runs
 from lamella.errors import LamellaError
 from lamella.files import read_json, write_json
 from lamella.models.base_encoder import load_encoder
-from lamella.models.encoder_depth import encoder_depth
+from lamella.models.encoder_depth import encoder_depth, encoder_positions
 from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
 from lamella.training import prepare
@@ -100,6 +100,29 @@ def test_an_encoder_with_too_few_layers_for_some_rows_is_refused_before_any_is_t
     assert err.count("\n") == 1
     assert f"encoder.name: {encoder} has 2 layers, too few for {rows}. Choose" in err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_windows_longer_than_the_positions_are_refused_before_any_run(
+    command: str, lamella: Any, tmp_path: Path
+) -> None:
+    encoder = save_tiny_encoder(tmp_path / "short", max_position_embeddings=256)
+    file = tmp_path / "table.toml"
+    file.write_text(
+        "data = { train = 'demo:train' }\n[[run]]\nname = 'fits'\nwindows.max_seq_length = 256\n"
+        "[[run]]\nname = 'long'\n"
+    )
+    code, _, err = lamella(command, file, "--out", tmp_path / "out", "--set", f"encoder.name={encoder}")
+    assert code == 2
+    limit = f"long: windows.max_seq_length: expected at most 256, the number of positions of {encoder}, got 384."
+    assert err == f"lamella: {limit}\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_positions_of_an_encoder_are_known_without_loading_it(tmp_path: Path) -> None:
+    assert encoder_positions(str(save_tiny_encoder(tmp_path / "bert", max_position_embeddings=256))) == 256
+    assert encoder_positions(str(save_tiny_encoder(tmp_path / "xlm", "xlm-roberta", max_position_embeddings=66))) == 64
+    assert encoder_positions("nobody/has-this") is None
 
 
 def test_the_depth_of_an_encoder_is_known_without_loading_it(tmp_path: Path) -> None:

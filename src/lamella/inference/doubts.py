@@ -10,6 +10,7 @@ from lamella.config import WindowOptions
 from lamella.data.windows.features import Features
 from lamella.data.windows.tokens import Tokenizing, encodable, without_truncation
 from lamella.errors import counted, warn
+from lamella.languages.hangul import compose_hangul
 from lamella.languages.scripts import SCRIPTS, main_script
 
 UNKNOWN = ("[UNK]", "<unk>")  # of WordPiece, and of SentencePiece and byte-level vocabularies
@@ -40,7 +41,9 @@ class Doubts:
             self._judge_question(example.question)
             self._judge_context(features, (first + last) // 2)
             if features.context_begin[first] - specials >= room:
-                tokens = len(self._plain.encode(encodable(example.question), add_special_tokens=False).ids)
+                tokens = len(
+                    self._plain.encode(compose_hangul(encodable(example.question)), add_special_tokens=False).ids
+                )
                 if tokens > room:
                     self._cut[example.question] = (tokens, room)
 
@@ -68,8 +71,9 @@ class Doubts:
     def _judge_question(self, question: str) -> None:
         judged = self._unreadable["question"]
         if question not in judged and not question.isascii():
-            encoding = self._plain.encode(encodable(question), add_special_tokens=False)
-            judged[question] = self._scripts.unreadable(question, encoding.ids, encoding.offsets)
+            composed = compose_hangul(encodable(question))
+            encoding = self._plain.encode(composed, add_special_tokens=False)
+            judged[question] = self._scripts.unreadable(composed, encoding.ids, encoding.offsets)
 
     def _judge_context(self, features: Features, window: int) -> None:
         number = features.example[window]

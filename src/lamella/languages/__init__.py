@@ -14,7 +14,10 @@ from lamella.errors import UsageError
 
 
 class Language(Protocol):
-    """The interface of a registered language."""
+    """The interface of a registered language.
+
+    A language may also have `metrics`: the names of metrics that are always computed beside exact match and F1.
+    """
 
     def normalise(self, text: str) -> str:
         """Return the form of an answer in which equal answers are equal strings."""

@@ -42,6 +42,27 @@ def f1(gold: str, predicted: str, language: Language) -> float:
     return overlap_f1(language.units(language.normalise(gold)), language.units(language.normalise(predicted)))
 
 
+@register("metric", "word_f1")
+def word_f1(gold: str, predicted: str, language: Language) -> float:
+    """F1 over words separated by white space, in any language; printed beside F1 where that counts characters (Korean).
+
+    A Korean particle is written at its word: "이순신이" instead of "이순신" is a wrong word, and 6 of 7 characters.
+    """
+    return overlap_f1(language.normalise(gold).split(), language.normalise(predicted).split())
+
+
+@register("metric", "character_f1")
+def character_f1(gold: str, predicted: str, language: Language) -> float:
+    """F1 over characters without spaces, in any language; for Korean, the same as F1."""
+    return overlap_f1(*(language.normalise(text).replace(" ", "") for text in (gold, predicted)))
+
+
+def metrics_for(language: str, metrics: Mapping[str, AnswerMetric] | None) -> Mapping[str, AnswerMetric]:
+    """Return the metrics to compute, with those that a language adds to exact match and F1."""
+    added = build_metrics(getattr(get_language(language), "metrics", ()))
+    return {**added, **(metrics or {})}
+
+
 def build_metrics(specs: Sequence[MetricSpec]) -> dict[str, AnswerMetric]:
     """Return the metrics to compute in addition to the built-in ones, by name."""
     metrics: dict[str, AnswerMetric] = {}

@@ -24,7 +24,14 @@ from lamella.inference.several_contexts import answers_by_question, has_several_
 from lamella.inference.stored_logits import LogitsWriter
 from lamella.models.loading import Precision, load_model
 from lamella.progress import Log
-from lamella.scoring.answer_metrics import AnswerMetric, MetricSpec, add_scores, build_metrics, score_metrics
+from lamella.scoring.answer_metrics import (
+    AnswerMetric,
+    MetricSpec,
+    add_scores,
+    build_metrics,
+    metrics_for,
+    score_metrics,
+)
 from lamella.scoring.best_answers import null_odds_of, score_best_answers
 from lamella.scoring.calibrate import threshold_report
 from lamella.scoring.cost import cost_of_answers, write_cost
@@ -147,7 +154,8 @@ def evaluate_file(
     na = odds if odds is not None else probability
     if threshold is not None and na is not None:
         answers = {id: "" if na.get(id, threshold) > threshold else text for id, text in answers.items()}
-    return add_scores(results, score_metrics(extra, examples, answers, language=language, missing=missing))
+    metrics_of_texts = metrics_for(language, extra)
+    return add_scores(results, score_metrics(metrics_of_texts, examples, answers, language=language, missing=missing))
 
 
 def score_predictions(
@@ -165,6 +173,7 @@ def score_predictions(
     `metrics` are computed in addition, on the texts at the threshold.
     """
     decoding, gives_text = model.decoding, model.gives_text
+    metrics = metrics_for(language, metrics)
     scores = score_best_answers(examples, predictions, gives_text=gives_text, language=language)
     odds = {id: prediction.null_odds for id, prediction in predictions.items()}
     results: dict[str, Any] = summarise(scores, null_odds=odds, threshold=decoding.null_score_diff_threshold)

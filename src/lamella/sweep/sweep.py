@@ -20,7 +20,7 @@ from lamella.progress import Log
 from lamella.sweep.derived import DerivedRow, check_same_row, is_current
 from lamella.sweep.engine import Engine, Job, LocalEngine
 from lamella.sweep.sweep_plan import Sweep, absolute_path
-from lamella.training.early_checks import check_depths
+from lamella.training.early_checks import check_depths, check_lengths
 from lamella.training.provenance import check_unchanged
 from lamella.training.resume import check_same_options
 
@@ -57,6 +57,7 @@ def run_sweep(sweep: Sweep, out: Path, *, engine: Engine | None = None, log: Log
     for row in _derived_rows(sweep):
         check_same_row(row, out, advice=ADVICE)
     check_depths(sweep.runs)
+    check_lengths(sweep.runs)
     outcomes = {name: _read_outcome(out, name) for name in sweep.runs if runs.is_over(out / name)}
     outcomes |= {row.name: _read_outcome(out, row.name) for row in _derived_rows(sweep) if is_current(row, out)}
     jobs = _remaining_jobs(sweep, out)

@@ -11,7 +11,7 @@ from lamella import registry, runs
 from lamella.config import RunConfig
 from lamella.data.demo import data_path
 from lamella.errors import ConfigError, UnreadableError, UsageError, counted
-from lamella.models.encoder_depth import encoder_depth
+from lamella.models.encoder_depth import encoder_depth, encoder_positions
 from lamella.plan import Pass, Plan
 from lamella.training.folders import RunFolders
 
@@ -33,6 +33,7 @@ def check_before_loading(
     for config in plan.runs.values():
         _check_metric_fits_task(config)
     check_depths(plan.runs)
+    check_lengths(plan.runs)
 
 
 def folders_read(configs: Pass) -> list[Path]:
@@ -77,6 +78,21 @@ def check_depths(configs: Mapping[str, RunConfig]) -> None:
     ]
     if problems:
         raise UsageError(f"encoder.name: {'; '.join(problems)}. Choose another encoder, or leave out these runs.")
+
+
+def check_lengths(configs: Mapping[str, RunConfig]) -> None:
+    """Check that no run has windows longer than its encoder has positions, where the encoder is on this machine."""
+    for run, config in configs.items():
+        if "windows.max_seq_length" in config.inherited_options:
+            continue
+        name, length = _encoder_name(config, configs), config.windows.max_seq_length
+        positions = encoder_positions(name) if name is not None else None
+        if positions is not None and length > positions:
+            where = f"{run}: " if len(configs) > 1 else ""
+            raise UsageError(
+                f"{where}windows.max_seq_length: expected at most {positions}, the number of positions of {name}, got "
+                f"{length}."
+            )
 
 
 def _layers_named(config: RunConfig) -> dict[str, int]:

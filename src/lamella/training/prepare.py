@@ -13,6 +13,7 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedTokenizerFast
 
 from lamella.config import RunConfig
+from lamella.data.doctor.checks import UNKNOWN_RATE
 from lamella.data.windows.feature_cache import cached_features
 from lamella.data.windows.features import Features
 from lamella.data.windows.feed import Feed, Recipe
@@ -174,6 +175,12 @@ def cut_windows(splits: Splits, config: RunConfig, tokenizer: PreTrainedTokenize
         raise DataError(f"{names}: no window is left to train on; see data.negative_windows.")
     if train.lost_answers:
         log(f"{counted(train.lost_answers, 'answer')} without any token, trained as no answer")
+    unknown = float((train.input_ids == tokenizer.unk_token_id).mean())
+    if unknown > UNKNOWN_RATE:
+        log(
+            f"{', '.join(config.data.files('train'))}: {unknown:.1%} of the tokens are unknown to the tokenizer of "
+            f"{config.encoder.name}: the reader cannot tell these words apart; choose an encoder that knows them"
+        )
     dev = cached_features(splits.dev.examples, tokenizer, config.windows, log=log)
     threshold = cached_features(splits.threshold.examples, tokenizer, config.windows, log=log)
     return Windows(feed, train, dev, threshold)

@@ -20,7 +20,8 @@ from lamella.data.examples import Context, Example
 from lamella.data.file_formats.formats import DataFile
 from lamella.progress import progress
 
-UNKNOWN_RATE = 0.05  # unknown share of a script's tokens above which an encoder does not know the language
+UNKNOWN_RATE = 0.02  # unknown share of a file's tokens above which an encoder does not know the language well
+UNKNOWN_RATE_OF_SCRIPT = 0.05  # the same of the texts in one script, which may be few
 
 
 @dataclass(frozen=True)
@@ -184,10 +185,13 @@ def _check_tokens(
         elif length > max_query_length:
             reason = f"the question has {length} tokens and will be truncated to {max_query_length}"
             yield _problem(file, index, "question_cut", reason)
-    for script, counts in counted.scripts.items():
-        if counts.unknown_rate > UNKNOWN_RATE:
-            reason = f"{script}: {counts.unknown_rate:.1%} of {counts.tokens:,} tokens are unknown to the encoder"
-            yield Problem("unknown_tokens", file.path, reason)
+    unknown = {name: script for name, script in counted.scripts.items() if script.unknown_rate > UNKNOWN_RATE_OF_SCRIPT}
+    for name, script in unknown.items():
+        reason = f"{name}: {script.unknown_rate:.1%} of {script.tokens:,} tokens are unknown to the encoder"
+        yield Problem("unknown_tokens", file.path, reason)
+    if not unknown and counted.unknown_rate > UNKNOWN_RATE:
+        reason = f"{counted.unknown_rate:.1%} of {counted.tokens:,} tokens are unknown to the encoder"
+        yield Problem("unknown_tokens", file.path, reason)
 
 
 def _problem(file: DataFile, index: int, kind: str, reason: str) -> Problem:

@@ -151,7 +151,9 @@ KINDS: dict[str, Kind] = {
         "warning", None, "The question alone fills `max_seq_length`; perhaps it contains a context by mistake."
     ),
     "unknown_tokens": Kind(
-        "warning", None, "More than 5 % of the tokens of a script are unknown to the tokenizer of the encoder."
+        "warning",
+        None,
+        "Over 2 % of the tokens of a file, or 5 % of those of a script, are unknown to the encoder.",
     ),
 }
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.file_formats.formats import DataFile
+from lamella.languages.hangul import compose_hangul
 from lamella.languages.scripts import main_script
 
 
@@ -112,6 +113,15 @@ class CountedTokens:
     scripts: dict[str, ScriptTokens]
     special_tokens: int
 
+    @property
+    def unknown_rate(self) -> float:
+        """The share of all tokens that are unknown to the tokenizer."""
+        return sum(script.unknown for script in self.scripts.values()) / max(1, self.tokens)
+
+    @property
+    def tokens(self) -> int:
+        return sum(script.tokens for script in self.scripts.values())
+
     def statistics(self, max_query_length: int) -> TokenStatistics:
         cut = sum(count > max_query_length for count in self.questions)
         return TokenStatistics(_lengths(self.contexts), _lengths(self.questions), cut, self.scripts)
@@ -132,7 +142,8 @@ def count_tokens(file: DataFile, tokenizer: Tokenizer) -> CountedTokens:
         distinct = list(dict.fromkeys(texts))
         for begin in range(0, len(distinct), 1000):
             batch = distinct[begin : begin + 1000]
-            for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
+            composed = list(map(compose_hangul, batch))  # as windows are
+            for text, encoding in zip(batch, tokenizer.encode_batch(composed, add_special_tokens=False), strict=True):
                 ids = encoding.ids
                 script = main_script(text)
                 counts[text] = len(ids)

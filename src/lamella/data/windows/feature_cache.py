@@ -34,7 +34,7 @@ from lamella.files import write_bytes
 from lamella.progress import Log, progress
 from lamella.user_cache import cache_folder, limit_size
 
-FORMAT = 1  # version of the file format
+FORMAT = 2  # version of the file format, and of how texts are tokenised
 CONTENT = "features"  # the folder in the user's cache
 MIN_QUESTIONS = 5_000  # the windows of fewer questions are cut fast enough
 MAX_BYTES = 4 * 2**30  # of all files together

@@ -1,6 +1,7 @@
 """Tokenise texts, with exact character offsets.
 
-Each distinct text is tokenised once, without special tokens and without truncation.
+Each distinct text is tokenised once, without special tokens and without truncation. Hangul is composed first, since
+tokenizers do not know syllables that are written as jamo; offsets are those of the original text.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tokenizers import Encoding, Regex, Tokenizer, models, normalizers
 
 from lamella.data.examples import Context
 from lamella.data.windows.context_cache import ContextCache
+from lamella.languages.hangul import compose_hangul, compose_with_places
 
 Integers = NDArray[np.int32]
 IS_SPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # U+3000 is the last white space
@@ -104,7 +106,8 @@ def context_tokens(
 def tokenise_questions(plain: Tokenizer, questions: Sequence[str]) -> dict[str, Integers]:
     """Return the token ids of each distinct question."""
     distinct = list(dict.fromkeys(questions))
-    encodings = plain.encode_batch_fast([encodable(text) for text in distinct], add_special_tokens=False)
+    readable = [compose_hangul(encodable(text)) for text in distinct]
+    encodings = plain.encode_batch_fast(readable, add_special_tokens=False)
     return {text: np.array(encoding.ids, np.int32) for text, encoding in zip(distinct, encodings, strict=True)}
 
 
@@ -112,17 +115,22 @@ def tokenise_contexts(plain: Tokenizer, contexts: Sequence[Context]) -> dict[str
     """Return the token ids and character offsets of each distinct text."""
     distinct = list(dict.fromkeys(context.text for context in contexts))
     short = [text for text in distinct if len(text) <= PIECE]
-    encodings = plain.encode_batch([encodable(text) for text in short], add_special_tokens=False)
-    tokenised = {text: _ids_and_offsets(encoding, text) for text, encoding in zip(short, encodings, strict=True)}
+    composed = [compose_with_places(encodable(text)) for text in short]
+    encodings = plain.encode_batch([text for text, _ in composed], add_special_tokens=False)
+    tokenised = {
+        text: _ids_and_offsets(encoding, *readable)
+        for text, encoding, readable in zip(short, encodings, composed, strict=True)
+    }
     for text in distinct:
         if len(text) > PIECE:
             tokenised[text] = _tokenise_in_pieces(plain, text)
     return tokenised
 
 
-def _ids_and_offsets(encoding: Encoding, text: str) -> tuple[Integers, Integers]:
-    offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-    return np.array(encoding.ids, np.int32), _exact_offsets(offsets, text)
+def _ids_and_offsets(encoding: Encoding, text: str, places: Sequence[int] | None) -> tuple[Integers, Integers]:
+    """Return ids and offsets; `places` are the positions of the characters of `text` in the original, if it differs."""
+    offsets = _exact_offsets(np.array(encoding.offsets, np.int32).reshape(-1, 2), text)
+    return np.array(encoding.ids, np.int32), offsets if places is None else np.array(places, np.int32)[offsets]
 
 
 def _tokenise_in_pieces(plain: Tokenizer, text: str) -> tuple[Integers, Integers]:
@@ -131,8 +139,9 @@ def _tokenise_in_pieces(plain: Tokenizer, text: str) -> tuple[Integers, Integers
     begin = 0
     while begin < len(text):
         end = _end_of_piece(text, begin)
-        piece = text[begin:end]
-        piece_ids, piece_offsets = _ids_and_offsets(plain.encode(encodable(piece), add_special_tokens=False), piece)
+        piece, places = compose_with_places(encodable(text[begin:end]))
+        encoding = plain.encode(piece, add_special_tokens=False)
+        piece_ids, piece_offsets = _ids_and_offsets(encoding, piece, places)
         ids.append(piece_ids)
         offsets.append(piece_offsets + begin)
         begin = end

@@ -1,0 +1,103 @@
+"""Korean from the data file to the answer, on a tiny encoder like multilingual-e5-small: BERT, XLM-R tokenizer."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles import save_tiny_encoder
+from lamella import Reader, runs
+from lamella.data.file_formats.formats import read
+from lamella.errors import LamellaWarning
+from lamella.files import read_json
+from lamella.testing.tiny import tiny_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TEXTS = [
+    ("서울", "서울은 한국의 수도이고 한강이 흐른다.", "한국의 수도는?", "서울"),
+    ("도쿄", "東京は日本, 도쿄는 일본의 수도이다.", "일본의 수도는?", "도쿄"),
+    ("이순신", "임진왜란 때 이순신이 명량에서 이겼다.", "누가 이겼나?", "이순신"),
+    ("한글", "세종은 1443년에 한글을 만들었다.", "언제 만들었나?", "1443년"),
+]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_tiny_encoder(tmp_path_factory.mktemp("encoder") / "e5", max_position_embeddings=128)
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json"):
+        (folder / name).unlink(missing_ok=True)
+    tiny_tokenizer("xlm-roberta").save_pretrained(folder)
+    return folder
+
+
+def write_korquad(path: Path, form: str = "NFC") -> Path:
+    """Write a file as KorQuAD 1.0 is: nested, with one answer per question."""
+
+    def text(value: str) -> str:
+        return unicodedata.normalize(form, value)
+
+    data = [
+        {"title": text(title), "paragraphs": [{"context": text(context), "qas": [
+            {"id": f"{number}-{copy}", "question": text(question), "answers": [
+                {"text": text(answer), "answer_start": text(context).index(text(answer))}]}
+            for copy in range(3)]}]}
+        for number, (title, context, question, answer) in enumerate(TEXTS)
+    ]  # fmt: skip
+    path.write_text(json.dumps({"version": "KorQuAD_v1.0_dev", "data": data}, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+RUN = """
+[data]
+train = "train.json"
+dev = "dev.json"
+contexts_per_question = 2
+[windows]
+max_seq_length = 64
+doc_stride = 16
+max_query_length = 16
+[training]
+max_steps = 2
+batch_size = 4
+metric = "question_f1"
+"""
+
+
+@pytest.mark.parametrize("tuning", ["full", "adapter"])
+def test_from_korquad_to_an_answer(
+    tuning: str, encoder: Path, lamella: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_korquad(tmp_path / "all.json", "NFD" if tuning == "full" else "NFC")
+    split = ("--hold-out", 0.5, "--hold-out-to", "dev.json", "--multi-context", 2)
+    code, out, err = lamella("convert", "all.json", "train.json", *split)
+    assert (code, err) == (0, "")
+    assert out.count("6 questions (0 fixed, 0 skipped), 12 contexts") == 2
+    train, dev = (read(name).examples for name in ("train.json", "dev.json"))
+    assert not {example.context.title for example in train} & {example.context.title for example in dev}
+
+    (tmp_path / "run.toml").write_text(RUN)
+    code, out, err = lamella(
+        "train", "run.toml", "--out", "run", "--set", f"encoder.name={encoder}", "--set", f"encoder.tuning={tuning}"
+    )
+    assert (code, err) == (0, "")
+    assert "of the tokens are unknown to the tokenizer of" in out  # the tiny vocabulary has few Korean words
+    results = read_json(tmp_path / "run" / runs.RESULTS)
+    assert (results["total"], results["question_total"]) == (12, 6)
+    assert {"word_f1", "question_word_f1"} <= set(results)
+
+    code, _, err = lamella("export", "run", "--onnx", "onnx")
+    assert (code, err) == (0, "")
+    context = unicodedata.normalize("NFD", TEXTS[2][1])
+    for model in ("run", "onnx"):
+        with pytest.warns(LamellaWarning, match=r"cannot read the script \(hangul\)"):
+            answers = Reader.load(model).ask(TEXTS[2][2], context, top_k=5)
+        for answer in answers:
+            if answer["answer"]:
+                assert context[answer["start"] : answer["end"]] == answer["answer"]
+                assert unicodedata.normalize("NFC", answer["answer"]) in TEXTS[2][1]  # no half of a syllable
