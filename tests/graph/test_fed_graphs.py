@@ -16,6 +16,7 @@ from lamella.graph.support import NoGraphError
 from lamella.models.loading import load_model
 from lamella.models.names import find_model
 from lamella.models.shared_encoder import SharedEncoders, SharedReader
+from lamella.models.sharing import check_sharing
 from lamella.models.window_engine import join_logits
 from shared_readers import HEADS, POOLED, why_not_shared
 from trained_readers import save_trained, windows_of
@@ -89,6 +90,8 @@ def test_readers_of_every_tuning_share_an_encoder(family: str, tmp_path: Path) -
     ]
     encoders = SharedEncoders(threads=1)
     readers = [encoders.reader(source_of(folder)) for folder in folders]
+    for folder in folders:
+        check_sharing(folder, as_graph=True)
     assert len({id(reader.encoder) for reader in readers}) == 1
     sessions = [id(reader.sessions) for reader in readers]
     names = [folder.name for folder in folders]
@@ -119,6 +122,8 @@ def test_some_tunings_need_an_encoder_of_their_own(name: str, bert: Path, tmp_pa
     folder = save_trained(tmp_path / "reader", bert, encoder={"tuning": OWN_TUNINGS[name]})
     assert OWN_PASS[name] in str(why_not_shared(source_of(folder)))
     with pytest.raises(NoGraphError, match=OWN_PASS[name]):
+        check_sharing(folder, as_graph=True)
+    with pytest.raises(NoGraphError, match=OWN_PASS[name]):
         SharedEncoders(threads=1).reader(source_of(folder))
 
 
@@ -127,6 +132,9 @@ def test_a_reader_on_a_reader_needs_its_own_encoder(bert: Path, tmp_path: Path) 
     above = save_trained(tmp_path / "above", below, encoder={"tuning": "lora"})
     assert why_not_shared(source_of(below)) is None
     assert why_not_shared(source_of(above)) == "its base is a reader"
+    check_sharing(below, as_graph=True)
+    with pytest.raises(NoGraphError, match="its base is a reader"):
+        check_sharing(above, as_graph=True)
 
 
 def test_tensors_that_do_not_fit_are_refused(bert: Path, tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ from lamella.encoder.sources import (
 )
 from lamella.errors import LamellaError, RunError, UsageError
 from lamella.files import read_json
+from lamella.graph.support import NoGraphError
 from lamella.models.names import short_model_name
+from lamella.models.sharing import check_sharing
 from lamella.runs import run_state
 from lamella.serve.refusals import UnknownModelError
 from lamella.user_cache import file_state
@@ -43,12 +45,24 @@ class Listed:
 
     def describe(self) -> dict[str, Any]:
         """Return what its files state about it, without loading it; little if it is on the hub or damaged."""
+        return dict(_describe(*self._folder_and_state()))
+
+    def foresee_sharing(self, *, as_graph: bool) -> tuple[bool | None, str | None]:
+        """Return whether it can share its encoder, and why not, without loading it; None if that is not known."""
+        try:
+            _check_sharing(*self._folder_and_state(), as_graph)
+        except NoGraphError as reason:
+            return False, str(reason)
+        except (OSError, LamellaError, LookupError, TypeError, AttributeError):  # on the hub, damaged, no encoder
+            return None, None
+        return True, None
+
+    def _folder_and_state(self) -> tuple[Path, tuple[int, ...]]:
         folder = model_folder(named_folder(self.source))
         try:
-            state = tuple(file_state(folder / MODEL_CONFIG))
+            return folder, tuple(file_state(folder / MODEL_CONFIG))
         except OSError:
-            state = ()
-        return dict(_describe(folder, state))
+            return folder, ()
 
 
 class Catalogue:
@@ -179,6 +193,11 @@ def _holds_model(path: Path) -> bool:
     if not (folder / MODEL_CONFIG).is_file() or run_state(folder) is not None:
         return False
     return any(folder.glob("*.safetensors")) or any(folder.glob("*.onnx"))
+
+
+@lru_cache(maxsize=4096)  # errors are not kept
+def _check_sharing(folder: Path, state: tuple[int, ...], as_graph: bool) -> None:
+    check_sharing(folder, as_graph=as_graph)
 
 
 @lru_cache(maxsize=4096)

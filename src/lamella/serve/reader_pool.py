@@ -191,6 +191,14 @@ class ReaderPool:
                 memory -= 0 if beyond else loaded.nbytes
         return removed
 
+    def sharing(self, listed: Listed) -> tuple[bool | None, str | None]:
+        """Return whether a reader shares its encoder, and why not: foreseen, or None, if it is not in memory."""
+        if (loaded := self.loaded(listed.name)) is not None:
+            return loaded.shares_encoder, loaded.why
+        if why := self._why_none_shares():
+            return False, why
+        return listed.foresee_sharing(as_graph=isinstance(self._encoders, SharedEncoders))
+
     def loaded(self, name: str) -> LoadedReader | None:
         """Return a reader if it is in memory."""
         with self._lock:
@@ -225,15 +233,21 @@ class ReaderPool:
     def _load_shared(self, listed: Listed) -> SharedReader | TorchReader:
         """Load a reader onto a shared encoder; raise NoGraphError, with the reason, if it needs one of its own."""
         settings = self._settings
-        if self._alone:
-            raise NoGraphError("it is the only reader of this server")
-        if settings.precision == "int8":
-            raise NoGraphError("readers in int8 share no encoder")
+        if why := self._why_none_shares():
+            raise NoGraphError(why)
         if not _wants_torch(settings):
             check_onnx_options(listed.source, settings.device, settings.precision)
-        elif isinstance(self._encoders, SharedEncoders):
-            raise NoGraphError("torch is not installed")
         return load_shared(listed.source, self._encoders)
+
+    def _why_none_shares(self) -> str | None:
+        """Return why no reader of this server shares an encoder; None if some may."""
+        if self._alone:
+            return "it is the only reader of this server"
+        if self._settings.precision == "int8":
+            return "readers in int8 share no encoder"
+        if _wants_torch(self._settings) and isinstance(self._encoders, SharedEncoders):
+            return "torch is not installed"
+        return None
 
     def _load_own(self, listed: Listed) -> QAModel:
         settings = self._settings

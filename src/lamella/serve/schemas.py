@@ -158,9 +158,10 @@ class ModelInfo(BaseModel):
     base: str | None = Field(description="The pretrained encoder below it, if known.")
     loaded: bool = Field(description="Whether it is in memory; if not, the first question loads it.")
     shares_encoder: bool | None = Field(
-        description="Whether it goes through the encoder together with other readers; null if it is not loaded."
+        description="Whether it goes through the encoder together with other readers. Before it is loaded: what its "
+        "configuration lets expect, or null."
     )
-    why: str | None = Field(default=None, description="Why it does not.")
+    why: str | None = Field(default=None, description="Why it does not share its encoder.")
     bytes: int = Field(description="Size of its files.")
     weighs_layers: bool = Field(description="Whether `layers` shows anything for it.")
     calibration: dict[str, Any] | None = Field(

@@ -290,7 +290,7 @@ class Service:
         """Describe a reader."""
         listed = self.catalogue.get(name)
         loaded = self.pool.loaded(name)
-        shares = None if loaded is None else loaded.shares_encoder
+        shares, why = self.pool.sharing(listed)
         facts = {
             "name": name,
             "default": name == self.catalogue.default,
@@ -299,7 +299,7 @@ class Service:
             "shares_encoder": shares,
             "calibration": None if loaded is None else _calibration(loaded.reader.model.decoding),
         }
-        return facts if loaded is None or not loaded.why else {**facts, "why": loaded.why}
+        return {**facts, "why": why} if why else facts
 
     async def load_model(self, name: str) -> dict[str, Any]:
         """Load a reader from the configured folders, or load it again; requests that use the old one finish."""
