@@ -60,6 +60,17 @@ def test_questions_that_have_several_contexts_keep_some_of_them() -> None:
     assert (made.questions, made.short) == (2, 1)
 
 
+def test_a_share_of_the_questions_keeps_no_context_with_an_answer() -> None:
+    examples = load_examples("demo:dev").examples
+    answerable = [example.id for example in examples if example.answerable]
+    made = with_contexts(examples, 3, negatives=0.25)
+    still = {example.group for example in made.examples if example.answerable}
+    assert len(still) == len(answerable) - round(0.25 * len(answerable))
+    assert made == with_contexts(examples, 3, negatives=0.25) != with_contexts(examples, 3, negatives=0.25, seed=1)
+    several = with_contexts([*question("a", "0010"), *question("b", "10")], 3, negatives=1.0).examples
+    assert ids(list(several)) == ["a#0", "a#1", "a#3", "b#1"]
+
+
 def test_an_id_that_another_question_has_is_refused() -> None:
     examples = [Example("q", "Who?", Context("one")), Example("q#1", "What?", Context("two"))]
     with pytest.raises(UsageError, match=r"the id 'q#1' is that of another question"):
@@ -149,6 +160,6 @@ def test_the_commands_count_questions_as_questions(several: Path, lamella: Any, 
     assert out == f"{target}: 135 questions (0 fixed, 0 skipped), 403 contexts; 1 question with fewer than 3\n"
     examples = load_examples(str(target)).examples
     assert len(group_questions(examples)) == 135
-    code, _, err = lamella("convert", "demo:dev", tmp_path / "no.json", "--multi-context", 3, "--negatives", 0.5)
-    assert (code, err) == (2, "lamella: convert --multi-context: cannot be combined with --negatives or --lengthen.\n")
+    code, _, err = lamella("convert", "demo:dev", tmp_path / "no.json", "--multi-context", 3, "--lengthen", 900)
+    assert (code, err) == (2, "lamella: convert --multi-context: cannot be combined with --lengthen.\n")
     assert not (tmp_path / "no.json").exists()

@@ -40,7 +40,7 @@ def check(
         typer.Option(
             "--encoder",
             metavar="NAME",
-            help="Count tokens as this encoder does; default: the bundled one, if installed.",
+            help="Count tokens as this encoder does; default: that of a run file, or the bundled one, if installed.",
         ),
     ] = None,
     encoding: Encoding = None,
@@ -76,7 +76,7 @@ def check(
             read_files.append(read(name, encoding=encoding))
         except UnreadableError as error:
             unreadable.append(str(error))
-    report = check_files(read_files, tokenizer=_counting_tokenizer(encoder))
+    report = check_files(read_files, tokenizer=_counting_tokenizer(encoder, configs))
     mixtures = [
         {"run_file": name, **share}
         for name, config in plans
@@ -185,18 +185,20 @@ def convert(
     """Convert a data file to another format.
 
     With --multi-context, the contexts of question q have the ids q#0, q#1 and so on; a question that has several
-    contexts keeps N of them, those with an answer first. With --negatives, every question has one context, and the ids
-    of the changed questions end in "-negative". With
-    --lengthen, ids end in "-long", and answers move with their contexts; every question needs a single context, which
-    --negatives gives it. With --hold-out, no article is in both files.
+    contexts keeps N of them, those with an answer first. --negatives is then the share of the answerable questions that
+    keep no context with an answer.
+
+    With --negatives alone, every question has one context, and the ids of the changed questions end in "-negative".
+    With --lengthen, ids end in "-long", and answers move with their contexts; every question needs a single context,
+    which --negatives gives it. With --hold-out, no article is in both files.
     """
     from lamella.data.dataset import load_examples
     from lamella.data.file_formats.writers import checked_format, write
     from lamella.errors import UsageError, counted
     from lamella.files import check_output_file
 
-    if multi_context is not None and (negatives is not None or lengthen is not None):
-        raise UsageError("convert --multi-context: cannot be combined with --negatives or --lengthen.")
+    if multi_context is not None and lengthen is not None:
+        raise UsageError("convert --multi-context: cannot be combined with --lengthen.")
     if (hold_out is None) != (hold_out_to is None):
         raise UsageError("convert: --hold-out and --hold-out-to need each other.")
     for output in [target, *([hold_out_to] if hold_out_to is not None else [])]:
@@ -219,7 +221,7 @@ def convert(
                 )
     for path, examples in outputs:
         note, lost_answers = "", {}
-        if negatives is not None:
+        if negatives is not None and multi_context is None:
             from lamella.data.negatives import with_negatives
 
             mixed = with_negatives(examples, negatives, seed=seed)
@@ -230,7 +232,7 @@ def convert(
         if multi_context is not None:
             from lamella.data.multi_context import with_contexts
 
-            made = with_contexts(examples, multi_context)
+            made = with_contexts(examples, multi_context, negatives=negatives or 0.0, seed=seed)
             examples = made.examples
             note = f", {counted(len(examples), 'context')}"
             if made.short:
@@ -296,20 +298,30 @@ def _mixture(config: RunConfig, files: Sequence[DataFile]) -> list[dict[str, Any
     ]
 
 
-def _counting_tokenizer(encoder: str | None) -> Any:
-    """Return the tokenizer of the encoder; by default the bundled one, or None if it is not installed."""
+def _counting_tokenizer(encoder: str | None, configs: Sequence[RunConfig]) -> Any:
+    """Return the tokenizer of the encoder; by default that of a run file, if local, or the bundled one."""
     from tokenizers import Tokenizer
 
     from lamella.config import DEFAULT_ENCODER
-    from lamella.encoder.sources import find_encoder, packaged_encoder
+    from lamella.encoder.sources import find_encoder, find_local_encoder, packaged_encoder
     from lamella.errors import EncoderError
 
-    source = find_encoder(encoder) if encoder else packaged_encoder(DEFAULT_ENCODER)
+    source = find_encoder(encoder) if encoder else None
+    if source is None:
+        named = dict.fromkeys(config.encoder.name for config in configs)
+        source = next(filter(None, map(find_local_encoder, named)), None) or packaged_encoder(DEFAULT_ENCODER)
     if source is None:
         return None
     path = source.folder / "tokenizer.json"
-    if not path.is_file():
-        raise EncoderError(f"{source.folder}: expected tokenizer.json to count tokens with; the file is missing.")
+    if not path.is_file():  # an older tokenizer, which transformers converts
+        try:
+            from lamella.encoder.pretrained import load_tokenizer
+        except ModuleNotFoundError:
+            raise EncoderError(
+                f"{source.folder}: expected tokenizer.json to count tokens with; the file is missing, and other tokenizers "
+                "need torch."
+            ) from None
+        return load_tokenizer(source).backend_tokenizer
     return Tokenizer.from_file(str(path))
 
 

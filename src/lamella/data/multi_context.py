@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from lamella.data.context_choice import choose_contexts
 from lamella.data.examples import Example
-from lamella.data.negatives import NegativeContexts, Question, group_questions, ids_of
+from lamella.data.negatives import NegativeContexts, Question, draw_answerable, group_questions, ids_of
 from lamella.errors import UsageError, shorten
 from lamella.progress import progress
 
@@ -25,12 +25,15 @@ class MultiContextExamples:
     short: int  # questions for which the data has too few contexts without the answer
 
 
-def with_contexts(examples: Sequence[Example], count: int) -> MultiContextExamples:
+def with_contexts(
+    examples: Sequence[Example], count: int, *, negatives: float = 0.0, seed: int = 0
+) -> MultiContextExamples:
     """Return every question with `count` contexts, or as many as there are.
 
     A question with one context gets those of the data that share most words with it (BM25) and do not contain its
     answer; all are ordered by rank. A question with several keeps `count` of them, those with an answer first. The
-    contexts of question `q` have the ids `q#0`, `q#1` and so on.
+    contexts of question `q` have the ids `q#0`, `q#1` and so on. `negatives` is the share of the answerable questions
+    that keep no context with an answer, so that "no answer" is right for some questions too.
 
     >>> from lamella import load_examples
     >>> rows = [
@@ -45,12 +48,17 @@ def with_contexts(examples: Sequence[Example], count: int) -> MultiContextExampl
     r#1 Huygens found Titan.
     """
     questions, contexts, taken = group_questions(examples), NegativeContexts(examples), ids_of(examples)
+    unanswered = draw_answerable(questions, negatives, seed)
     made: list[Example] = []
     short = 0
     with progress("finding contexts", len(questions)) as advance:
-        for question in questions:
+        for number, question in enumerate(questions):
             several = question.examples[0].group is not None
-            chosen = choose_contexts(question.examples, count) if several else _ranked(question, count, contexts)
+            if several:
+                kept = [example for example in question.examples if not (number in unanswered and example.answerable)]
+                chosen = choose_contexts(kept or question.examples, count)
+            else:
+                chosen = _ranked(question, count, contexts, with_own=number not in unanswered)
             if not several and (used := [example.id for example in chosen if example.id in taken]):
                 raise UsageError(f"multi-context: the id {shorten(used[0])} is that of another question; rename it.")
             short += len(chosen) < count
@@ -59,9 +67,9 @@ def with_contexts(examples: Sequence[Example], count: int) -> MultiContextExampl
     return MultiContextExamples(tuple(made), len(questions), short)
 
 
-def _ranked(question: Question, count: int, contexts: NegativeContexts) -> list[Example]:
+def _ranked(question: Question, count: int, contexts: NegativeContexts, *, with_own: bool) -> list[Example]:
     (own,) = question.examples
-    ranked = contexts.best_with_own(question, count)
+    ranked = (contexts.best_with_own if with_own else contexts.best)(question, count)
     return [
         replace(own, id=f"{question.id}#{place}", group=question.id)
         if context.text == own.context.text

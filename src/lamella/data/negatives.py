@@ -112,9 +112,7 @@ def with_negatives(examples: Sequence[Example], share: float, *, seed: int = 0) 
     [('t', 'Huygens found Titan.'), ('r-negative', 'Huygens found Titan.')]
     """
     questions = group_questions(examples)
-    answerable = [number for number, question in enumerate(questions) if question.positives]
-    order = np.random.default_rng([seed, len(answerable)]).permutation(answerable)
-    chosen = set(order[: round(share * len(answerable))].tolist())
+    chosen = draw_answerable(questions, share, seed)
     contexts = NegativeContexts(examples)
     taken = ids_of(examples)
     mixed: list[Example] = []
@@ -130,6 +128,13 @@ def with_negatives(examples: Sequence[Example], share: float, *, seed: int = 0) 
                 lost[example.id] = tuple(answer.text for part in question.examples for answer in part.answers)
             advance()
     return MixedExamples(tuple(mixed), len(lost), len(chosen) - len(lost), lost)
+
+
+def draw_answerable(questions: Sequence[Question], share: float, seed: int) -> set[int]:
+    """Return the numbers of a random share of the answerable questions."""
+    answerable = [number for number, question in enumerate(questions) if question.positives]
+    order = np.random.default_rng([seed, len(answerable)]).permutation(answerable)
+    return set(order[: round(share * len(answerable))].tolist())
 
 
 def ids_of(examples: Iterable[Example]) -> set[str]:
