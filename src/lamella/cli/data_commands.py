@@ -318,8 +318,8 @@ def _counting_tokenizer(encoder: str | None, configs: Sequence[RunConfig]) -> An
             from lamella.encoder.pretrained import load_tokenizer
         except ModuleNotFoundError:
             raise EncoderError(
-                f"{source.folder}: expected tokenizer.json to count tokens with; the file is missing, and other tokenizers "
-                "need torch."
+                f"{source.folder}: expected tokenizer.json to count tokens with; the file is missing, and "
+                "other tokenizers need torch."
             ) from None
         return load_tokenizer(source).backend_tokenizer
     return Tokenizer.from_file(str(path))
