@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lamella.cli import app
+from tiny_reader import save_tiny_bert, save_tiny_reader
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
@@ -80,29 +81,42 @@ def test_the_services_of_compose_mount_files_that_exist() -> None:
     assert all(port.startswith("127.0.0.1:") for each in compose["services"].values() for port in each.get("ports", []))
 
 
-def test_the_dashboard_shows_figures_that_the_server_has() -> None:
-    pytest.importorskip("prometheus_client")
-    from lamella.serve.server_metrics import Metrics
+def test_every_query_of_the_dashboard_finds_figures_of_a_server(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+    from prometheus_client.parser import text_string_to_metric_families
+    from starlette.testclient import TestClient
 
-    names = {
-        sample.name
-        for metric in with_labels(Metrics()).registry.collect()
-        for sample in metric.samples
-        if not sample.name.endswith("_created")
-    }
+    from lamella.serve.settings import Settings
+    from lamella.serve.web_app import create_app
+
+    ask = {"question": "Who met Ann?", "context": "Ann met Bob."}
+    model = save_tiny_reader(tmp_path / "tiny", save_tiny_bert(tmp_path / "encoder"))
+    with TestClient(create_app(Settings(models=(str(model),)))) as client:
+        assert client.post("/v1/ask", json=ask).status_code == 200
+        assert client.post("/v1/batch", json={"requests": [ask, ask]}).status_code == 200
+        assert client.post("/", json={"inputs": ask}).status_code == 200
+        families = list(text_string_to_metric_families(client.get("/metrics").text))
+    samples = [sample for family in families for sample in family.samples if not sample.name.endswith("_created")]
     dashboard = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    shown = {name for query in queries for name in re.findall(r"lamella_\w+", query)}
-    assert shown <= names
-    families = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in names}
-    assert families == {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in shown}  # each figure is shown
+    shown = set()
+    for query in queries:
+        for name, labels, default in re.findall(r"(lamella_\w+)(?:{(.*?)})?(?:\[\S+\])?\)* ?(or vector\(0\))?", query):
+            wanted = re.findall(r'(\w+)(=~?)"(.*?)"', labels)
+            found = [
+                sample
+                for sample in samples
+                if sample.name == name and all(re.fullmatch(value, sample.labels[key]) for key, _, value in wanted)
+            ]
+            assert found or default, f"{query}: no data for {name} with {labels}"
+            shown.add(family_of(name))
+    assert shown == {family_of(sample.name) for sample in samples}  # each figure is shown
+    values = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
+    assert values["lamella_queue_seconds_count",] == 4  # every question, whichever way it came
+    assert sum(value for key, value in values.items() if key[0] == "lamella_answers_total") == 4
     source = read_yaml(DEPLOY / "grafana" / "datasource.yaml")["datasources"][0]["uid"]
     assert {panel["datasource"]["uid"] for panel in dashboard["panels"]} == {source}
 
 
-def with_labels(metrics: Any) -> Any:
-    """Count one of each, since figures with labels appear when they are first used."""
-    metrics.requests.labels("/v1/ask", 200).inc()
-    metrics.seconds.labels("/v1/ask").observe(1)
-    metrics.answers.labels("default", "yes").inc()
-    return metrics
+def family_of(name: str) -> str:
+    return re.sub(r"_(total|bucket|sum|count)$", "", name)

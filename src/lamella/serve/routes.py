@@ -190,7 +190,6 @@ def finish(request: Request, call: Call) -> dict[str, str]:
     """Return the headers with the times of a question, and note them for the log."""
     queued, computing = f"{call.queued * 1000:.1f}", f"{call.computing * 1000:.1f}"
     request.state.notes |= {"queue": f"{queued}ms", "inference": f"{computing}ms"}
-    service_of(request).metrics.queue_seconds.observe(call.queued)
     return {"X-Queue-Time": queued, "X-Inference-Time": computing}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -40,6 +42,13 @@ class Metrics:
         self.batch_windows.observe(windows)
         self.tokens.inc(tokens)
         self.engine_seconds.inc(seconds)
+
+    def observe_question(self, queued: float, answered: Iterable[tuple[str, bool]]) -> None:
+        """Count a question: the seconds it waited, and for each of its readers whether there was an answer."""
+        self.queue_seconds.observe(queued)
+        for model, found in answered:
+            counters = {kind: self.answers.labels(model, kind) for kind in ("yes", "no")}  # a share needs both
+            counters["yes" if found else "no"].inc()
 
     def text(self) -> bytes:
         """Return all figures in the text format of Prometheus."""

@@ -163,7 +163,10 @@ class Service:
                 return reader(question=ask.inputs.question, context=ask.inputs.context, **options)
 
         with self._accept():
-            return await self._run(answer, call)
+            answered = await self._run(answer, call)
+        best = answered[:1] if isinstance(answered, list) else [answered]
+        self.metrics.observe_question(call.queued, [(listed.name, any(answer["answer"] for answer in best))])
+        return answered
 
     async def _ask(self, ask: Ask, call: Call) -> dict[str, Any]:
         limits = self.settings
@@ -178,8 +181,7 @@ class Service:
         if missing and len(listed) > 1:  # if one cannot be loaded, the others need not compute
             await self._run_all([partial(self._load, each) for each in missing], call)
         results = await self._run_all([partial(self._answer, each, ask) for each in listed], call)
-        for result in results:
-            self.metrics.answers.labels(result["model"], "no" if result["no_answer"] else "yes").inc()
+        self.metrics.observe_question(call.queued, [(result["model"], not result["no_answer"]) for result in results])
         return {"question": ask.question, "results": results}
 
     def _check_limits(self, question: str, contexts: Sequence[str]) -> None:
