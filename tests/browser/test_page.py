@@ -36,10 +36,11 @@ SHARES = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98)
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny reader, which answers at random, and a tiny one whose head weighs the layers."""
+    """A folder with two tiny readers, which answer at random, and a tiny one whose head weighs the layers."""
     folder = tmp_path_factory.mktemp("page")
     encoder = save_tiny_bert(folder / "encoder", layers=3)
     save_tiny_reader(folder / "models" / "tiny", encoder)
+    save_tiny_reader(folder / "models" / "other", encoder, seed=1)
     config = {
         "windows": WINDOWS,
         "encoder": {"name": str(encoder), "tuning": "frozen"},
@@ -246,6 +247,40 @@ def test_readers_are_compared_side_by_side(page: Chrome) -> None:
     eventually(page, "return document.querySelectorAll('.card').length === 1")
 
 
+@pytest.mark.parametrize("width", [1280, 360])
+def test_four_readers_have_cards_that_can_be_read(browser: Chrome, address: str, width: int) -> None:
+    open_page(browser, address, width=width)
+    ask(browser, "When did the probe land on Titan?")
+    for number, name in enumerate(("tiny", "other", "layered"), 2):
+        browser.find_element("css selector", f".reader input[value={name}]").click()
+        eventually(browser, f"return document.querySelectorAll('.card').length === {number}")
+    assert texts_of(browser, ".card .letter") == ["A", "B", "C", "D"]
+    assert texts_of(browser, "#history .asked") == []  # still one question
+    labels = browser.execute_script(
+        "return [...document.querySelectorAll('#text mark')].map(mark => mark.dataset.label)"
+    )
+    assert set("".join(filter(None, labels))) - {"?"} == set("ABCD")
+    widths = browser.execute_script("return [...document.querySelectorAll('.card')].map(card => card.offsetWidth)")
+    assert min(widths) >= 160
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert warnings(browser) == []
+
+
+def test_the_api_is_described_without_other_hosts(page: Chrome, address: str) -> None:
+    page.get(f"{address}/docs")
+    eventually(page, "return document.querySelectorAll('.route').length > 10")
+    named = texts_of(page, ".route > summary code:first-child")
+    with urllib.request.urlopen(f"{address}/openapi.json") as response:
+        paths = json.load(response)["paths"]
+    assert named == [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
+    page.execute_script("document.querySelector('.route').open = true")
+    assert "question" in texts_of(page, ".route .fields th")
+    click(page, "Send", ".route")
+    answer = eventually(page, "return document.querySelector('.route pre').textContent")
+    assert answer.startswith("200")
+    assert '"answer": "14 January 2005"' in answer
+
+
 def test_layers_are_shown_as_a_heat_map(page: Chrome) -> None:
     ask(page, "When did the probe land on Titan?")
     click(page, "Which layers was it read from?")
@@ -254,7 +289,7 @@ def test_layers_are_shown_as_a_heat_map(page: Chrome) -> None:
     page.find_element("css selector", ".reader input[value=default]").click()
     eventually(page, "return document.querySelector('.card')?.dataset.reader === 'layered'")
     click(page, "Which layers was it read from?")
-    eventually(page, "return document.querySelectorAll('.map').length === 2")
+    eventually(page, "return document.querySelectorAll('.map').length === 2", seconds=120)  # the server imports torch
     heads = texts_of(page, ".map:first-of-type thead th")
     assert heads[:5] == ["layer", "0", "1", "2", "3"]
     row = [float(cell) for cell in texts_of(page, ".map tbody tr:first-child td")[:4]]

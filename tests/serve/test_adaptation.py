@@ -83,7 +83,7 @@ def test_a_clear_difference_is_named() -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     encoder = save_tiny_bert(tmp_path / "encoder")
-    save_tiny_reader(tmp_path / "models" / "tiny", encoder)
+    save_tiny_reader(tmp_path / "models" / "tiny", encoder, decoding={"null_score_diff_threshold": -1.5})
     return tmp_path / "models"
 
 
@@ -117,6 +117,8 @@ def test_a_reader_is_adapted_scored_and_kept(folder: Path) -> None:
         assert status["state"] == "finished", status
         assert status["progress"] == 1.0
         assert status["verdict"]["questions"] == 8
+        assert status["verdict"]["threshold"]["value"] == -1.5  # its parent's: eight are too few to tune it
+        assert status["verdict"]["threshold"]["sentence"].startswith("Its threshold is the one of tiny")
         again = Adaptations(folder, jobs.corrections, jobs.catalogue)  # after a restart of the server
         assert again.current() == status
         for name in ("../mine", ".mine", "a/b", ""):
@@ -130,7 +132,9 @@ def test_a_reader_is_adapted_scored_and_kept(folder: Path) -> None:
         jobs.close()
     from lamella.inference.reader import Reader
 
-    assert Reader.load(folder / "mine").ask("What is the number of box 3?", SENTENCES[3])
+    reader = Reader.load(folder / "mine")
+    assert reader.model.decoding.null_score_diff_threshold == -1.5
+    assert reader.ask("What is the number of box 3?", SENTENCES[3])
 
 
 @needs_torch

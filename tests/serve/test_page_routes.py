@@ -45,8 +45,9 @@ def error_of(response: Any, status: int) -> str:
     return message
 
 
-def test_the_page_may_reach_nothing_but_its_server(client: TestClient) -> None:
-    response = client.get("/")
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_a_page_may_reach_nothing_but_its_server(client: TestClient, path: str) -> None:
+    response = client.get(path)
     assert response.headers["content-type"] == "text/html; charset=utf-8"
     policy = response.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
@@ -58,10 +59,11 @@ def test_the_page_may_reach_nothing_but_its_server(client: TestClient) -> None:
 
 
 def test_every_file_that_the_page_names_is_served(client: TestClient) -> None:
-    named = set(re.findall(r'(?:href|src)="(page/[^"]+)"', (PAGE / "index.html").read_text("utf-8")))
+    pages = "".join(page.read_text("utf-8") for page in PAGE.glob("*.html"))
+    named = set(re.findall(r'(?:href|src)="(page/[^"]+)"', pages))
     for module in PAGE.glob("*.js"):
         named |= {f"page/{name}" for name in re.findall(r'from "\./([^"]+)"', module.read_text("utf-8"))}
-    assert named == {f"page/{file.name}" for file in PAGE.iterdir() if file.name != "index.html"}
+    assert named == {f"page/{file.name}" for file in PAGE.iterdir() if file.suffix != ".html"}
     for name in named:
         assert client.get(name).content == (PAGE / name.removeprefix("page/")).read_bytes()
     tag = client.get("/page/app.js").headers["etag"]

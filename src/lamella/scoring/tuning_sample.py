@@ -99,11 +99,7 @@ class Sample:
     @property
     def doubt(self) -> str | None:
         """The reason, if there is one, why these questions cannot show that something is better on others."""
-        if min(int(self.scores.answerable.sum()), int(self.unanswerable.sum())) < LEAST:
-            return f"at least {LEAST} questions of each kind are needed to show that it is better"
-        if self.folds is None:
-            return "all questions share one context, so the scores on new texts cannot be estimated"
-        return None
+        return _doubt(self.scores.answerable, self.folds)
 
     def was_used_for(self, tuned_on: TunedOn | None) -> bool:
         """Whether something was tuned on these very questions; its scores on them would be too good to compare with."""
@@ -226,3 +222,16 @@ class Sample:
             ),
             "ece": self.calibration_error(found.probability),
         }
+
+
+def doubt_about(examples: Sequence[Example]) -> str | None:
+    """Return the reason, if there is one, why these examples cannot show that a threshold is better on others."""
+    return _doubt(np.array([example.answerable for example in examples], np.bool_), assign_folds(examples))
+
+
+def _doubt(answerable: Bools, folds: NDArray[np.int64] | None) -> str | None:
+    if min(int(answerable.sum()), int((~answerable).sum())) < LEAST:
+        return f"at least {LEAST} questions of each kind are needed to show that it is better"
+    if folds is None:
+        return "all questions share one context, so the scores on new texts cannot be estimated"
+    return None

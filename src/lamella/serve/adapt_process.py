@@ -1,4 +1,4 @@
-"""The process that adapts a reader, in its working folder: train, then score both readers on what was left out.
+"""The process that adapts a reader, in its working folder: train, then tune and score it on what was left out.
 
 `lamella.serve.adaptation` starts it, and it ends when its stdin closes: the server is then gone.
 """
@@ -11,22 +11,23 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lamella.data.dataset import load_examples
-from lamella.data.examples import Example
 from lamella.errors import LamellaError, counted
 from lamella.files import read_json, write_json
-from lamella.inference.abstention import calibrated
 from lamella.inference.predict import predict
 from lamella.models.loading import load_model
+from lamella.runs import MODEL
 from lamella.scoring.metrics import QuestionScores, language_of, score_questions
 from lamella.scoring.significance import mcnemar, paired_difference
+from lamella.scoring.tuned_folder import store_tuned
 from lamella.serve.adaptation import LEFT_OUT, LOG, REQUEST, RUN, RUN_FILE, STATE
+from lamella.serve.adapted_threshold import answers_at, choose_threshold
 
 FEW = 30  # questions below which a difference proves little
 LEVEL = 0.05  # p-value below which it is hardly chance
@@ -44,8 +45,19 @@ def main() -> None:
     try:
         request = read_json(Path(REQUEST))
         examples = load_examples(LEFT_OUT).examples
-        scores = [_score(model, examples) for model in (request["source"], RUN)]
-        write_json(Path(STATE), {"state": "finished", "verdict": compare(*scores, split=request["split"])})
+        parent, adapted = (load_model(model, inference_only=True) for model in (request["source"], RUN))
+        answers = answers_at(parent.decoding, predict(parent, examples))
+        choice = choose_threshold(adapted, parent.decoding, examples)
+        folder = Path(RUN, MODEL)
+        store_tuned(folder, choice.tuned, folder)
+        language = language_of(examples)
+        scores = [score_questions(examples, each, language=language) for each in (answers, choice.answers)]
+        verdict = compare(*scores, split=request["split"])
+        threshold = {
+            "value": choice.tuned.decoding.null_score_diff_threshold,
+            "sentence": choice.sentence(request["model"]),
+        }
+        write_json(Path(STATE), {"state": "finished", "verdict": {**verdict, "threshold": threshold}})
     except LamellaError as error:
         write_json(Path(STATE), {"state": "failed", "message": str(error)})
 
@@ -87,15 +99,6 @@ def _sentence(result: str, count: int, won: int, lost: int, split: str) -> str:
 
 def _summary(scores: QuestionScores) -> Mapping[str, Any]:
     return {"right": int(scores.exact.sum()), "f1": round(100 * float(scores.f1.mean()), 2)}
-
-
-def _score(model: str, examples: Sequence[Example]) -> QuestionScores:
-    reader = load_model(model, inference_only=True)
-    predictions = predict(reader, examples)
-    decoding = reader.decoding
-    threshold = decoding.null_score_diff_threshold
-    answers = {id_: calibrated(prediction, decoding).text(threshold) for id_, prediction in predictions.items()}
-    return score_questions(examples, answers, language=language_of(examples))
 
 
 def _end_with_server() -> None:

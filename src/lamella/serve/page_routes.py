@@ -1,4 +1,4 @@
-"""The page at `/`: its files, read once, with a policy under which the page can reach nothing but this server."""
+"""The page at `/` and the description of the API at `/docs`; under their policy they reach nothing but this server."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ router = APIRouter(include_in_schema=False)
 async def page(request: Request) -> Response:
     """Return the page."""
     return _answer(request, "index.html")
+
+
+@router.get("/docs")
+async def docs(request: Request) -> Response:
+    """Return the description of the API."""
+    return _answer(request, "docs.html")
 
 
 @router.get("/page/{name}")

@@ -45,6 +45,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
+        docs_url=None,  # FastAPI's viewer is loaded from another host; page_routes has one of its own
         redoc_url=None,
         exception_handlers={HTTPException: _http_error, LamellaError: _error},
     )

@@ -73,6 +73,7 @@ function verdict(job, page, load, discard) {
       make("thead", {}, make("tr", {}, make("td", {}), make("td", {}), make("th", {scope: "col"}, "right"), make("th", {scope: "col"}, "F1"))),
       make("tbody", {}, row("before", found.before, "before"), row("after", found.after, "after"))),
     make("p", {class: `result ${found.result}`}, found.sentence),
+    make("p", {class: "quiet"}, found.threshold.sentence),
     found.questions < FEW ? null : make("p", {class: "quiet"},
       `Difference in F1: ${signed(value)} (95 % interval ${signed(low)} to ${signed(high)}).`),
     make("div", {class: "line"}, make("label", {for: "new-name"}, "Keep it as"), field),

@@ -4,7 +4,7 @@ import {answersAt, decide, samePlace} from "./decision.js";
 import {make, percent} from "./dom.js";
 import {unitsOf} from "./offsets.js";
 
-export const LETTERS = ["A", "B", "C"];
+export const LETTERS = [..."ABCDEFGH"];  // as many readers as the server answers a question with
 const FAINTEST = 0.01;  // probability below which a runner-up is not shown
 const AROUND = 90;  // characters of the text shown around an answer
 const SHORT = 1500;  // characters of a text that fits on the paper
@@ -99,7 +99,7 @@ export function comparison(readings) {
   if (readings.every(({best}) => best && first && best.id === first.id && best.from === first.from && best.to === first.to))
     return `${readings.length === 2 ? "Both" : "All"} readers give the same answer.`;
   const silent = LETTERS.filter((_, number) => number < readings.length && texts[number] === null);
-  if (silent.length) return `They differ: ${silent.join(" and ")} ${silent.length === 1 ? "gives" : "give"} no answer.`;
+  if (silent.length) return `They differ: ${new Intl.ListFormat("en").format(silent)} ${silent.length === 1 ? "gives" : "give"} no answer.`;
   const overlap = readings.every(({best}) => best.id === first.id && best.from < first.to && best.to > first.from);
   return overlap ? "They agree on the place and differ in its length." : "They differ: they point to different places.";
 }

@@ -20,6 +20,7 @@ let chosen = [];
 let answerable = null;  // where the slider stands; null: as the reader is tuned
 let current = null;  // the question that is shown: {question, texts, request, response, results}
 const entries = [];
+let asks = 0;  // so that an answer that was overtaken by a later question is not shown
 
 async function start() {
   startTexts(textsChanged);
@@ -110,26 +111,35 @@ async function ask(question) {
     ...(chosen.length > 1 ? {model: chosen} : models.get(chosen[0])?.default === false ? {model: chosen[0]} : {}),
     top_k: TOP,
   };
+  const turn = ++asks;
   byId("ask").setAttribute("aria-busy", "true");
   const button = byId("ask").querySelector(".primary");
   const slow = setTimeout(() => { button.textContent = "Reading …"; }, SLOW);
   try {
     const response = await call("POST", "v1/ask", request);
     if (response.results.some(({model}) => !models.get(model)?.loaded)) await loadModels();  // it is known better now
+    if (turn !== asks) return;
     current = {question: request.question, texts: here, request, response, results: response.results};
+    const earlier = entries.findIndex((entry) => sameQuestion(entry, current));  // asked again, perhaps of other readers
+    if (earlier >= 0) entries.splice(earlier, 1);
     entries.push(current);
     showProblem(null);
     draw();
     const readings = read(current);
     speak(readings.length > 1 ? comparison(readings) : sentence(readings[0]));
   } catch (error) {
-    showProblem(error.message);
+    if (turn === asks) showProblem(error.message);
   } finally {
     clearTimeout(slow);
-    button.textContent = "Ask";
-    byId("ask").removeAttribute("aria-busy");
+    if (turn === asks) {
+      button.textContent = "Ask";
+      byId("ask").removeAttribute("aria-busy");
+    }
   }
 }
+
+const sameQuestion = (one, other) => one.question === other.question && one.texts.length === other.texts.length &&
+  one.texts.every(({text}, number) => text === other.texts[number].text);
 
 const calibrationsOf = (entry) => entry.results.map(({model}) => models.get(model)?.calibration ?? null);
 

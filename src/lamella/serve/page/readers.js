@@ -1,4 +1,4 @@
-// Choose the readers that answer: one, or up to three side by side.
+// Choose the readers that answer: one, or several side by side.
 
 import {LETTERS} from "./answers.js";
 import {byId, keepingFocus, make} from "./dom.js";
