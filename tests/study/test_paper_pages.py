@@ -17,6 +17,7 @@ from lamella.study.papers.matched_rows import run_file_of
 from lamella.study.papers.published_tables import PAPERS, read_paper
 from lamella.study.records import read_records
 from lamella.study.report.write import write_report
+from lamella.study.result_files import result_text
 from paper_rows import write_articles, write_row
 
 Lamella = Callable[..., tuple[int, str, str]]
@@ -186,6 +187,26 @@ def test_times_of_runs_that_shared_a_device_are_not_shown(collected: Path, tmp_p
         assert "train s, ours" not in text
         assert "Our times" not in text
         assert "| 1,000 |" in text  # other costs are
+
+
+def test_times_are_those_of_the_runs_that_were_alone_on_the_device(
+    collected: Path, tmp_path: Path, lamella: Lamella
+) -> None:
+    results = tmp_path / "papers"
+    shutil.copytree(collected, results)
+    texts = results / "papers.toml"
+    texts.write_text(texts.read_text().replace('title = "Layers"', 'title = "Layers"\ntimes = ["dot-seed1"]'))
+    for seed, seconds in enumerate((500, 77, 900)):
+        file = results / "pce-table2" / f"dot-seed{seed}.json"
+        content = json.loads(file.read_text())
+        content["cost"]["train_seconds"] = seconds
+        file.write_text(result_text({key: value for key, value in content.items() if key != "sha256"}))
+    text = made(lamella, "pce-table2", results, tmp_path / "layers.md")
+    costs = text.split("### Cost")[1]
+    (dot,) = [line for line in costs.splitlines() if line.startswith("| Dot Attention | `dot` |")]
+    (last,) = [line for line in costs.splitlines() if line.startswith("| ALBERT | `albert` |")]
+    assert "| 77 |" in dot
+    assert "| 60 |" not in last
 
 
 def test_mistakes_in_the_texts_get_one_line(collected: Path, tmp_path: Path, lamella: Lamella) -> None:

@@ -107,9 +107,14 @@ class ComparedReader:
         return _mean([run.scores.get(key) for run in self.runs])
 
     def mean_cost(self, key: str) -> float | None:
-        """Return the mean of a cost; None if a run does not record it, or if times come from different devices."""
-        if key in TIME_COSTS and len({run.device for run in self.runs}) > 1:
-            return None
+        """Return the mean of a cost; None if a run does not record it, or if times come from different devices.
+
+        Times may be recorded by some of the runs only: those that had the device to themselves.
+        """
+        if key in TIME_COSTS:
+            timed = [run for run in self.runs if is_number(run.cost.get(key))]
+            same_device = len({run.device for run in timed}) == 1
+            return _mean([run.cost[key] for run in timed]) if same_device else None
         return _mean([_training_flops(run) if key == TRAINING_FLOPS else run.cost.get(key) for run in self.runs])
 
     def to_dict(self) -> dict[str, Any]:

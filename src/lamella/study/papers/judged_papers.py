@@ -54,8 +54,7 @@ def judge_paper(
     records = read_records(collected_paths(paths, tables)).records
     page = texts.of(paper.id)
     text = page if id == paper.id else PageText(paper=paper.id, file=f"{id}.md")
-    if not page.times:
-        records = tuple(_without_times(record) for record in records)
+    records = tuple(record if page.has_time(record.name) else _without_times(record) for record in records)
     matched, others = match_tables(tables, records, data)
     ours, _ = match_tables(beyond_tables(paper, text, others, Labels(texts.names)), records, data)
     shown = {run.folder for table in ours for row in table.rows if row.reader for run in row.reader.runs}

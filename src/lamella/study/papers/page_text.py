@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pydantic import Field
@@ -41,9 +42,15 @@ class PageText(Section):
     file: str = Field(min_length=1)  # the page, as the summary links it
     title: str = ""  # by default that of the paper
     intro: str = ""
-    times: bool = True  # false: the runs shared a device, so their times mean nothing and are not shown
+    # Which runs have times that mean something, because they had the device to themselves: all, none, or those whose
+    # names match a pattern, such as "*-seed1". Other times are not shown.
+    times: bool | list[str] = True
     beyond: list[BeyondOptions] = Field(default=[])
     analysis: list[AnalysisOptions] = Field(default=[])
+
+    def has_time(self, run: str) -> bool:
+        """Return whether the times of a run mean something."""
+        return self.times if isinstance(self.times, bool) else any(fnmatchcase(run, each) for each in self.times)
 
 
 class PaperTexts(Section):

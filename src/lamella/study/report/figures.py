@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lamella.study.compared_readers import TIME_COSTS
 from lamella.study.learning_curve import PARTS, seconds_per_tenth
 from lamella.study.records import SEED_OPTIONS, is_number, name_of_base
 from lamella.study.report.page_blocks import Figure
@@ -270,7 +271,8 @@ def _title_of_score(rows: Rows) -> str:
 
 def _mean_cost(results: Sequence[Result], key: str) -> float | None:
     values = [result.content["cost"][key] for result in results if is_number(result.content["cost"].get(key))]
-    return float(np.mean(values)) if values and len(values) == len(results) else None
+    complete = len(values) == len(results) or key in TIME_COSTS  # times may be recorded by some of the runs only
+    return float(np.mean(values)) if values and complete else None
 
 
 def _device(results: Sequence[Result]) -> str | None:
