@@ -1,6 +1,6 @@
 """Measure the server against the bare `Reader`, over loopback, with clients that share the cores with it.
 
-    python benchmarks/serve.py [SECTION ...] [--quick] [--out serve.json] [--device cuda]
+    python benchmarks/serve.py [SECTION ...] [--quick] [--out results/serve.json] [--device cuda]
 
 Sections; without any, all of them run, one after the other:
 
@@ -15,7 +15,8 @@ Sections; without any, all of them run, one after the other:
   server that can only have one reader, and merges it. `resident`: with enough --memory for all 100 at once.
 - registered: the 95th percentile of the latency with 1,000 readers against 8, asked uniformly at random, which is the
   worst case for the limit of memory; `zipf` asks them as often as words are used.
-- loading: milliseconds of POST /v1/models/NAME, and the latency of others meanwhile against the latency without.
+- loading: milliseconds of POST /v1/models/NAME, by the clock and of CPU time, and the latency of others meanwhile
+  against the latency without.
 - flat: memory over 20,000 requests: its median over the last quarter against the second.
 
 Every comparison alternates both sides in one run and is repeated. The peer of a ratio is what stands after "against".
@@ -443,6 +444,7 @@ def loading(bench: Bench) -> dict[str, Any]:
     """Load readers while others are asked."""
     sizes, number = bench.sizes, bench.sizes.readers
     idle, busy, ours, peer = [], [], [], []
+    cpu = 0.0
 
     async def load_some(port: int, first: int, times: list[float]) -> None:
         connection = await asyncio.open_connection("127.0.0.1", port)
@@ -463,14 +465,16 @@ def loading(bench: Bench) -> dict[str, Any]:
         asyncio.run(load_some(server.port, 0, []))  # opens the encoder
         for turn in range(3):
             first = turn * sizes.loads
+            before = server.cpu
             asyncio.run(load_some(server.port, first, idle))
+            cpu += server.cpu - before
             peer.append(percentiles(check(server.ask(bench.questions(sizes.questions), 8)))["p95"])
             replies = asyncio.run(with_loads(server.port, bench.questions(sizes.questions), first))
             ours.append(percentiles(check(replies))["p95"])
     middle = statistics.median(idle)
     return {
         **compare(ours, peer, "ms, 95th percentile of other requests"),
-        "load_ms": middle, "load_ms_quartiles": statistics.quantiles(idle, n=4),
+        "load_ms": middle, "load_ms_quartiles": statistics.quantiles(idle, n=4), "load_cpu_ms": cpu * 1000 / len(idle),
         "load_ms_busy": statistics.median(busy), "load_ms_busy_quartiles": statistics.quantiles(busy, n=4),
         "goal": "a load of at most 100 ms", "met": middle <= 100,
     }  # fmt: skip

@@ -170,3 +170,21 @@ def test_replicas_answer_and_manage_nothing(readers: Path) -> None:
     assert not [path for path in paths if "corrections" in path or path == "/v1/models/{name}"]
     managed = create_app(replace(settings, manages=True)).openapi()["paths"]
     assert "/v1/models/{name}" in managed
+
+
+def test_a_replica_that_was_stopped_refuses_late_requests(readers: Path) -> None:
+    """Ray waits for the requests that a replica has, and then ends the lifespan of its app."""
+    from starlette.testclient import TestClient
+
+    from lamella.serve.ray import RayOptions, app
+    from lamella.serve.web_app import create_app
+
+    settings = RayOptions(models=str(readers / "main"), timeout=50.0).settings()
+    replica = create_app(settings)
+    with TestClient(replica) as client:
+        assert client.post("/v1/ask", json={"question": QUESTIONS[0], "context": TEXT}).status_code == 200
+    for path, body in (("/v1/ask", b'{"question":"a","context":"b"}'), ("/v1/text?name=a.txt", b"text")):
+        late = TestClient(replica).post(path, content=body, headers={"Content-Type": "application/json"})
+        assert (late.status_code, late.json()["error"]["type"]) == (503, "shutting_down")
+    config = app({"models": str(readers / "main"), "timeout": 50.0})._bound_deployment._deployment_config
+    assert config.graceful_shutdown_timeout_s > 50 + settings.body_timeout
