@@ -118,7 +118,7 @@ def test_a_reader_is_adapted_scored_and_kept(folder: Path) -> None:
         assert status["progress"] == 1.0
         assert status["verdict"]["questions"] == 8
         assert status["verdict"]["threshold"]["value"] == -1.5  # its parent's: eight are too few to tune it
-        assert status["verdict"]["threshold"]["sentence"].startswith("Its threshold is the one of tiny")
+        assert status["verdict"]["threshold"]["sentence"].startswith("It answers as readily as tiny")
         again = Adaptations(folder, jobs.corrections, jobs.catalogue)  # after a restart of the server
         assert again.current() == status
         for name in ("../mine", ".mine", "a/b", ""):

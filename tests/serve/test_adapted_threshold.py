@@ -43,7 +43,7 @@ def test_enough_corrections_tune_it(model: QAModel, examples: list[Example]) -> 
     assert decoding.null_score_diff_threshold == report["threshold"] > PARENT.null_score_diff_threshold
     assert decoding.tuned_on is not None
     assert decoding.tuned_on.questions == 50
-    assert "was tuned on these corrections" in choice.sentence("default")
+    assert "readily it answers was tuned" in choice.sentence("default")
     assert choice.answers.keys() == {example.id for example in examples}
     assert 10 < sum(text != "" for text in choice.answers.values()) < 40
 
@@ -82,7 +82,9 @@ def test_otherwise_the_parents_is_kept(model: QAModel, examples: list[Example], 
     decoding = choice.tuned.decoding
     assert (decoding.null_score_diff_threshold, decoding.window_penalty) == (-100.0, 0.5)
     assert choice.tuned.report == {}
-    assert choice.sentence("default").startswith("Its threshold is the one of default: to tune it takes about 40")
+    assert choice.sentence("default").startswith(
+        "It answers as readily as default: tuning its threshold takes about 40"
+    )
     assert choice.answers == answers_at(PARENT, predict(model, questions)) == dict.fromkeys(choice.answers, "")
 
 
@@ -96,5 +98,5 @@ def test_a_tuned_one_that_is_not_better_is_not_stored(model: QAModel, examples: 
     assert choice.tuned.report == {}
     assert choice.tuned.decoding.null_score_diff_threshold == parent.null_score_diff_threshold
     assert choice.sentence("mine") == (
-        "Its threshold is the one of mine: one tuned on these corrections is not better on other texts."
+        "It answers as readily as mine: a threshold tuned on these corrections is not better on other texts."
     )

@@ -36,11 +36,12 @@ class Choice:
     def sentence(self, parent: str) -> str:
         """Describe the choice for people."""
         if self.tuned.report:
-            return "Its threshold was tuned on these corrections; each was answered at one tuned on other texts."
-        why = "one tuned on these corrections is not better on other texts"
+            return "How readily it answers was tuned on these corrections, and checked on texts not used for it."
+        why = "a threshold tuned on these corrections is not better on other texts"
         if not self.enough:
-            why = f"to tune it takes about {ENOUGH} corrections with and {ENOUGH} without an answer, on several texts"
-        return f"Its threshold is the one of {parent}: {why}."
+            kinds = f"{ENOUGH} corrections with and {ENOUGH} without an answer"
+            why = f"tuning its threshold takes about {kinds}, on several texts"
+        return f"It answers as readily as {parent}: {why}."
 
 
 def choose_threshold(model: QAModel, parent: DecodingOptions, examples: Sequence[Example]) -> Choice:
