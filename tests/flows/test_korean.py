@@ -78,6 +78,30 @@ def test_the_run_files_of_the_study_have_the_rows_of_the_paper(path: Path) -> No
     assert not beyond or any(section.baseline.startswith(f"{path.stem}/") for section in texts.beyond)
 
 
+def test_a_tokenizer_that_is_only_a_vocabulary(lamella: Any, tmp_path: Path) -> None:
+    """albert-kor has no tokenizer.json: transformers builds its tokenizer, also to count tokens."""
+    folder = save_tiny_encoder(tmp_path / "albert-kor", "albert", max_position_embeddings=128)
+    for file in folder.glob("*token*"):
+        file.unlink()
+    vocabulary = sorted(tiny_tokenizer("bert").get_vocab().items(), key=lambda entry: entry[1])
+    (folder / "vocab.txt").write_text("\n".join(word for word, _ in vocabulary), encoding="utf-8")
+    options = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "strip_accents": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
+    data = write_korquad(tmp_path / "ko.json", "NFD")
+    code, out, err = lamella("check", data, "--encoder", folder, "--json")
+    assert err == ""
+    counted = json.loads(out)["statistics"][0]["tokens"]["scripts"]["hangul"]
+    assert counted["unknown_rate"] < 1  # 서울은 and other composed syllables are in the vocabulary
+    (tmp_path / "run.toml").write_text(f"[data]\ntrain = '{data}'\n[encoder]\nname = '{folder}'\n")
+    _, of_run_file, err = lamella("check", tmp_path / "run.toml", "--json")
+    assert json.loads(of_run_file)["statistics"] == json.loads(out)["statistics"]
+    code, out, err = lamella("train", tmp_path / "run.toml", "--out", tmp_path / "run")
+    assert (code, err) == (
+        2,
+        f"lamella: windows.max_seq_length: expected at most 128, the number of positions of {folder}, got 384.\n",
+    )
+
+
 RUN = """
 [data]
 train = "train.json"
