@@ -55,7 +55,7 @@ def reader() -> Reader:
 
 
 def best_files(documents: Documents, question: str) -> list[str]:
-    return [Path(documents.names[passage.text]).name for passage in documents.passages.rank(question, 3)]
+    return [Path(documents.names[passage.text]).name for passage in documents.rank(question, 3)]
 
 
 def test_an_answer_names_its_place(folder: Path, reader: Reader) -> None:

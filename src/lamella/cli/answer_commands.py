@@ -148,6 +148,21 @@ def evaluate(
     precision: Precision = "auto",
     keep_logits: KeepLogits = False,
     overwrite: Overwrite = False,
+    is_open: Annotated[
+        bool,
+        typer.Option("--open", help="Search all contexts of the file for each answer; report recall and time, too."),
+    ] = False,
+    pool: Annotated[
+        list[str] | None,
+        typer.Option("--pool", metavar="FILE", help="With --open, also search the contexts of this file. Repeatable."),
+    ] = None,
+    passages: Annotated[
+        int | None, typer.Option("--passages", min=1, help="With --open, read this many passages; default: 20.")
+    ] = None,
+    sample: Annotated[
+        int | None,
+        typer.Option("--sample", min=0, help="With --open, answer only this many questions, drawn at random."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Score a predictions file, or a model, as SQuAD 2.0 does."""
@@ -156,6 +171,28 @@ def evaluate(
     from lamella.scoring.evaluate import evaluate as evaluate_model
     from lamella.scoring.evaluate import evaluate_file
 
+    if is_open:
+        refused = {
+            "PREDICTIONS": predictions,
+            "--out": out,
+            "--keep-logits": keep_logits,
+            "--metric": metrics,
+            "--null-odds": null_odds,
+            "--na-prob": na_prob,
+            "--na-prob-thresh": threshold is not None,
+        }
+        if given := [name for name, value in refused.items() if value]:
+            raise UsageError(f"evaluate --open: cannot be combined with {given[0]}; its scores are only printed.")
+        _print_results(
+            _evaluate_open(
+                data, pool or [], model, passages, sample, how_eager=how_eager, language=language, precision=precision
+            ),
+            as_json,
+        )
+        return
+    if pool or passages is not None or sample is not None:
+        option = "--pool" if pool else "--passages" if passages is not None else "--sample"
+        raise UsageError(f"evaluate {option}: needs --open.")
     if (predictions is None) == (model is None):
         raise UsageError(
             f"evaluate: expected a predictions file or --model, got {'neither' if model is None else 'both'}."
@@ -203,6 +240,35 @@ def evaluate(
                 err=True,
             )
     _print_results(results, as_json)
+
+
+def _evaluate_open(
+    data: str,
+    pool: list[str],
+    model: str | None,
+    passages: int | None,
+    sample: int | None,
+    *,
+    how_eager: str | None,
+    language: str | None,
+    precision: Any,
+) -> dict[str, Any]:
+    from lamella.inference.abstention import PRIORS
+    from lamella.inference.questions import read_any_questions, read_questions
+    from lamella.inference.reader import Reader
+    from lamella.scoring.open_pool import evaluate_open
+
+    examples = read_questions(data, labelled=True, log=_warn)
+    texts = [example.context.text for file in pool for example in read_any_questions(file)[0]]
+    return evaluate_open(
+        Reader.load(model, precision=precision),
+        examples,
+        pool=texts,
+        passages=passages,
+        sample=sample,
+        answerable=None if how_eager is None else PRIORS[how_eager],
+        language=language,
+    )
 
 
 @app.command()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+RANK_WEIGHT = 0.5  # of BM25 against the scores of a reader; tuned in docs/decisions/0049-open-questions.md
 NO_SPAN = -1e4  # score of the best span in a context without a single token
 
 
@@ -106,15 +107,39 @@ def rank_passages(predictions: Sequence[Prediction], places: Sequence[tuple[int,
 
     As among the windows of a context, a text counts once, at the place where it scores best.
     """
+    return _rank_best(_spans_of_passages(predictions, places, [0.0] * len(places)), predictions, n_best)
+
+
+def rank_found_passages(
+    predictions: Sequence[Prediction], places: Sequence[tuple[int, int]], found: Sequence[float], n_best: int
+) -> Prediction:
+    """Return one prediction for a question, from those of passages that a search found among many.
+
+    Scores of different passages are not comparable as they are. Here an answer counts by its lead over "no answer" in
+    its own passage, minus `RANK_WEIGHT` for each point by which the search found its passage less likely than the best
+    one (`found`). "No answer" has the score 0. It needs no penalty for the number of windows, since passages further
+    down need a larger lead.
+    """
+    best = max(found)
+    shifts = [
+        RANK_WEIGHT * (score - best) - prediction.null.score
+        for prediction, score in zip(predictions, found, strict=True)
+    ]
+    return rank(_spans_of_passages(predictions, places, shifts)[:n_best], 0.0)
+
+
+def _spans_of_passages(
+    predictions: Sequence[Prediction], places: Sequence[tuple[int, int]], shifts: Sequence[float]
+) -> list[ScoredSpan]:
+    """Return the answers of all passages, best first, each text of a context once; a shift is added to the scores."""
     best: dict[tuple[int, str], ScoredSpan] = {}
-    for prediction, (context, begin) in zip(predictions, places, strict=True):
+    for prediction, (context, begin), shift in zip(predictions, places, shifts, strict=True):
         for candidate in prediction.candidates:
-            key = (context, candidate.text)
-            if candidate.text and (key not in best or best[key][3] < candidate.score):
+            key, score = (context, candidate.text), candidate.score + shift
+            if candidate.text and (key not in best or best[key][3] < score):
                 span = (begin + candidate.begin_char, begin + candidate.end_char)
-                best[key] = (candidate.text, *span, candidate.score, context)
-    spans = sorted(best.values(), key=lambda span: (-span[3], span[4], span[1], span[2]))
-    return _rank_best(spans, predictions, n_best)
+                best[key] = (candidate.text, *span, score, context)
+    return sorted(best.values(), key=lambda span: (-span[3], span[4], span[1], span[2]))
 
 
 def _rank_best(spans: Sequence[ScoredSpan], predictions: Sequence[Prediction], n_best: int) -> Prediction:

@@ -26,7 +26,7 @@ from lamella.inference.arguments import as_list, check_positive, check_text
 from lamella.inference.no_answer import na_probability
 from lamella.inference.pipeline import answer_as_pipeline, checked_options, question_pairs
 from lamella.inference.predict import predict
-from lamella.inference.prediction import Candidate, Prediction, rank_passages, rank_together
+from lamella.inference.prediction import Candidate, Prediction, rank_found_passages, rank_passages, rank_together
 from lamella.inference.protocols import QAModel
 from lamella.models.loading import Backend, Precision, load_model
 from lamella.progress import Log
@@ -208,23 +208,25 @@ class Reader:
     def _choose_passages(self, question: _Question, call: _Call) -> _Question:
         """Return the question with the passages to read, if its contexts have more of them than shall be read."""
         if question.documents is not None:
-            index = question.documents.passages
-            most = min(len(index), DOCUMENT_PASSAGES if call.passages == "auto" else call.passages or len(index))
+            total = len(question.documents.passages)
+            most = min(total, DOCUMENT_PASSAGES if call.passages == "auto" else call.passages or total)
+            passages, related = question.documents.best(question.text, most)
         else:
             limit = call.most_passages(sum(map(len, question.texts)))
             if limit is None:
                 return question
-            index, most = self._passages.get(tuple(question.texts)), limit
-            if len(index) <= most:
+            index = self._passages.get(tuple(question.texts))
+            total, most = len(index), limit
+            if total <= most:
                 return question
-        passages, related = index.best(question.text, most)
-        if not related:
+            passages, related = index.best(question.text, most)
+        if not related and most < total:
             first = "the first passage was" if most == 1 else f"the first {most} passages were"
             warn(
                 f"no passage shares a word with the question {shorten(question.text)}, so {first} read; "
                 "rephrase it, or read everything (passages=None; --passages all)."
             )
-        return replace(question, passages=tuple(passages), read=most, total=len(index))
+        return replace(question, passages=tuple(passages), read=most, total=total)
 
     def _answers(self, question: _Question, predictions: Sequence[Prediction], call: _Call) -> Answers:
         decoding = call.decoding
@@ -232,7 +234,11 @@ class Reader:
             prediction = rank_together(predictions, decoding.n_best_size)
         else:
             places = [(passage.text, passage.begin) for passage in question.passages]
-            prediction = rank_passages(predictions, places, decoding.n_best_size)
+            if question.documents is None:
+                prediction = rank_passages(predictions, places, decoding.n_best_size)
+            else:
+                found = [passage.score for passage in question.passages]
+                prediction = rank_found_passages(predictions, places, found, decoding.n_best_size)
         prediction = calibrated(prediction, decoding)
         odds = prediction.null_odds
         chosen = prediction.chosen(decoding.null_score_diff_threshold)
