@@ -76,6 +76,20 @@ def test_an_answer_names_its_place(folder: Path, reader: Reader) -> None:
         assert best["answer"] in best["sentence"]
 
 
+def test_the_own_docs_answer_how_to_resume_a_run(reader: Reader) -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    best = reader.ask("How do I resume a run?", Documents(docs), passages=8)[0]
+    assert "--resume" in best["answer"]
+    assert best["file"].endswith("long-runs.md")
+
+
+def test_question_words_do_not_rank(folder: Path) -> None:
+    (folder / "chatter.txt").write_text("How do I do it? I do what I do, and how. Who am I?", encoding="utf-8")
+    documents = Documents(folder)
+    assert best_files(documents, "How do I find the harbour?")[0] == "harbour.txt.gz"
+    assert best_files(documents, "Who am I?")[0] == "chatter.txt"  # it has no other words, but one
+
+
 def test_files_and_patterns_are_sources_too_and_a_file_counts_once(folder: Path) -> None:
     assert len(Documents(folder)) == 6
     assert Documents(folder / "*.txt", folder / "moons.txt").names == [str(folder / "moons.txt")]
@@ -222,12 +236,14 @@ class TestCommands:
             (["ask", "Who?", "--in", ".", "--text", "x"], "got both"),
             (["ask", "Who", "discovered", "it?", "--text", "x"], "put the question in quotes"),
             (["index", "nothing"], "expected a folder"),
+            (["ask", "Who?", "--in", "a.txt", "--encoding", "klingon"], "expected the name of a text encoding"),
         ],
     )
     def test_mistakes_get_one_line(
         self, arguments: list[str], message: str, lamella: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
+        Path("a.txt").write_text("A text.", encoding="utf-8")
         code, out, err = lamella(*arguments)
         assert (code, out) == (2, "")
         assert message in err

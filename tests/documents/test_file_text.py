@@ -6,8 +6,14 @@ import io
 
 import pytest
 
+from lamella.documents import text_process
+from lamella.documents.docx_text import paragraphs_of_docx
+from lamella.documents.file_text import FileText, text_of_file
+from lamella.documents.markdown_text import blank_markup
 from lamella.documents.pdf_text import pages_of_pdf
-from made_files import make_pdf, page
+from lamella.documents.text_process import TextProcess
+from lamella.errors import UnreadableError
+from made_files import make_docx, make_pdf, page, paragraph
 
 
 def test_damaged_scanned_and_locked_pdfs_have_their_own_reasons() -> None:
@@ -25,3 +31,83 @@ def test_damaged_scanned_and_locked_pdfs_have_their_own_reasons() -> None:
     writer.write(locked)
     with pytest.raises(ValueError, match="password"):
         pages_of_pdf(locked.getvalue(), 1000)
+
+
+def test_the_paragraphs_of_a_docx_file() -> None:
+    cell = "<w:tc>{}</w:tc>".format
+    body = (
+        paragraph("Titan &amp; Rhea")
+        + "<w:p><w:r><w:t>found</w:t><w:tab/><w:t>in 16</w:t></w:r><w:r><w:t>55</w:t></w:r></w:p>"
+        + f"<w:tbl><w:tr>{cell(paragraph('moon'))}{cell(paragraph('year'))}</w:tr></w:tbl>"
+        + "<w:p><w:del><w:r><w:delText>gone</w:delText></w:r></w:del><w:ins><w:r><w:t>new</w:t></w:r></w:ins></w:p>"
+        + '<w:p xmlns:mc="urn:x"><mc:AlternateContent>'
+        + f"<mc:Choice>{paragraph('in a box')}</mc:Choice><mc:Fallback>{paragraph('in a box')}</mc:Fallback>"
+        + "</mc:AlternateContent><w:r><w:t>beside the box</w:t></w:r></w:p>"
+        + paragraph(" ")
+    )
+    word = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+    data = make_docx(
+        body, footnotes=f"<w:footnotes {word}><w:footnote>{paragraph('a note')}</w:footnote></w:footnotes>"
+    )
+    expected = ["Titan & Rhea", "found\tin 1655", "moon\tyear", "new", "in a box", "beside the box", "a note"]
+    assert paragraphs_of_docx(data, 1000) == expected
+    with pytest.raises(ValueError, match="at most 10 characters"):
+        paragraphs_of_docx(data, 10)
+
+
+def test_damaged_and_locked_docx_files_have_their_own_reasons() -> None:
+    sound = make_docx(paragraph("Titan"))
+    for data in (
+        b"",
+        b"text",
+        sound[:-30],
+        make_docx("<w:p>"),
+        sound.replace(b"word/document.xml", b"word/documenT.xml"),
+    ):
+        with pytest.raises(ValueError, match="damaged"):
+            paragraphs_of_docx(data, 1000)
+    with pytest.raises(ValueError, match="password"):
+        paragraphs_of_docx(b"\xd0\xcf\x11\xe0 old", 1000)
+    with pytest.raises(ValueError, match="without any"):
+        paragraphs_of_docx(make_docx(""), 1000)
+
+
+def test_a_docx_file_that_unpacks_to_gigabytes_is_refused() -> None:
+    bomb = make_docx("<w:p><w:r><w:t>" + " " * 100_000_000 + "</w:t></w:r></w:p>")
+    assert len(bomb) < 400_000
+    with (
+        TextProcess() as process,
+        pytest.raises(UnreadableError, match=r"a\.docx: expected a (docx )?file of reasonable"),
+    ):
+        process.read(bomb, "a.docx", "docx", 1_000_000)
+
+
+def test_a_process_reads_on_after_a_file_that_ended_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(data: bytes, name: str) -> FileText:
+        return text_of_file(data, name, process=process, most_bytes=10_000_000, most_characters=10_000)
+
+    with TextProcess() as process:
+        assert read(b"<p>Titan", "a.html").text == "Titan"
+        with monkeypatch.context() as patch:
+            patch.setitem(text_process.PROCESSOR_SECONDS, "html", 1)
+            with pytest.raises(UnreadableError, match="takes too long"):
+                read(b"<a " * 60_000, "a.html")
+        with pytest.raises(UnreadableError, match="damaged"):
+            read(b"%PDF-1.7 nothing follows", "a.pdf")
+        found = read(make_pdf(page("One."), b"q Q", page("Three.")), "a.pdf")
+        assert found == FileText("pdf", "One.\n\nThree.", (0, 6, 6))
+
+
+def test_the_markup_of_markdown_is_blanked_in_place() -> None:
+    text = (
+        "# Titan\n\n| moon | year |\n|---|---:|\n| [Titan](https://a.b/c_d) | **1655** |\n\n"
+        "```sh\nlamella ask --in docs\n```\nRead `a_b` and snake_case, 3 * 4 < 5.\n"
+    )
+    blanked = blank_markup(text)
+    assert len(blanked) == len(text)
+    assert [line.split() for line in blanked.split("\n")] == [
+        ["Titan"], [], ["moon", "year"], [], ["Titan", "1655"], [], [], ["lamella", "ask", "--in", "docs"], [],
+        ["Read", "a_b", "and", "snake_case,", "3", "*", "4", "<", "5."], [],
+    ]  # fmt: skip
+    assert blanked.index("1655") == text.index("1655")
+    assert blank_markup("no *markup* here") == "no *markup* here"

@@ -202,7 +202,8 @@ class _Session:
             unit = next(unit for unit in ("page", "line", "paragraph") if unit in answer)
             separator = ":" if unit == "line" else f", {unit} "  # terminals and editors open file:line
             place = f"{answer['file']}{separator}{answer[unit]}"
-        typer.echo(f"{label}{answer['answer']}  [{answer['probability']:.2f}, {place}]")
+        text = " ".join(answer["answer"].split()) if "sentence" in answer else answer["answer"]
+        typer.echo(f"{label}{text}  [{answer['probability']:.2f}, {place}]")
         _print_sentence(answer)
         if "layers" in answer:
             _print_layers(answer["layers"])

@@ -27,7 +27,7 @@ PathLike = str | os.PathLike[str]
 
 # Words of an English question that say little about its answer. In texts that are not written as questions, such as
 # manuals, they are rare, and BM25 gives rare words much weight. Leaving them out raises the recall among the best 10 of
-# 24,914 passages from 85.9 to 86.5 % (docs/decisions/0049-open-questions.md).
+# 24,914 passages from 86.3 to 86.9 % (docs/decisions/0049-open-questions.md).
 QUESTION_WORDS = {
     "a", "about", "an", "and", "are", "as", "at", "be", "been", "but", "by", "can", "could", "did", "do", "does",
     "for", "from", "had", "has", "have", "he", "her", "him", "his", "how", "i", "if", "in", "into", "is", "it", "its",
@@ -153,13 +153,13 @@ class Documents:
 
     def place(self, number: int, position: int) -> dict[str, Any]:
         """Return where a character of a document is: its file, and its page, line or paragraph, counted from 1."""
-        record = self._documents[number].record
+        document, record = self._documents[number], self._documents[number].record
         if record.pages:
             unit, count = "page", bisect.bisect_right(record.pages, position)
         else:
             unit, separator = ("line", "\n") if record.kind in ("txt", "md") else ("paragraph", "\n\n")
             count = self.texts[number].count(separator, 0, position) + 1
-        return {"file": self.names[number], unit: count}
+        return {"file": document.name, unit: count}
 
     def _set(self, documents: Sequence[_Document], stored: StoredIndex | None = None) -> None:
         """Take the documents, and make their passages ready to be ranked; `stored` is the index of their folder."""

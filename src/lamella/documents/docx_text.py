@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import IO
 from xml.etree import ElementTree
 
-MOST_XML = 200 << 20  # bytes of an unpacked part
+MOST_XML = 64 << 20  # bytes of an unpacked part; a book has 10 MB
 OLD_WORD = b"\xd0\xcf\x11\xe0"  # how files of Word 97 begin, and docx files with a password
 LOCKED = "expected a docx file, got one with a password or in the older format doc; save it as docx without a password"
 HUGE = "expected a docx file of reasonable size, got one that unpacks to far too much; save it as text"

@@ -11,11 +11,12 @@ from queue import SimpleQueue
 
 from lamella.documents.file_text import FileText, TooLargeFileError, text_of_file
 from lamella.documents.text_process import TextProcess
-from lamella.errors import LamellaError
+from lamella.errors import LamellaError, UsageError
 from lamella.progress import progress
 
 MOST_BYTES = 100 << 20  # of a file
 MOST_CHARACTERS = 20_000_000
+PATIENCE = 10  # times as long as a server may take for a file: these are the user's own, and some are books
 MOST_PROCESSES = 4  # that read PDFs, docx files and HTML pages
 
 
@@ -27,7 +28,7 @@ def read_files(paths: Sequence[Path], encoding: str | None = None) -> Iterator[F
     with ExitStack() as stack:
         idle: SimpleQueue[TextProcess] = SimpleQueue()
         for _ in range(workers):
-            idle.put(stack.enter_context(TextProcess()))
+            idle.put(stack.enter_context(TextProcess(patience=PATIENCE)))
         pool = stack.enter_context(ThreadPoolExecutor(workers))
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)  # if the caller stops halfway
 
@@ -57,6 +58,8 @@ def _read(path: Path, process: TextProcess, encoding: str | None) -> FileText | 
             most_characters=MOST_CHARACTERS,
             encoding=encoding,
         )
+    except UsageError:  # an unknown encoding
+        raise
     except LamellaError as error:
         return str(error).removeprefix(f"{name}: ").rstrip(".")
     except OSError as error:

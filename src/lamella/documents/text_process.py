@@ -27,8 +27,10 @@ NAMES = {"html": "an HTML page", "pdf": "a PDF", "docx": "a docx file"}  # of th
 class TextProcess:
     """A process that reads files; it starts with the first file, and again after a file that ended it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, patience: int = 1) -> None:
+        """Allow a file `patience` times as long as usual."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._patience = patience
 
     def __enter__(self) -> Self:
         return self
@@ -49,11 +51,12 @@ class TextProcess:
             expired.set()
             process.kill()
 
-        timer = threading.Timer(PROCESS_SECONDS, stop)
+        seconds = self._patience * PROCESS_SECONDS
+        timer = threading.Timer(seconds, stop)
         timer.start()
         try:
             with contextlib.suppress(BrokenPipeError):
-                _send(process.stdin, [kind, most_characters, PROCESSOR_SECONDS[kind]], data)
+                _send(process.stdin, [kind, most_characters, self._patience * PROCESSOR_SECONDS[kind]], data)
             reply = _receive(process.stdout)
         finally:
             timer.cancel()
@@ -61,7 +64,7 @@ class TextProcess:
             self.close()
             if expired.is_set():
                 reason = (
-                    f"expected {NAMES[kind]} that is read within {PROCESS_SECONDS:g} seconds, got a larger one; "
+                    f"expected {NAMES[kind]} that is read within {seconds:g} seconds, got a larger one; "
                     "split it or save it as text"
                 )
             else:
