@@ -77,7 +77,8 @@ def test_a_slow_pdf_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_page_of_tags_that_never_end_is_given_up(tag: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's parser takes minutes for this page, and hours for a megabyte."""
     monkeypatch.setitem(text_process.PROCESSOR_SECONDS, "html", 1)
-    with pytest.raises(UnreadableTextError, match=r"a\.html: expected an HTML page of reasonable size"):
+    # On a busy machine, the time may end before the processor time does.
+    with pytest.raises(UnreadableTextError, match=r"a\.html: expected an HTML page (of reasonable size|that is read)"):
         text_of_file(tag.encode() * 60_000, "a.html")
     monkeypatch.setattr(text_process, "PROCESS_SECONDS", 0.2)
     with pytest.raises(UnreadableTextError, match=r"a\.html: expected an HTML page that is read within"):
