@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -88,6 +89,14 @@ def test_question_words_do_not_rank(folder: Path) -> None:
     documents = Documents(folder)
     assert best_files(documents, "How do I find the harbour?")[0] == "harbour.txt.gz"
     assert best_files(documents, "Who am I?")[0] == "chatter.txt"  # it has no other words, but one
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_korean_document_is_found_whatever_its_normal_form(form: Literal["NFC", "NFD"]) -> None:
+    texts = {"a": "서울은 대한민국의 수도이다.", "b": "부산은 항구 도시이다.", "c": "Å sjø i Norge."}
+    documents = Documents.from_texts({name: unicodedata.normalize(form, text) for name, text in texts.items()})
+    assert best_files(documents, "대한민국의 수도는 어디인가?")[0] == "a"
+    assert best_files(documents, "Wo liegt sjø?")[0] == "c"
 
 
 def test_files_and_patterns_are_sources_too_and_a_file_counts_once(folder: Path) -> None:
