@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pytest
 
 from lamella import Documents, LamellaWarning, Reader
-from lamella.documents import collection
+from lamella.documents import collection, read_files
 from lamella.documents.index_file import INDEX
 from lamella.errors import DataError, UsageError
 from made_files import make_docx, make_pdf, page, paragraph
@@ -109,6 +109,38 @@ def test_files_and_patterns_are_sources_too_and_a_file_counts_once(folder: Path)
             Documents(source)
     with pytest.raises(UsageError, match="got none"):
         Documents()
+
+
+def test_links_and_other_spellings_of_a_file_count_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert len(Documents("moons.txt", "./moons.txt")) == 1
+    (folder / "other.txt").symlink_to("moons.txt")
+    (folder / "deeper").symlink_to("deep")
+    assert len(Documents(folder)) == 6
+
+
+def test_links_out_of_a_folder_are_skipped(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("The safe is behind the mirror.", encoding="utf-8")
+    (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.warns(LamellaWarning, match=r"link\.txt: skipped: is a link out of the folder"):
+        assert len(Documents(folder)) == 6
+    assert len(Documents(folder / "link.txt")) == 1  # named by itself
+
+
+def test_pipes_and_devices_are_skipped(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.txt")
+    with pytest.warns(LamellaWarning, match=r"pipe\.txt: skipped: expected a regular file"):
+        assert len(Documents(folder)) == 6
+    (folder / "zero.txt").symlink_to("/dev/zero")
+    with pytest.warns(LamellaWarning, match="regular file"), pytest.raises(DataError):
+        Documents(folder / "zero.txt")
+
+
+def test_a_file_is_read_up_to_the_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_files, "MOST_BYTES", 40)
+    (folder / "short.txt").write_text("Short.", encoding="utf-8")
+    with pytest.warns(LamellaWarning, match="MiB, got more"):
+        assert list(Documents(folder / "*.txt").skipped) == [str(folder / "moons.txt")]
 
 
 def test_broken_files_are_named_and_skipped(folder: Path) -> None:

@@ -27,22 +27,25 @@ class FoundFiles:
 def find_files(sources: Iterable[str | os.PathLike[str]]) -> list[FoundFiles]:
     """Return the files of folders, files by themselves, and those that match glob patterns (`**` is any depth).
 
-    A folder stands for all files of known kinds in it, at any depth; hidden files and folders are skipped. Each file is
-    returned once. The files that have no folder come last.
+    A folder stands for all files of known kinds in it, at any depth; hidden files and folders are skipped, and so are
+    links to folders and links out of the folder. Each file is returned once. The files that have no folder come last.
     """
     folders: list[str] = []
-    names: list[str] = []
+    files_named: list[str] = []
     for source in sources:
         for path in _expand(os.path.expanduser(os.fspath(source))):
-            (folders if os.path.isdir(path) else names).append(path)
+            (folders if os.path.isdir(path) else files_named).append(path)
     found = [FoundFiles(Path(folder), tuple(_walk(Path(folder)))) for folder in folders]
-    found += [FoundFiles(None, tuple(names))] if names else []
+    found += [FoundFiles(None, tuple(files_named))] if files_named else []
     seen: set[str] = set()
     kept = []
     for files in found:
-        paths = {name: os.path.realpath(files.path(name)) for name in files.names}
-        kept.append(FoundFiles(files.folder, tuple(name for name, path in paths.items() if path not in seen)))
-        seen.update(paths.values())
+        names = []
+        for name in files.names:
+            if (path := os.path.realpath(files.path(name))) not in seen:
+                seen.add(path)
+                names.append(name)
+        kept.append(FoundFiles(files.folder, tuple(names)))
     return kept
 
 
@@ -68,8 +71,14 @@ def _walk(folder: Path) -> Iterator[str]:
     def report(error: OSError) -> None:
         warn(f"{error.filename}: cannot be read ({one_line(error) if error.strerror is None else error.strerror}).")
 
+    root = Path(os.path.realpath(folder))
     for top, folders, files in os.walk(folder, onerror=report):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
-            if not name.startswith(".") and kind_of_name(name) is not None:
-                yield os.path.relpath(os.path.join(top, name), folder)
+            if name.startswith(".") or kind_of_name(name) is None:
+                continue
+            path = os.path.join(top, name)
+            if os.path.islink(path) and root not in Path(os.path.realpath(path)).parents:
+                warn(f"{path}: skipped: is a link out of the folder; to read the file, name it or its own folder.")
+                continue
+            yield os.path.relpath(path, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -48,10 +49,14 @@ def read_files(paths: Sequence[Path], encoding: str | None = None) -> Iterator[F
 def _read(path: Path, process: TextProcess, encoding: str | None) -> FileText | str:
     name = path.name
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe or a device may never end
+            return "expected a regular file, got a pipe or a device"
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)  # a file may grow
+        if len(data) > MOST_BYTES:
             raise TooLargeFileError(f"{name}: expected at most {MOST_BYTES >> 20} MiB, got more; split the file.")
         return text_of_file(
-            path.read_bytes(),
+            data,
             name,
             process=process,
             most_bytes=MOST_BYTES,
