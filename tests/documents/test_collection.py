@@ -91,6 +91,22 @@ def test_question_words_do_not_rank(folder: Path) -> None:
     assert best_files(documents, "Who am I?")[0] == "chatter.txt"  # it has no other words, but one
 
 
+@pytest.mark.parametrize(
+    ("question", "answer", "other"),
+    [
+        ("Where are the headquarters of the WHO?", "The WHO has headquarters in Geneva.", "Headquarters: headquarters"),
+        ("Where did the students riot in May?", "In May students began to riot in Paris.", "Students riot: a riot in"),
+        ("Will Will Smith sing?", "Will Smith does sing.", "Smith, Smith: sing, Smith"),
+    ],
+)
+def test_question_words_that_are_names_do_rank(question: str, answer: str, other: str) -> None:
+    others = {str(number): f"{other} {number}." for number in range(30)}
+    assert best_files(Documents.from_texts({**others, "answer": answer}), question)[0] == "answer"
+    # The first word begins with a capital in any case, and I is always written with one.
+    decoys = Documents.from_texts({"answer": "The mill is old.", "decoy": "Where? Am I where? Where am I?"})
+    assert best_files(decoys, "Where do I find a mill?") == ["answer", "decoy"]
+
+
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 def test_a_korean_document_is_found_whatever_its_normal_form(form: Literal["NFC", "NFD"]) -> None:
     texts = {"a": "서울은 대한민국의 수도이다.", "b": "부산은 항구 도시이다.", "c": "Å sjø i Norge."}
