@@ -59,6 +59,16 @@ def test_contexts_of_a_question_count_together(reader: Reader) -> None:
     )
 
 
+def test_the_expected_share_of_answerable_questions_holds_in_the_pool_and_with_the_given_contexts(
+    reader: Reader,
+) -> None:
+    eager, strict = (evaluate_open(reader, EXAMPLES, answerable=share) for share in (1 - 1e-9, 1e-9))
+    for key in ("HasAns_f1", "given_HasAns_f1"):
+        assert (eager[key], strict[key]) == (100, 0)
+    for key in ("NoAns_f1", "given_NoAns_f1"):
+        assert (eager[key], strict[key]) == (0, 100)
+
+
 def test_the_command(tmp_path: Path, lamella: Any) -> None:
     rows = [
         {

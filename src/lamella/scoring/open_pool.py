@@ -11,6 +11,7 @@ from typing import Any
 from lamella.data.examples import Example
 from lamella.documents.collection import Documents
 from lamella.errors import UsageError, collect_warnings, counted
+from lamella.inference.abstention import expecting
 from lamella.inference.predict import predict
 from lamella.inference.reader import Reader
 from lamella.inference.several_contexts import answers_by_question, has_several_contexts, one_example_per_question
@@ -82,7 +83,8 @@ def evaluate_open(
             advance(len(batch))
     results["seconds_per_question"] = (time.perf_counter() - begin) / len(asked)
     results |= score(asked, answers, language=language)
-    given = score(asked, _answer_given(reader, examples, {example.id for example in asked}), language=language)
+    ids = {example.id for example in asked}
+    given = score(asked, _answer_given(reader, examples, ids, answerable), language=language)
     return results | {f"given_{key}": value for key, value in given.items() if key.endswith(("exact", "f1"))}
 
 
@@ -126,9 +128,11 @@ def _recall(questions: Sequence[_Open], documents: Documents) -> dict[str, Any]:
     return {"questions": len(questions), **shares}
 
 
-def _answer_given(reader: Reader, examples: Sequence[Example], ids: set[str]) -> dict[str, str]:
+def _answer_given(
+    reader: Reader, examples: Sequence[Example], ids: set[str], answerable: float | None
+) -> dict[str, str]:
     """Return the answers of some questions with the contexts that the data has for them."""
-    model = reader.model
+    model = expecting(reader.model, answerable)
     chosen = [example for example in examples if example.question_id in ids]
     predictions = predict(model, chosen, batch_size=reader.batch_size)
     if has_several_contexts(chosen):
