@@ -219,6 +219,8 @@ def test_a_long_text_is_announced_and_read_in_passages(lamella: Any, monkeypatch
     assert whole.split("  ")[0] == "Christiaan Huygens"
     out = lamella("ask", QUESTIONS[0], "-c", "long.txt", "--threshold", -1000)[1]
     assert ", not in the 2 passages read]" in out
+    out = lamella("ask", QUESTIONS[0], "-c", "long.txt", "--threshold", -1000, "--passages", 1)[1]
+    assert ", not in the 1 passage read]" in out
 
 
 @needs_torch

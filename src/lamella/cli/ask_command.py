@@ -183,13 +183,15 @@ class _Session:
             self._print(answers)
 
     def _print(self, answers: Answers) -> None:
+        from lamella.errors import counted
+
         for answer in answers:
             if answer["answer"]:
                 self._print_answer(answer)
                 continue
             place = f"not in the text{'s' if self.several else ''}"
             if answers.passages is not None:
-                place = f"not in the {answers.passages[0]} passages read"
+                place = f"not in the {counted(answers.passages[0], 'passage')} read"
             typer.echo(f"(no answer)  [{answer['probability']:.2f}, {place}]")
         if answers.best_guess is not None and answers.best_guess not in answers:
             self._print_answer(answers.best_guess, "best guess: ")
