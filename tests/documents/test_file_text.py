@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +97,15 @@ def test_a_process_reads_on_after_a_file_that_ended_it(monkeypatch: pytest.Monke
             read(b"%PDF-1.7 nothing follows", "a.pdf")
         found = read(make_pdf(page("One."), b"q Q", page("Three.")), "a.pdf")
         assert found == FileText("pdf", "One.\n\nThree.", (0, 6, 6))
+
+
+def test_code_beside_the_documents_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("json.py", "contextlib.py", "lamella.py"):
+        (tmp_path / module).write_text("open('was-run', 'w').close()\nraise SystemExit")
+    monkeypatch.chdir(tmp_path)
+    with TextProcess() as process:
+        assert process.read(b"<p>Titan", "a.html", "html", 1000) == ["Titan"]
+    assert not (tmp_path / "was-run").exists()
 
 
 def test_the_markup_of_markdown_is_blanked_in_place() -> None:

@@ -16,6 +16,7 @@ import threading
 from types import TracebackType
 from typing import IO, Any, Self
 
+from lamella.child_process import module_command, module_environment
 from lamella.errors import UnreadableError
 
 MOST_MEMORY = 1 << 30
@@ -88,9 +89,12 @@ class TextProcess:
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            command = [sys.executable, "-m", "lamella.documents.text_process"]
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                module_command("lamella.documents.text_process"),
+                env=module_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
             )
         return self._process
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from lamella.child_process import module_command
 from lamella.data.dataset import load_examples
 from lamella.errors import LamellaError, counted
 from lamella.files import read_json, write_json
@@ -37,7 +38,7 @@ def main() -> None:
     threading.Thread(target=_end_with_server, daemon=True).start()
     with contextlib.suppress(AttributeError, OSError):
         os.nice(10)  # answering comes first
-    command = [sys.executable, "-m", "lamella", "train", RUN_FILE, "--out", RUN]
+    command = module_command("lamella", "train", RUN_FILE, "--out", RUN)
     if subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode:
         write_json(Path(STATE), {"state": "failed", "message": _last_line()})
         return

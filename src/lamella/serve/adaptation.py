@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from lamella.child_process import module_command, module_environment
 from lamella.data.examples import Example
 from lamella.data.file_formats.writers import write_squad
 from lamella.data.hold_out import hold_out
@@ -200,13 +200,11 @@ def _start_process(folder: Path) -> subprocess.Popen[bytes]:
     # Half of the cores, so that the server goes on answering. The pipe to its stdin closes when the server ends, in
     # whatever way; the process then ends itself.
     threads = str(max(1, (os.cpu_count() or 2) // 2))
-    package = Path(__file__).resolve().parents[2]  # a relative PYTHONPATH means nothing in another folder
-    paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
     with (folder / LOG).open("wb") as log, locked(folder) as lock:
         return subprocess.Popen(
-            [sys.executable, "-m", "lamella.serve.adapt_process"],
+            module_command("lamella.serve.adapt_process"),
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads},
+            env=module_environment(OMP_NUM_THREADS=threads),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
