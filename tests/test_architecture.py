@@ -37,6 +37,7 @@ ORDER = (
             "plan",
             "text_encoding",
             "user_cache",
+            "child_process",
             "files",
             "environment",
             "runs",
