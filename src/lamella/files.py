@@ -10,6 +10,7 @@ import shutil
 import tomllib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,13 @@ def locked(folder: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def write_bytes(path: Path, data: bytes | memoryview) -> None:
-    """Write a file atomically, and make its folder if needed."""
+def write_bytes(path: Path, data: bytes | memoryview, *, private: bool = False) -> None:
+    """Write a file atomically, and make its folder if needed; only its owner can read a `private` file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         name = path.parent / f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}"
         try:
-            with name.open("xb") as file:
+            with open(name, "xb", opener=partial(os.open, mode=0o600 if private else 0o666)) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -9,14 +9,19 @@ import signal
 import subprocess
 import sys
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from lamella import Documents, LamellaWarning, Reader
 from lamella.documents import collection, read_files
-from lamella.documents.index_file import INDEX
+from lamella.documents.index_file import INDEX, StoredIndex
 from lamella.errors import DataError, UsageError
 from made_files import make_docx, make_pdf, page, paragraph
 
@@ -183,6 +188,13 @@ def test_broken_files_are_named_and_skipped(folder: Path) -> None:
         Documents(folder / "no.pdf", folder / "blank.txt")
 
 
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_folder(tmp_path_factory.mktemp("indexed"))
+    Documents(folder).save()
+    return folder
+
+
 class TestIndex:
     def test_only_changed_files_are_read_again(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         first = Documents(folder)
@@ -228,6 +240,36 @@ class TestIndex:
         assert documents.read == 6
         documents.save()
         assert Documents(folder).read == 0
+
+    @pytest.mark.parametrize(
+        ("name", "damage"),
+        [
+            ("texts", lambda tensor: np.where(np.arange(len(tensor)) == 9, np.uint8(0xFF), tensor)),
+            ("text_ends", lambda tensor: tensor[:-1]),
+            ("spans", lambda tensor: tensor + 1),
+            ("term_ends", lambda tensor: tensor[::-1]),
+            ("scores", lambda tensor: tensor[:3]),
+            ("scored", lambda tensor: tensor + 100),
+            ("terms", lambda tensor: tensor.view(np.float32)),
+            ("documents", lambda _: np.frombuffer(b'[{"name": {}}]', np.uint8)),
+            ("documents", lambda _: np.frombuffer(b'["name"]', np.uint8)),
+        ],
+    )
+    def test_an_index_with_a_damaged_tensor_is_not_used(
+        self, indexed: Path, tmp_path: Path, name: str, damage: Callable[[NDArray[Any]], NDArray[Any]]
+    ) -> None:
+        with safe_open(indexed / INDEX, framework="numpy") as file:
+            tensors, metadata = {key: file.get_tensor(key) for key in file.offset_keys()}, file.metadata()
+        path = tmp_path / INDEX
+        save_file(tensors, path, metadata)
+        StoredIndex(path)
+        save_file(tensors | {name: np.ascontiguousarray(damage(tensors[name]))}, path, metadata)
+        with pytest.raises(ValueError, match="is damaged"):
+            StoredIndex(path)
+
+    @pytest.mark.skipif(os.name == "nt", reason="Windows has other access rights")
+    def test_only_the_owner_can_read_the_index(self, folder: Path) -> None:
+        assert Documents(folder).save().stat().st_mode & 0o777 == 0o600
 
     def test_a_killed_process_leaves_the_old_index(self, folder: Path) -> None:
         """Kill a process that has written a new index and not yet given it the name of the old one."""
