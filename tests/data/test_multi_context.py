@@ -71,6 +71,24 @@ def test_a_share_of_the_questions_keeps_no_context_with_an_answer() -> None:
     assert ids(list(several)) == ["a#0", "a#1", "a#3", "b#1"]
 
 
+def test_a_question_whose_every_context_has_the_answer_keeps_it_and_is_counted() -> None:
+    titan = Example("t", "Which moon?", Context("Titan is a moon."), (Answer("Titan", 0),))
+    other = Example("r", "Which other?", Context("Rhea, not Titan."), (Answer("Rhea", 0),))
+    made = with_contexts([titan, other, *question("a", "11")], 1, negatives=1.0)
+    assert [(example.id, example.answerable) for example in made.examples] == [
+        ("t#0", False),
+        ("r#0", False),
+        ("a#0", True),
+    ]
+    assert made.impossible == 1
+    made = with_contexts([titan, other], 2, negatives=1.0)
+    assert [(example.id, example.context.text) for example in made.examples] == [
+        ("t#0", titan.context.text),
+        ("r#0", titan.context.text),
+    ]
+    assert (made.questions, made.short, made.impossible) == (2, 2, 1)
+
+
 def test_an_id_that_another_question_has_is_refused() -> None:
     examples = [Example("q", "Who?", Context("one")), Example("q#1", "What?", Context("two"))]
     with pytest.raises(UsageError, match=r"the id 'q#1' is that of another question"):
@@ -160,6 +178,14 @@ def test_the_commands_count_questions_as_questions(several: Path, lamella: Any, 
     assert out == f"{target}: 135 questions (0 fixed, 0 skipped), 403 contexts; 1 question with fewer than 3\n"
     examples = load_examples(str(target)).examples
     assert len(group_questions(examples)) == 135
+    single = tmp_path / "single.jsonl"
+    single.write_text('{"id": "t", "question": "Which?", "context": "Titan.", "answers": ["Titan"]}')
+    code, out, err = lamella("convert", single, target, "--multi-context", 2, "--negatives", 1.0, "--overwrite")
+    assert (code, err) == (0, "")
+    assert out.endswith(
+        "1 context; 1 question with fewer than 2; 1 question unchanged, as no other context lacks the answer\n"
+    )
+    assert [example.answerable for example in load_examples(str(target)).examples] == [True]
     code, _, err = lamella("convert", "demo:dev", tmp_path / "no.json", "--multi-context", 3, "--lengthen", 900)
     assert (code, err) == (2, "lamella: convert --multi-context: cannot be combined with --lengthen.\n")
     assert not (tmp_path / "no.json").exists()

@@ -220,23 +220,23 @@ def convert(
                     "another share, or data with more articles."
                 )
     for path, examples in outputs:
-        note, lost_answers = "", {}
+        note, lost_answers, impossible = "", {}, 0
         if negatives is not None and multi_context is None:
             from lamella.data.negatives import with_negatives
 
             mixed = with_negatives(examples, negatives, seed=seed)
-            examples, lost_answers = mixed.examples, mixed.lost_answers
+            examples, lost_answers, impossible = mixed.examples, mixed.lost_answers, mixed.impossible
             note = f", {counted(mixed.made, 'negative')}"
-            if mixed.impossible:
-                note += f"; {counted(mixed.impossible, 'question')} unchanged, as no other context lacks the answer"
         if multi_context is not None:
             from lamella.data.multi_context import with_contexts
 
             made = with_contexts(examples, multi_context, negatives=negatives or 0.0, seed=seed)
-            examples = made.examples
+            examples, impossible = made.examples, made.impossible
             note = f", {counted(len(examples), 'context')}"
             if made.short:
                 note += f"; {counted(made.short, 'question')} with fewer than {multi_context}"
+        if impossible:
+            note += f"; {counted(impossible, 'question')} unchanged, as no other context lacks the answer"
         if lengthen is not None:
             from lamella.data.long_contexts import lengthen_contexts
 

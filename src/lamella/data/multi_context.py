@@ -23,6 +23,7 @@ class MultiContextExamples:
     examples: tuple[Example, ...]
     questions: int
     short: int  # questions for which the data has too few contexts without the answer
+    impossible: int  # questions that were to lose the answer, but no other context lacks it
 
 
 def with_contexts(
@@ -33,7 +34,8 @@ def with_contexts(
     A question with one context gets those of the data that share most words with it (BM25) and do not contain its
     answer; all are ordered by rank. A question with several keeps `count` of them, those with an answer first. The
     contexts of question `q` have the ids `q#0`, `q#1` and so on. `negatives` is the share of the answerable questions
-    that keep no context with an answer, so that "no answer" is right for some questions too.
+    that keep no context with an answer, so that "no answer" is right for some questions too; a question all of whose
+    possible contexts contain the answer keeps it.
 
     >>> from lamella import load_examples
     >>> rows = [
@@ -50,26 +52,33 @@ def with_contexts(
     questions, contexts, taken = group_questions(examples), NegativeContexts(examples), ids_of(examples)
     unanswered = draw_answerable(questions, negatives, seed)
     made: list[Example] = []
-    short = 0
+    short = impossible = 0
     with progress("finding contexts", len(questions)) as advance:
         for number, question in enumerate(questions):
-            several = question.examples[0].group is not None
-            if several:
-                kept = [example for example in question.examples if not (number in unanswered and example.answerable)]
-                chosen = choose_contexts(kept or question.examples, count)
-            else:
-                chosen = _ranked(question, count, contexts, with_own=number not in unanswered)
-            if not several and (used := [example.id for example in chosen if example.id in taken]):
+            chosen = _contexts(question, count, contexts, answerable=number not in unanswered)
+            if not chosen:
+                impossible += 1
+                chosen = _contexts(question, count, contexts, answerable=True)
+            if not _has_several(question) and (used := [example.id for example in chosen if example.id in taken]):
                 raise UsageError(f"multi-context: the id {shorten(used[0])} is that of another question; rename it.")
             short += len(chosen) < count
             made += chosen
             advance()
-    return MultiContextExamples(tuple(made), len(questions), short)
+    return MultiContextExamples(tuple(made), len(questions), short, impossible)
 
 
-def _ranked(question: Question, count: int, contexts: NegativeContexts, *, with_own: bool) -> list[Example]:
+def _has_several(question: Question) -> bool:
+    return question.examples[0].group is not None
+
+
+def _contexts(question: Question, count: int, contexts: NegativeContexts, *, answerable: bool) -> list[Example]:
+    """Return a question with `count` contexts, or as many as there are; if not `answerable`, all without an answer."""
+    if _has_several(question):
+        return choose_contexts(
+            [example for example in question.examples if answerable or not example.answerable], count
+        )
     (own,) = question.examples
-    ranked = (contexts.best_with_own if with_own else contexts.best)(question, count)
+    ranked = (contexts.best_with_own if answerable else contexts.best)(question, count)
     return [
         replace(own, id=f"{question.id}#{place}", group=question.id)
         if context.text == own.context.text
