@@ -22,6 +22,7 @@ from lamella.data.html_text import looks_like_html, text_of_html
         ("<title>Titan</title><h1>A moon</h1>", "Titan\nA moon"),
         ("<pre>a\n  b</pre>", "a\nb"),
         ("<!-- hidden --><p>seen</p>", "seen"),
+        ("<p>2005.</p><![foo[ x ]]><p>2006.</p><!['>", "2005.\n2006."),
         ("<p>never closed", "never closed"),
         ("<script>never closed", ""),
         ("a < b and c > d", "a < b and c > d"),

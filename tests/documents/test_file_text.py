@@ -45,12 +45,22 @@ def test_the_paragraphs_of_a_docx_file() -> None:
         + f"<mc:Choice>{paragraph('in a box')}</mc:Choice><mc:Fallback>{paragraph('in a box')}</mc:Fallback>"
         + "</mc:AlternateContent><w:r><w:t>beside the box</w:t></w:r></w:p>"
         + paragraph(" ")
+        + "<w:p><w:r><w:t>two</w:t><w:br/> <w:br/><w:br/><w:t>lines</w:t></w:r></w:p>"
     )
     word = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
     data = make_docx(
         body, footnotes=f"<w:footnotes {word}><w:footnote>{paragraph('a note')}</w:footnote></w:footnotes>"
     )
-    expected = ["Titan & Rhea", "found\tin 1655", "moon\tyear", "new", "in a box", "beside the box", "a note"]
+    expected = [
+        "Titan & Rhea",
+        "found\tin 1655",
+        "moon\tyear",
+        "new",
+        "in a box",
+        "beside the box",
+        "two\nlines",
+        "a note",
+    ]
     assert paragraphs_of_docx(data, 1000) == expected
     with pytest.raises(ValueError, match="at most 10 characters"):
         paragraphs_of_docx(data, 10)
@@ -64,6 +74,8 @@ def test_damaged_and_locked_docx_files_have_their_own_reasons() -> None:
         sound[:-30],
         make_docx("<w:p>"),
         sound.replace(b"word/document.xml", b"word/documenT.xml"),
+        make_docx(paragraph("Titan"), footnotes="<?xml version='1.0' encoding='unheard-of'?><a/>"),
+        make_docx(paragraph("Titan"), footnotes="<?xml version='1.0' encoding='shift_jis'?><a/>"),
     ):
         with pytest.raises(ValueError, match="damaged"):
             paragraphs_of_docx(data, 1000)
@@ -89,6 +101,7 @@ def test_a_process_reads_on_after_a_file_that_ended_it(monkeypatch: pytest.Monke
 
     with TextProcess() as process:
         assert read(b"<p>Titan", "a.html").text == "Titan"
+        assert read(b"<p>2005.</p><![foo[ x ]]><p>Rhea.", "a.html").text == "2005.\nRhea."
         with monkeypatch.context() as patch:
             patch.setitem(text_process.PROCESSOR_SECONDS, "html", 1)
             with pytest.raises(UnreadableError, match="expected an HTML page"):  # of reasonable size, or in time

@@ -62,6 +62,13 @@ class _TextParser(HTMLParser):
             self._preformatted = max(0, self._preformatted - 1)
         self._separate(tag)
 
+    def parse_marked_section(self, i: int, report: bool = True) -> int:
+        """Read `<![if ...]>` and the like; an unknown section is a comment for browsers, and an error for Python."""
+        try:
+            return super().parse_marked_section(i, report)
+        except AssertionError:
+            return self.parse_bogus_comment(i)
+
     def handle_data(self, data: str) -> None:
         if self._preformatted and not self._hidden:
             self.pieces.append(data)

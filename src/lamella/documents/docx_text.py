@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import posixpath
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ DAMAGED = "expected a docx file, got a damaged one; open it in a word processor 
 MAIN_PART = "/officeDocument"  # end of the relation from the package to the main part
 NOTES = ("footnotes.xml", "endnotes.xml")
 BREAKS = {"tab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
+_BLANK_LINES = re.compile(r"[\r\n]\s*[\r\n]")  # blank lines separate paragraphs, so a paragraph has none
 
 
 class UnreadableDocxError(ValueError):
@@ -51,7 +53,10 @@ def paragraphs_of_docx(data: bytes, most_characters: int) -> list[str]:
                             )
     except MemoryError:
         raise UnreadableDocxError(HUGE) from None
-    except (zipfile.BadZipFile, zlib.error, ElementTree.ParseError, KeyError, EOFError, OSError):
+    except UnreadableDocxError:
+        raise
+    # An unknown encoding is a LookupError, one of several bytes per character a ValueError.
+    except (zipfile.BadZipFile, zlib.error, ElementTree.ParseError, LookupError, ValueError, EOFError, OSError):
         raise UnreadableDocxError(DAMAGED) from None
     except (RuntimeError, NotImplementedError):  # an encrypted part, or an unknown compression
         raise UnreadableDocxError(LOCKED) from None
@@ -94,6 +99,7 @@ def _paragraphs(file: _Limited) -> Iterator[str]:
         elif name in ("p", "tr"):
             pieces = open_paragraphs.pop() if name == "p" else open_rows.pop()
             text = ("" if name == "p" else "\t").join(pieces).strip()
+            text = _BLANK_LINES.sub("\n", text)
             if text and open_rows:
                 open_rows[-1].append(text)
             elif text:

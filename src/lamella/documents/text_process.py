@@ -115,6 +115,8 @@ def main() -> None:
         except MemoryError:
             problem = "expected a file of reasonable size, got one that takes too much memory; save it as text"
             text = b""
+        except Exception:  # parsers raise whatever a damaged structure leads to
+            problem, text = f"expected {NAMES[kind]}, got a damaged one; save it again", b""
         _send(replies, problem, text)
 
 
