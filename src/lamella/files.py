@@ -60,10 +60,11 @@ def _is_input(path: Path, source: str | Path) -> bool:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[int]:
+def locked(folder: Path, *, advice: str = "wait for it, or choose another --out") -> Iterator[int]:
     """Lock a folder against writes of other processes; the system releases the lock of a killed process.
 
-    Yield the file descriptor that holds the lock: a process that inherits it holds the lock too.
+    Yield the file descriptor that holds the lock: a process that inherits it holds the lock too. The error, if another
+    process holds it, ends with `advice`.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +76,7 @@ def locked(folder: Path) -> Iterator[int]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield handle
     except BlockingIOError:
-        raise RunError(f"{folder}: another process is writing here; wait for it, or choose another --out.") from None
+        raise RunError(f"{folder}: another process is writing here; {advice}.") from None
     finally:
         os.close(handle)
 

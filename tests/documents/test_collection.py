@@ -23,6 +23,7 @@ from lamella import Documents, LamellaWarning, Reader
 from lamella.documents import collection, read_files
 from lamella.documents.index_file import INDEX, StoredIndex
 from lamella.errors import DataError, UsageError
+from lamella.files import locked
 from made_files import make_docx, make_pdf, page, paragraph
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -231,6 +232,47 @@ class TestIndex:
             Documents(folder).save()
         with pytest.warns(LamellaWarning, match=r"damaged\.pdf: skipped"):
             assert Documents(folder).read == 0
+
+    def test_a_failure_that_may_pass_is_not_kept(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("lamella.documents.text_process.PROCESS_SECONDS", 0.0)
+            with pytest.warns(LamellaWarning, match="is read within 0 seconds"):
+                assert len(Documents.index(folder)) == 3
+        assert len(Documents(folder)) == 6
+        documents = Documents.index(folder)
+        assert (len(documents), documents.read) == (6, 3)
+        assert Documents.index(folder).read == 0
+
+    def test_files_of_another_encoding_are_indexed_again(self, folder: Path) -> None:
+        (folder / "moons.txt").write_bytes("Die Brücke ist grün.".encode("cp1252"))
+        with pytest.warns(LamellaWarning, match=r"moons\.txt: skipped"):
+            Documents.index(folder, "utf-8")
+        assert not Documents(folder).skipped
+        Documents.index(folder, "cp1252")
+        assert Documents(folder).read == 0  # who asks need not know the encoding
+        assert Documents.index(folder).read == 6
+        assert Documents.index(folder).read == 0
+
+    def test_the_index_of_a_folder_that_became_empty(self, tmp_path: Path, lamella: Any) -> None:
+        assert lamella("index", tmp_path)[0] == 1
+        (tmp_path / "secret.txt").write_text("The safe is behind the mirror.", encoding="utf-8")
+        assert lamella("index", tmp_path)[0] == 0
+        (tmp_path / "secret.txt").unlink()
+        code, out, err = lamella("index", tmp_path)
+        assert (code, err) == (0, "")
+        assert "0 documents in 0 passages (0 read, 1 removed)" in out
+        assert b"mirror" not in (tmp_path / INDEX).read_bytes()
+        (tmp_path / INDEX).write_bytes(b"no index")
+        with pytest.warns(LamellaWarning, match="cannot be used"):
+            Documents.index(tmp_path)
+        assert not Documents.index(tmp_path).changed
+
+    def test_a_locked_folder_is_not_read(self, folder: Path, lamella: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(collection, "read_files", None)
+        with locked(folder):
+            code, out, err = lamella("index", folder)
+        assert (code, out) == (1, "")
+        assert err.endswith("another process is writing here; wait for it.\n")
 
     @pytest.mark.parametrize("content", [b"", b"no index", b"\x02\0\0\0\0\0\0\0{}"])
     def test_a_damaged_index_is_not_used(self, folder: Path, content: bytes) -> None:

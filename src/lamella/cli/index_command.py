@@ -19,13 +19,10 @@ def index(
 ) -> None:
     """Index a folder of documents, so that `ask --in DIR` need not read them; only changed files are read again."""
     from lamella.documents.collection import Documents
-    from lamella.errors import UsageError, counted
+    from lamella.errors import counted
 
-    if not folder.is_dir():
-        found = "a file" if folder.exists() else "nothing there"
-        raise UsageError(f"index {folder}: expected a folder, got {found}; check the path.")
-    documents = Documents(folder, encoding=encoding)
-    path = documents.save()
+    documents = Documents.index(folder, encoding)
+    path = documents.index_file
     size = path.stat().st_size
     if as_json:
         record = {

@@ -19,8 +19,9 @@ from lamella.documents.find_files import FoundFiles, find_files
 from lamella.documents.index_file import INDEX, DocumentRecord, StoredIndex, Terms, write_index
 from lamella.documents.markdown_text import blank_markup
 from lamella.documents.passages import Passage, PassageIndex, cut
-from lamella.documents.read_files import read_files
+from lamella.documents.read_files import ReadProblem, read_files
 from lamella.errors import DataError, UsageError, one_line, warn
+from lamella.files import locked
 from lamella.user_cache import file_state
 
 PathLike = str | os.PathLike[str]
@@ -70,31 +71,36 @@ class Documents:
         """Read txt, md, html, pdf and docx files, also compressed by gzip: folders, files and glob patterns."""
         if not sources:
             raise UsageError("Documents: expected folders, files or glob patterns, got none.")
-        found = find_files(sources)
-        documents: list[_Document] = []
-        stored = None
-        new_terms: dict[str, int] = {}
-        removed = 0
-        for files in found:
-            stored = None if files.folder is None else _open_index(files.folder / INDEX)
-            documents += _read(files, stored, encoding, new_terms)
-            removed += len({record.name for record in stored.records}.difference(files.names)) if stored else 0
-        for document in documents:
-            if document.record.problem:
-                warn(f"{document.name}: skipped: {document.record.problem}.")
-        if all(document.record.problem for document in documents):
+        self._load(find_files(sources), encoding)
+        if not len(self):
             shown = ", ".join(os.fspath(source) for source in sources)
-            raise DataError(f"{shown}: expected a txt, md, html, pdf or docx file, found none that can be read.")
-        self._folder = found[0].folder if len(found) == 1 else None
-        self.removed = removed  # documents of the index that do not exist any more
-        self._set(documents, stored)
+            raise _nothing_to_read(shown)
+
+    @classmethod
+    def index(cls, folder: PathLike, encoding: str | None = None) -> Documents:
+        """Read the documents of a folder and write their index; from an index that is there, take what did not change.
+
+        Files that were read with another encoding, or with none, are read again. If the documents of an index are all
+        gone, it becomes empty.
+        """
+        folder = Path(folder).expanduser()
+        if not folder.is_dir():
+            found = "a file" if folder.exists() else "nothing there"
+            raise UsageError(f"index {folder}: expected a folder, got {found}; check the path.")
+        with locked(folder, advice="wait for it"):
+            documents = cls.__new__(cls)
+            documents._load(find_files([folder]), encoding, for_index=True)
+            if not len(documents) and not documents.index_file.exists():
+                raise _nothing_to_read(os.fspath(folder))
+            documents._write()
+        return documents
 
     @classmethod
     def from_texts(cls, texts: Mapping[str, str]) -> Documents:
         """Make documents of texts by name, without files."""
         new_terms: dict[str, int] = {}
         documents = cls.__new__(cls)
-        documents._folder, documents.removed = None, 0
+        documents._folder, documents.removed, documents._has_index = None, 0, False
         documents._set(
             [
                 _new_document(Path(name), DocumentRecord(name, (), kind="txt"), text, new_terms)
@@ -121,7 +127,7 @@ class Documents:
     @property
     def changed(self) -> bool:
         """Whether the documents differ from those of the index on disk, or there is none."""
-        return bool(self.read or self.removed)
+        return bool(self.read or self.removed or not self._has_index)
 
     @property
     def index_file(self) -> Path:
@@ -139,9 +145,8 @@ class Documents:
     def save(self) -> Path:
         """Write the index into the folder, for later calls; return its file."""
         path = self.index_file
-        if self.changed:
-            numbers, _ = self._numbered
-            write_index(path, [document.record for document in self._documents], self.passages, numbers)
+        with locked(path.parent, advice="wait for it"):
+            self._write()
         return path
 
     def rank(self, question: str, count: int) -> list[Passage]:
@@ -162,12 +167,34 @@ class Documents:
             count = self.texts[number].count(separator, 0, position) + 1
         return {"file": document.name, unit: count}
 
+    def _load(self, found: Sequence[FoundFiles], encoding: str | None, *, for_index: bool = False) -> None:
+        documents: list[_Document] = []
+        stored = None
+        new_terms: dict[str, int] = {}
+        removed = 0
+        for files in found:
+            stored = None if files.folder is None else _open_index(files.folder / INDEX)
+            documents += _read(files, stored, encoding, new_terms, for_index=for_index)
+            removed += len({record.name for record in stored.records}.difference(files.names)) if stored else 0
+        for document in documents:
+            if document.record.problem:
+                warn(f"{document.name}: skipped: {document.record.problem}.")
+        self._folder = found[0].folder if len(found) == 1 else None
+        self.removed = removed  # documents of the index that do not exist any more
+        self._has_index = stored is not None
+        self._set(documents, stored)
+
+    def _write(self) -> None:
+        if self.changed:
+            numbers, _ = self._numbered
+            write_index(self.index_file, [document.record for document in self._documents], self.passages, numbers)
+
     def _set(self, documents: Sequence[_Document], stored: StoredIndex | None = None) -> None:
         """Take the documents, and make their passages ready to be ranked; `stored` is the index of their folder."""
         self._documents, self.texts = documents, _Texts(documents)
         spans = [document.spans for document in documents]
         owners = np.repeat(np.arange(len(spans)), [len(part) for part in spans])
-        places = np.column_stack([owners, np.concatenate(spans)])
+        places = np.column_stack([owners, np.concatenate([np.zeros((0, 2), np.int64), *spans])])
         if stored is not None and self._folder is not None and not self.changed:
             vocabulary = {term: number for number, term in enumerate(stored.vocabulary)}
             ranking = WordRanking.of_matrix(stored.matrix, len(places), vocabulary)
@@ -215,8 +242,19 @@ def _open_index(path: Path) -> StoredIndex | None:
         return None
 
 
+def _nothing_to_read(sources: str) -> DataError:
+    return DataError(f"{sources}: expected a txt, md, html, pdf or docx file, found none that can be read.")
+
+
+def _is_current(record: DocumentRecord, state: tuple[int, ...], encoding: str | None, *, for_index: bool) -> bool:
+    """Whether a file need not be read again; who asks without an encoding accepts the text of any."""
+    if not state or record.state != state:
+        return False
+    return record.encoding == encoding or (encoding is None and not record.problem and not for_index)
+
+
 def _read(
-    files: FoundFiles, stored: StoredIndex | None, encoding: str | None, new_terms: dict[str, int]
+    files: FoundFiles, stored: StoredIndex | None, encoding: str | None, new_terms: dict[str, int], *, for_index: bool
 ) -> list[_Document]:
     """Return the documents of some files: from the index if they did not change, else from the files themselves."""
     numbers = {} if stored is None else {record.name: number for number, record in enumerate(stored.records)}
@@ -225,13 +263,15 @@ def _read(
     for name, state in states.items():
         if stored is not None and name in numbers:
             record = stored.records[numbers[name]]
-            if record.state == state and encoding in (None, record.encoding):
+            if _is_current(record, state, encoding, for_index=for_index):
                 documents[name] = _stored_document(files.path(name), stored, numbers[name])
     names = [name for name in files.names if name not in documents]
     for name, found in zip(names, read_files([files.path(name) for name in names], encoding), strict=True):
         record = DocumentRecord(name, states[name], encoding=encoding)
-        if isinstance(found, str):
-            documents[name] = _new_document(files.path(name), replace(record, problem=found), "", new_terms)
+        if isinstance(found, ReadProblem):
+            state = states[name] if found.lasting else ()
+            record = replace(record, problem=found.reason, state=state)
+            documents[name] = _new_document(files.path(name), record, "", new_terms)
             continue
         text = found.text
         if found.kind == "html":

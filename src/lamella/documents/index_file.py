@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lamella.data.word_ranking import ScoreMatrix, Sliced
 from lamella.documents.passages import PassageIndex
-from lamella.files import TEMPORARY, locked, write_bytes
+from lamella.files import TEMPORARY, write_bytes
 
 INDEX = ".lamella-index.safetensors"
 FORMAT = "lamella-documents 3"  # a change of texts, of how passages are cut or words are numbered needs another number
@@ -30,7 +30,7 @@ class DocumentRecord:
     """What is known about a file besides its text; a file that could not be read has a `problem` instead."""
 
     name: str
-    state: tuple[int, ...]  # size and times of the file when it was read
+    state: tuple[int, ...]  # size and times of the file when it was read; none if it must be read again
     kind: str = ""
     pages: tuple[int, ...] = ()
     problem: str = ""
@@ -112,7 +112,10 @@ def write_index(
     passages: PassageIndex,
     terms: Sequence[Sequence[int]],
 ) -> None:
-    """Write an index; `terms` are the numbers of the terms of each passage in the vocabulary of its ranking."""
+    """Write an index into a folder that is locked.
+
+    `terms` are the numbers of the terms of each passage in the vocabulary of its ranking.
+    """
     from safetensors.numpy import save
 
     texts = [text.encode("utf-8") for text in passages.texts]
@@ -134,10 +137,9 @@ def write_index(
     }
     sha256 = _sha256({name: (len(tensor), tensor) for name, tensor in tensors.items()})
     data = save(tensors, metadata={"format": FORMAT, "sha256": sha256})
-    with locked(path.parent):
-        for abandoned in path.parent.glob(f".{path.name}.*{TEMPORARY}"):  # of a process that was killed
-            abandoned.unlink(missing_ok=True)
-        write_bytes(path, data, private=True)  # it contains the texts of files that others may not read
+    for abandoned in path.parent.glob(f".{path.name}.*{TEMPORARY}"):  # of a process that was killed
+        abandoned.unlink(missing_ok=True)
+    write_bytes(path, data, private=True)  # it contains the texts of files that others may not read
 
 
 def _sha256(tensors: Mapping[str, tuple[int, Sliced[Any]]]) -> str:

@@ -7,11 +7,12 @@ import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
 from lamella.documents.file_text import FileText, TooLargeFileError, text_of_file
-from lamella.documents.text_process import TextProcess
+from lamella.documents.text_process import TextProcess, UnfinishedError
 from lamella.errors import LamellaError, UsageError
 from lamella.progress import progress
 
@@ -21,7 +22,15 @@ PATIENCE = 10  # times as long as a server may take for a file: these are the us
 MOST_PROCESSES = 4  # that read PDFs, docx files and HTML pages
 
 
-def read_files(paths: Sequence[Path], encoding: str | None = None) -> Iterator[FileText | str]:
+@dataclass(frozen=True)
+class ReadProblem:
+    """The reason why a file could not be read; one that is not `lasting` may be gone although the file is the same."""
+
+    reason: str
+    lasting: bool
+
+
+def read_files(paths: Sequence[Path], encoding: str | None = None) -> Iterator[FileText | ReadProblem]:
     """Yield the text of each file in turn; for a file that cannot be read, yield the reason."""
     workers = min(MOST_PROCESSES, os.cpu_count() or 1, len(paths))
     if not workers:
@@ -33,7 +42,7 @@ def read_files(paths: Sequence[Path], encoding: str | None = None) -> Iterator[F
         pool = stack.enter_context(ThreadPoolExecutor(workers))
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)  # if the caller stops halfway
 
-        def read(path: Path) -> FileText | str:
+        def read(path: Path) -> FileText | ReadProblem:
             process = idle.get()
             try:
                 return _read(path, process, encoding)
@@ -46,11 +55,11 @@ def read_files(paths: Sequence[Path], encoding: str | None = None) -> Iterator[F
             advance()
 
 
-def _read(path: Path, process: TextProcess, encoding: str | None) -> FileText | str:
+def _read(path: Path, process: TextProcess, encoding: str | None) -> FileText | ReadProblem:
     name = path.name
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe or a device may never end
-            return "expected a regular file, got a pipe or a device"
+            return ReadProblem("expected a regular file, got a pipe or a device", lasting=False)
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)  # a file may grow
         if len(data) > MOST_BYTES:
@@ -66,6 +75,7 @@ def _read(path: Path, process: TextProcess, encoding: str | None) -> FileText | 
     except UsageError:  # an unknown encoding
         raise
     except LamellaError as error:
-        return str(error).removeprefix(f"{name}: ").rstrip(".")
+        reason = str(error).removeprefix(f"{name}: ").rstrip(".")
+        return ReadProblem(reason, lasting=not isinstance(error, UnfinishedError))
     except OSError as error:
-        return f"cannot be read ({error.strerror})"
+        return ReadProblem(f"cannot be read ({error.strerror})", lasting=False)

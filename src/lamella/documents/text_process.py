@@ -25,6 +25,10 @@ PROCESSOR_SECONDS = {"html": 15, "pdf": 25, "docx": 25}  # of processor time; 20
 NAMES = {"html": "an HTML page", "pdf": "a PDF", "docx": "a docx file"}  # of the kinds that are read here
 
 
+class UnfinishedError(UnreadableError):
+    """A file whose reading was stopped; another time, or on another machine, it may be read."""
+
+
 class TextProcess:
     """A process that reads files; it starts with the first file, and again after a file that ended it."""
 
@@ -72,7 +76,7 @@ class TextProcess:
                 reason = (
                     f"expected {NAMES[kind]} of reasonable size, got one that takes too long to read; save it as text"
                 )
-            raise UnreadableError(f"{name}: {reason}.")
+            raise UnfinishedError(f"{name}: {reason}.")
         problem, text = reply
         if problem:
             raise UnreadableError(f"{name}: {problem}.")
