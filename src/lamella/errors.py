@@ -187,6 +187,11 @@ def truncate(text: str, limit: int = 80) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
+def printable(text: str) -> str:
+    """Return a name as a line can show it: with escapes, if it has line breaks or other control characters."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun: "1 question", "2,000 questions", "3 passes" with `plural="passes"`."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

@@ -165,6 +165,16 @@ def test_a_file_is_read_up_to_the_limit(folder: Path, monkeypatch: pytest.Monkey
         assert list(Documents(folder / "*.txt").skipped) == [str(folder / "moons.txt")]
 
 
+def test_lists_of_paths_are_sources_and_other_arguments_get_one_line(folder: Path) -> None:
+    assert len(Documents([folder / "moons.txt", str(folder / "deep")])) == 3
+    for wrong in (3, None, b"notes", {"a": "A text."}, []):
+        with pytest.raises(UsageError, match="Documents: expected folders, files or glob patterns, got"):
+            Documents(wrong)  # type: ignore[arg-type]
+    for texts in ({}, ["A text."], {"a": 3}, {3: "A text."}):
+        with pytest.raises(UsageError, match="Documents: expected"):
+            Documents.from_texts(texts)  # type: ignore[arg-type]
+
+
 def test_broken_files_are_named_and_skipped(folder: Path) -> None:
     broken = {
         "damaged.pdf": b"%PDF-1.7 nothing follows",
@@ -359,6 +369,14 @@ class TestCommands:
         record = json.loads(lamella("ask", "What does the bridge cross?", "--in", folder, "--json")[1])
         assert record["answers"][0]["page"] == 2
         assert record["passages"] == {"read": 6, "of": 6}
+
+    def test_names_are_printed_on_one_line(self, folder: Path, lamella: Any) -> None:
+        (folder / "moons.txt").rename(folder / "two\nlines.txt")
+        (folder / "no\npicture.pdf").write_bytes(b"no PDF")
+        code, out, err = lamella("ask", "--in", folder, "Who discovered Titan?")
+        assert (code, err.count("\n"), out.count("\n")) == (0, 1, 2)
+        assert r"no\npicture.pdf: skipped" in err
+        assert r"two\nlines.txt:3]" in out
 
     def test_a_shell_may_expand_the_files(self, folder: Path, lamella: Any) -> None:
         files = [folder / "moons.txt", folder / "tower.docx"]

@@ -197,13 +197,15 @@ class _Session:
             self._print_answer(answers.best_guess, "best guess: ")
 
     def _print_answer(self, answer: Answer, label: str = "") -> None:
+        from lamella.errors import printable
+
         place = f"characters {answer['start']}-{answer['end']}"
         if self.several:
             place = f"{answer['file']}, {place}"
         elif "file" in answer:
             unit = next(unit for unit in ("page", "line", "paragraph") if unit in answer)
             separator = ":" if unit == "line" else f", {unit} "  # terminals and editors open file:line
-            place = f"{answer['file']}{separator}{answer[unit]}"
+            place = f"{printable(answer['file'])}{separator}{answer[unit]}"
         text = " ".join(answer["answer"].split()) if "sentence" in answer else answer["answer"]
         typer.echo(f"{label}{text}  [{answer['probability']:.2f}, {place}]")
         _print_sentence(answer)

@@ -19,7 +19,7 @@ def index(
 ) -> None:
     """Index a folder of documents, so that `ask --in DIR` need not read them; only changed files are read again."""
     from lamella.documents.collection import Documents
-    from lamella.errors import counted
+    from lamella.errors import counted, printable
 
     documents = Documents.index(folder, encoding)
     path = documents.index_file
@@ -38,6 +38,7 @@ def index(
         return
     skipped = f", {len(documents.skipped):,} skipped" if documents.skipped else ""
     typer.echo(
-        f"{path}: {counted(len(documents), 'document')} in {counted(len(documents.passages), 'passage')} "
+        f"{printable(str(path))}: {counted(len(documents), 'document')} in "
+        f"{counted(len(documents.passages), 'passage')} "
         f"({documents.read:,} read, {documents.removed:,} removed{skipped}), {size / 1e6:.1f} MB"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -20,7 +20,7 @@ from lamella.documents.index_file import INDEX, DocumentRecord, StoredIndex, Ter
 from lamella.documents.markdown_text import blank_markup
 from lamella.documents.passages import Passage, PassageIndex, cut
 from lamella.documents.read_files import ReadProblem, read_files
-from lamella.errors import DataError, UsageError, one_line, warn
+from lamella.errors import DataError, UsageError, one_line, printable, shorten, warn
 from lamella.files import locked
 from lamella.user_cache import file_state
 
@@ -67,14 +67,14 @@ class Documents:
     cannot be read are skipped, with a warning for each.
     """
 
-    def __init__(self, *sources: PathLike, encoding: str | None = None) -> None:
-        """Read txt, md, html, pdf and docx files, also compressed by gzip: folders, files and glob patterns."""
-        if not sources:
+    def __init__(self, *sources: PathLike | Iterable[PathLike], encoding: str | None = None) -> None:
+        """Read txt, md, html, pdf and docx files, also in gzip: folders, files and glob patterns, or lists of them."""
+        paths = list(_paths(sources))
+        if not paths:
             raise UsageError("Documents: expected folders, files or glob patterns, got none.")
-        self._load(find_files(sources), encoding)
+        self._load(find_files(paths), encoding)
         if not len(self):
-            shown = ", ".join(os.fspath(source) for source in sources)
-            raise _nothing_to_read(shown)
+            raise _nothing_to_read(", ".join(paths))
 
     @classmethod
     def index(cls, folder: PathLike, encoding: str | None = None) -> Documents:
@@ -98,6 +98,10 @@ class Documents:
     @classmethod
     def from_texts(cls, texts: Mapping[str, str]) -> Documents:
         """Make documents of texts by name, without files."""
+        if not isinstance(texts, Mapping) or not all(isinstance(part, str) for part in chain(*texts.items())):
+            raise UsageError(f"Documents: expected a dictionary of texts by name, got {shorten(texts)}.")
+        if not texts:
+            raise UsageError("Documents: expected texts, got none.")
         new_terms: dict[str, int] = {}
         documents = cls.__new__(cls)
         documents._folder, documents.removed, documents._has_index = None, 0, False
@@ -178,7 +182,7 @@ class Documents:
             removed += len({record.name for record in stored.records}.difference(files.names)) if stored else 0
         for document in documents:
             if document.record.problem:
-                warn(f"{document.name}: skipped: {document.record.problem}.")
+                warn(f"{printable(document.name)}: skipped: {document.record.problem}.")
         self._folder = found[0].folder if len(found) == 1 else None
         self.removed = removed  # documents of the index that do not exist any more
         self._has_index = stored is not None
@@ -238,12 +242,24 @@ def _open_index(path: Path) -> StoredIndex | None:
     try:
         return StoredIndex(path)
     except ValueError as error:
-        warn(f"{path}: cannot be used ({one_line(error)}), so the files are read; replace it with: lamella index")
+        reason, advice = f"cannot be used ({one_line(error)})", "so the files are read; replace it with: lamella index"
+        warn(f"{printable(str(path))}: {reason}, {advice}")
         return None
 
 
+def _paths(sources: Iterable[Any]) -> Iterator[str]:
+    """Yield the paths of sources, which may be lists of paths."""
+    for source in sources:
+        if isinstance(source, str | os.PathLike):
+            yield os.fspath(source)
+        elif isinstance(source, Iterable) and not isinstance(source, bytes | Mapping):
+            yield from _paths(source)
+        else:
+            raise UsageError(f"Documents: expected folders, files or glob patterns, got {shorten(source)}.")
+
+
 def _nothing_to_read(sources: str) -> DataError:
-    return DataError(f"{sources}: expected a txt, md, html, pdf or docx file, found none that can be read.")
+    return DataError(f"{printable(sources)}: expected a txt, md, html, pdf or docx file, found none that can be read.")
 
 
 def _is_current(record: DocumentRecord, state: tuple[int, ...], encoding: str | None, *, for_index: bool) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lamella.documents.file_text import kind_of_name
-from lamella.errors import UsageError, one_line, truncate, warn
+from lamella.errors import UsageError, one_line, printable, truncate, warn
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ def _walk(folder: Path) -> Iterator[str]:
     """Yield the names of the files of known kinds in a folder, relative to it, in the order of their names."""
 
     def report(error: OSError) -> None:
-        warn(f"{error.filename}: cannot be read ({one_line(error) if error.strerror is None else error.strerror}).")
+        reason = one_line(error) if error.strerror is None else error.strerror
+        warn(f"{printable(error.filename)}: cannot be read ({reason}).")
 
     root = Path(os.path.realpath(folder))
     for top, folders, files in os.walk(folder, onerror=report):
@@ -79,6 +80,6 @@ def _walk(folder: Path) -> Iterator[str]:
                 continue
             path = os.path.join(top, name)
             if os.path.islink(path) and root not in Path(os.path.realpath(path)).parents:
-                warn(f"{path}: skipped: is a link out of the folder; to read the file, name it or its own folder.")
+                warn(f"{printable(path)}: skipped: is a link out of the folder; to read it, name it or its own folder.")
                 continue
             yield os.path.relpath(path, folder)

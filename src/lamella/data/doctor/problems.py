@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from lamella.errors import truncate
+from lamella.errors import printable, truncate
 
 LONGEST_NAME = 100  # characters of an id or a title that a message shows
 
@@ -216,4 +216,4 @@ def quote(text: str, longest: int = 40) -> str:
 
 
 def _one_line(text: str) -> str:
-    return truncate(text if text.isprintable() else repr(text)[1:-1], LONGEST_NAME)
+    return truncate(printable(text), LONGEST_NAME)
