@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import unicodedata
 from collections import Counter
 
 import numpy as np
@@ -18,6 +19,20 @@ def test_terms_are_stems_numbers_and_pairs_of_letters() -> None:
     assert list(terms("Discovering, DISCOVERED: 1655123 – Zoë's")) == ["discov", "discov", "1655123", "zoë", "s"]
     assert list(terms("타이탄 土星")) == ["타이", "이탄", "土星"]
     assert list(terms("토 ...")) == ["토"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Café Zürich–Łódź", ["café", "zürich", "łódź"]),
+        ("हिन्दी भाषा, snake_case", ["हिन्दी", "भाषा", "snake", "case"]),
+        ("서울 東京", ["서울", "東京"]),
+        ("\u0301 x\u0307y", ["ẋy"]),  # a mark at no letter is no word
+    ],
+)
+def test_terms_do_not_depend_on_the_normal_form_and_keep_marks(text: str, expected: list[str]) -> None:
+    for form in ("NFC", "NFD"):
+        assert list(terms(unicodedata.normalize(form, text))) == expected
 
 
 def test_scores_are_those_of_bm25() -> None:

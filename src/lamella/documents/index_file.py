@@ -21,7 +21,7 @@ from lamella.documents.passages import PassageIndex
 from lamella.files import TEMPORARY, write_bytes
 
 INDEX = ".lamella-index.safetensors"
-FORMAT = "lamella-documents 3"  # a change of texts, of how passages are cut or words are numbered needs another number
+FORMAT = "lamella-documents 4"  # a change of texts, of how passages are cut or words are numbered needs another number
 HASHED = 1 << 20  # rows of a tensor that are in memory at a time while it is hashed
 
 
