@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 
+import lamella.data.windows.features as features_module
 import lamella.data.windows.tokens as tokens_module
 from doubles import (
     AWKWARD,
@@ -35,7 +36,7 @@ from lamella.data.examples import Context, Example
 from lamella.data.windows.features import featurise, featurise_in_slices
 from lamella.data.windows.padding import Padded, pad
 from lamella.encoder.fast_attention import suitable_kernels
-from lamella.errors import ModelError, UsageError
+from lamella.errors import ModelError, TooManyTokensError, UsageError
 from lamella.inference.predict import predict
 from lamella.inference.reader import Reader
 
@@ -327,11 +328,24 @@ class TestLongContexts:
         whole = featurise(examples, tiny_tokenizer(family), windows)
         slices = list(featurise_in_slices(examples, tiny_tokenizer(family), windows, size=5))
         assert len(slices) > 4
+        read = sum(map(len, whole.offsets))
+        limited = list(featurise_in_slices(examples, tiny_tokenizer(family), windows, size=5, most_tokens=read))
+        assert [part.input_ids.tolist() for part in limited] == [part.input_ids.tolist() for part in slices]
         assert max(map(len, slices)) <= 5
         for name in ("input_ids", "context_begin", "context_end", "first_token", "max_context"):
             assert np.concatenate([getattr(part, name) for part in slices]).tolist() == getattr(whole, name).tolist()
         ids = [part.examples[number].id for part in slices for number in part.example]
         assert ids == [whole.examples[number].id for number in whole.example]
+
+    def test_too_many_tokens_are_refused_before_the_first_of_many_slices_is_computed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(features_module, "PIECE", 1)  # every context is a slice of its own
+        model, contexts = Letters(), ["z " * 20] * 3
+        with pytest.raises(TooManyTokensError, match="at most 59 tokens to read, got 60"):
+            Reader(model, most_tokens=59).ask("Which?", contexts)
+        assert model.largest == 0
+        assert Reader(model, most_tokens=60).ask("Which?", contexts)[0]["answer"]
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_a_text_is_tokenised_alike_in_pieces_and_whole(self, family: str, monkeypatch: pytest.MonkeyPatch) -> None:

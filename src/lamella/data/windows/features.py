@@ -12,7 +12,7 @@ never truncates, so no input can make it fail. All windows of a data set are sto
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -137,18 +137,29 @@ def featurise_in_slices(
     """Yield the windows of all examples, about `size` at a time, each slice cut when it is requested.
 
     A long context may extend over two slices; its example is then part of both. Contexts with more than `most_tokens`
-    raise TooManyTokensError as soon as they are tokenised, before their windows are cut.
+    raise TooManyTokensError before the first slice.
     """
-    read = 0
-
-    def count(tokens: int) -> None:
-        nonlocal read
-        read += tokens
-        if most_tokens is not None and read > most_tokens:
-            raise TooManyTokensError(read, most_tokens)
-
+    contexts = None
+    if most_tokens is not None:  # so many fit into memory, and are tokenised once
+        contexts = _tokens_up_to(most_tokens, examples, tokenizer, size)
     for begin, end in slices(examples, size=size):
-        yield from _cut(examples[begin:end], tokenizer, windows, "keep", 0, size, count)
+        yield from _cut(examples[begin:end], tokenizer, windows, "keep", 0, size, contexts)
+
+
+def _tokens_up_to(
+    most: int, examples: Sequence[Example], tokenizer: Tokenizing, size: int
+) -> dict[str, tuple[Integers, Integers]]:
+    """Return the tokens of all contexts; raise TooManyTokensError for more than `most`, without reading on."""
+    plain = without_truncation(tokenizer)
+    contexts: dict[str, tuple[Integers, Integers]] = {}
+    read = 0
+    for begin, end in slices(examples, size=size):
+        new = [example.context for example in examples[begin:end] if example.context.text not in contexts]
+        contexts |= context_tokens(tokenizer, plain, new)
+        read += sum(len(contexts[example.context.text][0]) for example in examples[begin:end])
+        if read > most:
+            raise TooManyTokensError(read, most)
+    return contexts
 
 
 def slices(examples: Sequence[Example], *, size: int = SLICE) -> Iterator[tuple[int, int]]:
@@ -170,17 +181,17 @@ def _cut(
     negative_windows: str,
     seed: int,
     size: float,
-    count: Callable[[int], None] = lambda tokens: None,
+    contexts: Mapping[str, tuple[Integers, Integers]] | None = None,
 ) -> Iterator[Features]:
     """Yield the windows of examples, at most `size` at a time; one empty result for no examples.
 
-    `count` gets the number of tokens of their contexts first.
+    `contexts` are the tokens of their contexts, if these are tokenised already.
     """
     plain = without_truncation(tokenizer)
     template = pair_template(tokenizer)
     questions = tokenise_questions(plain, [example.question for example in examples])
-    contexts = context_tokens(tokenizer, plain, [example.context for example in examples])
-    count(sum(len(contexts[example.context.text][0]) for example in examples))
+    if contexts is None:
+        contexts = context_tokens(tokenizer, plain, [example.context for example in examples])
     window_room = windows.max_seq_length - template.special_tokens
     question_room = min(windows.max_query_length, window_room - 1)  # leave room for some context
     prefix, middle, suffix = (np.array(ids, np.int32) for ids in (template.prefix, template.middle, template.suffix))
