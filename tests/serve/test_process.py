@@ -117,7 +117,10 @@ def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path, reader: Re
         streamed = pool.submit(post, f"{server.address}/v1/batch", {"requests": [ask] * 40})
         wait_until_accepted(server, 9)
         with connect(server) as late:  # a file that is still being sent
-            late.sendall(b"POST /v1/text?name=a.txt HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8\r\n\r\nhalf")
+            head = b"POST /v1/text?name=a.txt HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8\r\n"
+            late.sendall(head + b"Expect: 100-continue\r\n\r\n")
+            assert late.recv(100).startswith(b"HTTP/1.1 100 ")  # the server has begun to read it
+            late.sendall(b"half")
             server.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(ConnectionError):  # until it listens no longer
                 while True:

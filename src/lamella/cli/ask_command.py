@@ -225,7 +225,7 @@ def _split_words(words: Sequence[str], sources: Sequence[str]) -> tuple[str | No
     if len(questions) > 1:
         where = ", or check the file names" if sources else ""
         raise UsageError(
-            f"ask: expected one question, got {len(questions)} arguments, the second {shorten(questions[1])}; "
+            f"ask: expected one question, got {len(questions)} arguments, the second {shorten(questions[1], 300)}; "
             f"put the question in quotes{where}."
         )
     return (questions[0] if questions else None), [*sources, *files]
