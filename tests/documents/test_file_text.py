@@ -134,3 +134,13 @@ def test_the_markup_of_markdown_is_blanked_in_place() -> None:
     ]  # fmt: skip
     assert blanked.index("1655") == text.index("1655")
     assert blank_markup("no *markup* here") == "no *markup* here"
+
+
+def test_a_process_that_ended_before_it_got_all_data_is_closed() -> None:
+    process = TextProcess()
+    ended = process._started()
+    assert ended.stdin is not None
+    ended.stdin.write(b"not sent yet")
+    ended.kill()
+    ended.wait()
+    process.close()

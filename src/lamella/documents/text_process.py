@@ -88,7 +88,7 @@ class TextProcess:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            with process:  # closes its pipes and waits
+            with contextlib.suppress(BrokenPipeError), process:  # closes its pipes, with unsent data or not, and waits
                 pass
 
     def _started(self) -> subprocess.Popen[bytes]:
