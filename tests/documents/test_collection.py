@@ -83,6 +83,21 @@ def test_an_answer_names_its_place(folder: Path, reader: Reader) -> None:
         assert best["answer"] in best["sentence"]
 
 
+def test_an_answer_shows_the_file_as_it_is_although_it_is_read_without_markup(folder: Path, reader: Reader) -> None:
+    line = "**A page** has 2**20 bytes, and __main__.py writes it."
+    (folder / "page.md").write_text(f"# Pages\n\n{line}\n", encoding="utf-8")
+    Documents(folder).save()
+    documents = Documents(folder)
+    assert documents.read == 0
+    (passage,) = documents.rank("page", 1)
+    assert "  A page   has 2**20 bytes" in documents.words(passage)
+    for question, answer in {"How many bytes does a page have?": "2**20", "What writes it?": "__main__.py"}.items():
+        best = reader.ask(question, documents)[0]
+        assert answer in best["answer"]
+        assert best["sentence"].endswith(line)
+        assert best["line"] == 3
+
+
 def test_the_own_docs_answer_how_to_resume_a_run(reader: Reader) -> None:
     docs = Path(__file__).resolve().parents[2] / "docs"
     best = reader.ask("How do I resume a run?", Documents(docs), passages=8)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,6 @@ def test_the_markup_of_markdown_is_blanked_in_place() -> None:
         ["Read", "a_b", "and", "snake_case,", "3", "*", "4", "<", "5."], [],
     ]  # fmt: skip
     assert blanked.index("1655") == text.index("1655")
-    assert blank_markup("no *markup* here") == "no *markup* here"
 
 
 def test_a_process_that_ended_before_it_got_all_data_is_closed() -> None:
@@ -144,3 +144,52 @@ def test_a_process_that_ended_before_it_got_all_data_is_closed() -> None:
     ended.kill()
     ended.wait()
     process.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "blanked"),
+    [
+        ("*it*, _it_, **two\nwords**, __two words__, ***x***", " it ,  it ,   two\nwords  ,   two words  ,    x   "),
+        ("2**20 is 2**10 * 2**10", None),
+        ("f(*args, **kwargs) of a_b_c in a/*.py b/*.md", None),
+        ("__main__.py calls __init__", None),
+        ("List<String> or <name>, see <https://a.b>; a <b and c> d", None),
+        ('H<sub>2</sub>O <img src="a">', "H     2      O              "),
+        ("P(A|B), |x| < 1", None),
+        ("a | b\n-|-\n1 | c\\|d\n\ne | f", "a   b\n   \n1   c\\|d\n\ne | f"),
+        ("**`x**y|`** and ``a`b``, an odd `", "   x**y|    and   a`b  , an odd `"),
+        ("```py\n**a** | <b>\n```\n**c**", "     \n**a** | <b>\n   \n  c  "),
+        ("a <!-- `b`\n --> c <!-- d", "a         \n     c <!-- d"),
+        ("[![alt](a)](b) > c\n> # d", "   alt         > c\n    d"),
+    ],
+)
+def test_only_markup_is_blanked(text: str, blanked: str | None) -> None:
+    assert blank_markup(text) == (text if blanked is None else blanked)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "<!--",
+        "[",
+        "](",
+        "[a](",
+        '[a](b "',
+        " ",
+        "|",
+        "|-|\n",
+        "> ",
+        " *a",
+        " __a",
+        "*a\n",
+        "` ",
+        "```\n",
+        "<a ",
+        "<p a=",
+    ],
+)
+def test_the_time_to_blank_markup_is_proportional_to_the_text(prefix: str) -> None:
+    text = prefix * (250_000 // len(prefix))
+    begin = time.process_time()
+    assert len(blank_markup(text)) == len(text)
+    assert time.process_time() - begin < 5  # quadratic time would be minutes

@@ -171,6 +171,11 @@ class Documents:
             count = self.texts[number].count(separator, 0, position) + 1
         return {"file": document.name, unit: count}
 
+    def words(self, passage: Passage) -> str:
+        """Return the text of a passage as a reader reads it: with spaces instead of markup."""
+        words: str = self._words[passage.text]
+        return words[passage.begin : passage.end]
+
     def _load(self, found: Sequence[FoundFiles], encoding: str | None, *, for_index: bool = False) -> None:
         documents: list[_Document] = []
         stored = None
@@ -195,7 +200,10 @@ class Documents:
 
     def _set(self, documents: Sequence[_Document], stored: StoredIndex | None = None) -> None:
         """Take the documents, and make their passages ready to be ranked; `stored` is the index of their folder."""
-        self._documents, self.texts = documents, _Texts(documents)
+        kinds = [document.record.kind for document in documents]
+        texts = _Texts(len(documents), lambda number: documents[number].text())
+        self._documents, self.texts = documents, texts
+        self._words = _Texts(len(documents), lambda number: _without_markup(texts[number], kinds[number]))
         spans = [document.spans for document in documents]
         owners = np.repeat(np.arange(len(spans)), [len(part) for part in spans])
         places = np.column_stack([owners, np.concatenate([np.zeros((0, 2), np.int64), *spans])])
@@ -209,14 +217,13 @@ class Documents:
 
 
 class _Texts(Sequence[str]):
-    """The texts of documents, read from their index when they are asked for."""
+    """The texts of documents, read or made when they are asked for."""
 
-    def __init__(self, documents: Sequence[_Document]) -> None:
-        self._documents = documents
-        self._read = lru_cache(TEXTS_KEPT)(lambda number: documents[number].text())
+    def __init__(self, length: int, read: Callable[[int], str]) -> None:
+        self._length, self._read = length, lru_cache(TEXTS_KEPT)(read)
 
     def __len__(self) -> int:
-        return len(self._documents)
+        return self._length
 
     def __getitem__(self, number: Any) -> Any:
         return self._read(number)
@@ -292,8 +299,6 @@ def _read(
         text = found.text
         if found.kind == "html":
             text = text.replace("\n", "\n\n")  # a line is a paragraph, and passages are cut at blank lines
-        elif found.kind == "md":
-            text = blank_markup(text)
         record = replace(record, kind=found.kind, pages=found.pages)
         documents[name] = _new_document(files.path(name), record, text, new_terms)
     return [documents[name] for name in files.names]
@@ -311,8 +316,9 @@ def _stored_document(path: Path, stored: StoredIndex, number: int) -> _Document:
 
 
 def _new_document(path: Path, record: DocumentRecord, text: str, new_terms: dict[str, int]) -> _Document:
-    spans = list(cut(text))
-    numbers = [number_terms(text[begin:end], new_terms) for begin, end in spans]
+    words = _without_markup(text, record.kind)
+    spans = list(cut(words))
+    numbers = [number_terms(words[begin:end], new_terms) for begin, end in spans]
     terms = Terms(
         np.fromiter(chain(*numbers), np.int32),
         np.cumsum([len(passage) for passage in numbers], dtype=np.int64),
@@ -320,6 +326,11 @@ def _new_document(path: Path, record: DocumentRecord, text: str, new_terms: dict
     )
     places = np.array(spans, np.int64).reshape(-1, 2)
     return _Document(path, record, lambda: text, places, lambda: terms, is_stored=False)
+
+
+def _without_markup(text: str, kind: str) -> str:
+    """Return a text of the same length to search and to read; what is shown comes from the text itself."""
+    return blank_markup(text) if kind == "md" else text
 
 
 def _state(path: Path) -> tuple[int, ...]:

@@ -254,6 +254,7 @@ class Reader:
             values = {"score": candidate.probability, "probability": share, **place, **number}
             found = Answer(values, text=question.texts[candidate.context])
             if question.documents is not None and candidate.text:
+                found["answer"] = found.text[found["start"] : found["end"]]  # it was read without markup
                 found |= question.documents.place(candidate.context, candidate.begin_char)
                 found["sentence"] = "".join(found.sentence())
             if call.layers and candidate.text:
@@ -305,6 +306,8 @@ class _Question:
         """Return an example for each context or passage."""
         if self.total is None:
             parts = list(self.texts)
+        elif self.documents is not None:
+            parts = [self.documents.words(passage) for passage in self.passages]
         else:
             parts = [self.texts[passage.text][passage.begin : passage.end] for passage in self.passages]
         return [Example(f"{number}/{place}", self.text, Context(part)) for place, part in enumerate(parts)]
