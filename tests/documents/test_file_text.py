@@ -136,6 +136,25 @@ def test_the_markup_of_markdown_is_blanked_in_place() -> None:
     assert blanked.index("1655") == text.index("1655")
 
 
+def test_an_error_of_a_parser_means_a_damaged_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> list[str]:
+        raise AssertionError("unexpected structure")
+
+    requests, replies = io.BytesIO(), io.BytesIO()
+    for _ in range(2):
+        text_process._send(requests, ["html", 10, 1], b"<p>")
+    requests.seek(0)
+    for name in ("_limit_memory", "_limit_time"):
+        monkeypatch.setattr(text_process, name, lambda *_: None)
+    monkeypatch.setattr(text_process, "_read", fail)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(requests))
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(replies))
+    text_process.main()
+    replies.seek(0)
+    expected = ("expected an HTML page, got a damaged one; save it again", b"")
+    assert [text_process._receive(replies) for _ in range(2)] == [expected, expected]
+
+
 def test_a_process_that_ended_before_it_got_all_data_is_closed() -> None:
     process = TextProcess()
     ended = process._started()
