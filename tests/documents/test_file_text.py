@@ -11,7 +11,7 @@ import pytest
 from lamella.documents import text_process
 from lamella.documents.docx_text import paragraphs_of_docx
 from lamella.documents.file_text import FileText, text_of_file
-from lamella.documents.markdown_text import blank_markup
+from lamella.documents.markdown_text import blank_markup, close_marks
 from lamella.documents.pdf_text import pages_of_pdf
 from lamella.documents.text_process import TextProcess
 from lamella.errors import UnreadableError
@@ -212,3 +212,18 @@ def test_the_time_to_blank_markup_is_proportional_to_the_text(prefix: str) -> No
     begin = time.process_time()
     assert len(blank_markup(text)) == len(text)
     assert time.process_time() - begin < 5  # quadratic time would be minutes
+
+
+def test_an_answer_has_both_marks_of_its_code_or_none() -> None:
+    text = "Found **in 1655** with `lamella ask`, 2**20 times."
+
+    def closed(part: str) -> str:
+        begin = text.index(part)
+        begin, end = close_marks(text, begin, begin + len(part))
+        return text[begin:end]
+
+    assert closed("with `lamella ask") == "with `lamella ask`"
+    assert closed("lamella ask`, 2") == "`lamella ask`, 2"
+    assert closed("Found **in 1655") == "Found **in 1655**"
+    for whole in ("lamella ask", "with `lamella ask`", "in 1655", "2**20"):
+        assert closed(whole) == whole

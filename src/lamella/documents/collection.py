@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lamella.data.word_ranking import WordRanking, number_terms
 from lamella.documents.find_files import FoundFiles, find_files
 from lamella.documents.index_file import INDEX, DocumentRecord, StoredIndex, Terms, write_index
-from lamella.documents.markdown_text import blank_markup
+from lamella.documents.markdown_text import blank_markup, close_marks
 from lamella.documents.passages import Passage, PassageIndex, cut
 from lamella.documents.read_files import ReadProblem, read_files
 from lamella.errors import DataError, UsageError, one_line, printable, shorten, warn
@@ -170,6 +170,12 @@ class Documents:
             unit, separator = ("line", "\n") if record.kind in ("txt", "md") else ("paragraph", "\n\n")
             count = self.texts[number].count(separator, 0, position) + 1
         return {"file": document.name, unit: count}
+
+    def whole(self, number: int, begin: int, end: int) -> tuple[int, int]:
+        """Return the place of an answer in a document, with the markup that belongs to it."""
+        if self._documents[number].record.kind != "md":
+            return begin, end
+        return close_marks(self.texts[number], begin, end)
 
     def words(self, passage: Passage) -> str:
         """Return the text of a passage as a reader reads it: with spaces instead of markup."""

@@ -71,6 +71,24 @@ def blank_markup(text: str) -> str:
     return _replace(blanked, code)
 
 
+def close_marks(text: str, begin: int, end: int) -> Span:
+    """Widen a part of a text by the mark beside it that belongs to a mark in it: of code or of emphasis.
+
+    >>> text = "Repeat it with `--resume`."
+    >>> begin, end = close_marks(text, 0, text.index("`."))
+    >>> text[begin:end]
+    'Repeat it with `--resume`'
+    """
+    for marks in ("`+", r"\*+", "_+"):
+        inside = re.findall(marks, text[begin:end])
+        if len(inside) % 2:
+            if text.startswith(inside[-1], end):
+                end += len(inside[-1])
+            elif text.endswith(inside[0], 0, begin):
+                begin -= len(inside[0])
+    return begin, end
+
+
 _MASK = "x"  # stands for code while markup is looked for: part of a word, so that code can be emphasised
 
 

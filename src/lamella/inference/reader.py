@@ -254,8 +254,9 @@ class Reader:
             values = {"score": candidate.probability, "probability": share, **place, **number}
             found = Answer(values, text=question.texts[candidate.context])
             if question.documents is not None and candidate.text:
-                found["answer"] = found.text[found["start"] : found["end"]]  # it was read without markup
-                found |= question.documents.place(candidate.context, candidate.begin_char)
+                begin, end = question.documents.whole(candidate.context, candidate.begin_char, candidate.end_char)
+                found |= {"start": begin, "end": end, "answer": found.text[begin:end]}  # it was read without markup
+                found |= question.documents.place(candidate.context, begin)
                 found["sentence"] = "".join(found.sentence())
             if call.layers and candidate.text:
                 found["layers"] = layers_of_answer(self.model, question.text, found)
