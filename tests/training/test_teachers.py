@@ -44,7 +44,7 @@ from lamella.heads.losses import CrossEntropy
 from lamella.heads.tasks import Answerability, Span
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
-from lamella.training.distillation.teachers import DistillationLoss
+from lamella.training.distillation.teachers import DistillationLoss, PastStudents
 from lamella.training.fitting.learner import Learner, make_learner
 from lamella.training.fitting.loop import fit
 from lamella.training.fitting.objective import Forward, TaskLoss
@@ -205,6 +205,26 @@ def test_self_distillation_follows_its_definition(kind: str, tuning: str, varian
         assert all(record["distillation"] > 1e-5 for record in records[silent:])
     for (name, ours), theirs in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("tuning", ["full", "batch norm"])
+def test_past_students_may_teach_with_dropout(tuning: str) -> None:
+    model = tiny_model(layers=2, **TUNINGS[tuning])
+    batches = some_batches(model, steps=3)
+    for dropout in (False, True):
+        learner = make_learner(model, options({"name": "sda", "k": 2, "dropout": dropout}), len(batches))
+        train(learner, batches)
+        assert isinstance(learner.objective, PastStudents)
+        (state,) = learner.objective.teacher_states
+        before = {name: tensor.clone() for name, tensor in state.items()}
+        forward = Forward(model.train(), batches[0], None)
+        first, second = (learner.objective.teacher_logits(forward, forward()) for _ in range(2))
+        assert first is not None
+        assert second is not None
+        if tuning == "full":  # the other model has no dropout, but statistics that training would change
+            assert bool((first == second).all()) != dropout
+        for name, tensor in before.items():
+            torch.testing.assert_close(state[name], tensor, rtol=0, atol=0, msg=name)
 
 
 def test_the_two_kinds_differ_if_a_model_is_not_linear() -> None:

@@ -126,6 +126,10 @@ class PastStudents(DistillationLoss):
     small. A student is taken after its step, and teaches from the step after the next: the student does not teach
     itself (θ_{t-k}, k ≥ 1). With `include_current` it teaches from the next step, which starts from it: the student
     then learns to agree with itself without dropout. There is no teacher before the ring is full.
+
+    A network without dropout gives larger logits than with it. A student that is taught by its own past without dropout
+    enlarges its logits to reach that, and the next teacher's are larger again: nothing but the labels holds them back,
+    and training may diverge. With `dropout` the teachers have dropout too, as in the code of the Korean paper.
     """
 
     averaged: bool  # one teacher with the mean of the weights, or k teachers whose logits are averaged
@@ -139,6 +143,7 @@ class PastStudents(DistillationLoss):
         k: Count = 5,
         every: Count = 1,
         include_current: bool = False,
+        dropout: bool = False,
         weight: Weight = 1.0,
         measure: Measure = "mse",
         over: Over = "all",
@@ -146,6 +151,7 @@ class PastStudents(DistillationLoss):
     ) -> None:
         super().__init__(inner, facts.total_steps, weight=weight, measure=measure, over=over, warmup=warmup)
         self.model, self.k, self.every, self.include_current = model, k, every, include_current
+        self.dropout = dropout
         self.ring: list[State] = []  # the oldest first
         self.current: list[State] = []  # the student that enters the ring after the next step, if any
         self.teacher_states: list[State] = []
@@ -155,7 +161,7 @@ class PastStudents(DistillationLoss):
     def teacher_logits(self, forward: Forward, own: Tensor) -> Tensor | None:
         if not self.teacher_states:
             return None
-        return torch.stack([forward(state) for state in self.teacher_states]).mean(0)
+        return torch.stack([forward(state, dropout=self.dropout) for state in self.teacher_states]).mean(0)
 
     def after_step(self) -> None:
         super().after_step()
@@ -199,7 +205,7 @@ class AveragedStudents(PastStudents):
 class VotingStudents(PastStudents):
     """Self-distillation voted: the teacher's logits are the mean logits of the last k students (Xu et al., 2020).
 
-    This costs k more forwards. The Korean paper's code left dropout on in the teachers and taught only start logits.
+    This costs k more forwards. The Korean paper's code taught only start logits, with dropout in the teachers.
     """
 
     averaged = False

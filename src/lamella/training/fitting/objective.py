@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -66,13 +66,16 @@ class Forward:
     ) -> None:
         self.model, self.batch, self.hidden, self.stored_logits = model, batch, hidden, stored_logits
 
-    def __call__(self, state: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Run the model in training; with `state`, run it with those tensors, without dropout and gradients."""
+    def __call__(self, state: Mapping[str, Tensor] | None = None, *, dropout: bool = False) -> Tensor:
+        """Run the model in training; with `state`, run it with those tensors, without gradients and `dropout`."""
         if state is None:
             logits: Tensor = self.model(self.batch, self.hidden)
             return logits  # [O, B, T]
-        with evaluating(self.model), torch.no_grad():
-            return functional_call(self.model, dict(state), (self.batch, self.hidden))  # type: ignore[no-any-return]
+        parameters = dict(self.model.named_parameters())
+        # In training mode, normalisations update their statistics in place; those of `state` must stay as they are.
+        own = {name: tensor if name in parameters else tensor.clone() for name, tensor in state.items()}
+        with nullcontext() if dropout else evaluating(self.model), torch.no_grad():
+            return functional_call(self.model, own, (self.batch, self.hidden))  # type: ignore[no-any-return]
 
     def logits_of(self, models: Sequence[ReaderModel]) -> Tensor:
         """Return the logits of other models on the same batch. Models with one encoder share its hidden states."""
