@@ -66,11 +66,16 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
     assert capsys.readouterr().out
 
 
-def test_the_first_answer_of_the_readme_is_what_the_command_prints(lamella: Any) -> None:
-    (answer,) = re.findall(r"^```text\n(.*?)^```", README, re.M | re.S)
-    code, out, _ = lamella("ask", "When did the probe land on Titan?", "--context", ROOT / "examples" / "titan.txt")
-    assert code == 0
-    assert out.split("  ")[0] == answer.split("  ")[0]
+def test_the_answers_of_the_readme_are_what_the_commands_print(lamella: Any) -> None:
+    answers = re.findall(r"^```text\n(.*?)^```", README, re.M | re.S)
+    asked = [
+        ("When did the probe land on Titan?", "--context", ROOT / "examples" / "titan.txt"),
+        ("How do I resume a run?", "--in", ROOT / "docs"),
+    ]
+    for question, answer in zip(asked, answers, strict=True):
+        code, out, _ = lamella("ask", *question)
+        assert code == 0
+        assert out.split("  ")[0] == answer.split("  ")[0]
 
 
 @pytest.mark.parametrize("script", ["answer", "train_on_csv", "compare_heads"])

@@ -127,6 +127,8 @@ WORK = {
     "calibrate DATA --model READER --out OUT": "",
     "ensemble READER OTHER --data DATA --out OUT": "",
     "ask Who? --text Bob. --model READER": "",
+    "index DOCUMENTS": "",
+    "ask Who? --in DOCUMENTS --model READER": "",
     "export READER --onnx OUT": "",
     "compare RUNS": "",
     "recommend RUNS": "",
@@ -171,7 +173,10 @@ def outcomes(runs: Path, predictions: Path, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("commands")
     (folder / "run.toml").write_text('[data]\ntrain = "demo:train"\n[learner]\nmixer = "dot"\n', encoding="utf-8")
     encoder = save_tiny_bert(folder / "encoder")
+    (folder / "documents").mkdir()
+    (folder / "documents" / "a.txt").write_text("Bob.", encoding="utf-8")
     paths = {
+        "DOCUMENTS": folder / "documents",
         "READER": save_tiny_reader(folder / "reader", encoder),
         "OTHER": save_tiny_reader(folder / "other", encoder, seed=1),
         "DATA": data_path("demo:dev"),

@@ -82,7 +82,7 @@ def ask(
     encoding: Encoding = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask questions about one or several texts, or about a folder of documents."""
+    """Ask questions about texts, or about a folder of documents."""
     from lamella.errors import MissingLibraryError, UsageError
     from lamella.inference.abstention import PRIORS
 

@@ -17,7 +17,10 @@ def index(
     encoding: Encoding = None,
     as_json: AsJson = False,
 ) -> None:
-    """Index a folder of documents, so that `ask --in DIR` need not read them; only changed files are read again."""
+    """Keep an index of a folder of documents, for ask --in.
+
+    The next `lamella index` reads only what changed.
+    """
     from lamella.documents.collection import Documents
     from lamella.errors import counted, printable
 
