@@ -36,6 +36,7 @@ ORDER = (
             "run_file",
             "plan",
             "text_encoding",
+            "unpacking",
             "user_cache",
             "child_process",
             "files",

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import PurePath
@@ -12,6 +9,7 @@ from pathlib import PurePath
 from lamella.documents.text_process import TextProcess
 from lamella.errors import UnreadableError, shorten
 from lamella.text_encoding import decode_text, guess_encoding
+from lamella.unpacking import TooLargeFileError, unpack_gzip
 
 KINDS = {
     ".txt": "txt",
@@ -37,10 +35,6 @@ PDF_SIGNATURE = b"%PDF-"
 
 class UnknownKindError(UnreadableError):
     """A file of a kind that is not supported."""
-
-
-class TooLargeFileError(UnreadableError):
-    """A file beyond a limit."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +66,7 @@ def text_of_file(
     Without an `encoding`, text that is not Unicode is decoded by a guess.
     """
     if name.lower().endswith(COMPRESSED):
-        data = _unpack(data, name, most_bytes)
+        data = unpack_gzip(data, name, most_bytes=most_bytes)
     if len(data) > most_bytes:
         size = f"{len(data) / (1 << 20):.1f} MiB"
         raise TooLargeFileError(f"{name}: expected at most {most_bytes >> 20} MiB, got {size}; split the file.")
@@ -125,17 +119,6 @@ def _decode(data: bytes, name: str, encoding: str | None) -> str:
     if "\0" in text:
         raise UnreadableError(f"{name}: expected a text, got binary data; save it as text first.")
     return text
-
-
-def _unpack(data: bytes, name: str, most_bytes: int) -> bytes:
-    try:
-        with gzip.open(io.BytesIO(data)) as file:
-            unpacked = file.read(most_bytes + 1)
-    except (OSError, EOFError, zlib.error):
-        raise UnreadableError(f"{name}: expected a gzip file, got a damaged one; compress it again.") from None
-    if len(unpacked) > most_bytes:
-        raise TooLargeFileError(f"{name}: expected at most {most_bytes >> 20} MiB unpacked, got more; split the file.")
-    return unpacked
 
 
 def _without_gz(name: str) -> str:

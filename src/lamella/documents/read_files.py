@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from lamella.documents.file_text import FileText, TooLargeFileError, text_of_file
+from lamella.documents.file_text import FileText, text_of_file
 from lamella.documents.text_process import TextProcess, UnfinishedError
 from lamella.errors import LamellaError, UsageError
 from lamella.progress import progress
+from lamella.unpacking import TooLargeFileError
 
 MOST_BYTES = 100 << 20  # of a file
 MOST_CHARACTERS = 20_000_000

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from lamella.documents.file_text import TooLargeFileError, UnknownKindError
+from lamella.documents.file_text import UnknownKindError
 from lamella.documents.file_text import text_of_file as read_file
 from lamella.documents.text_process import TextProcess
 from lamella.errors import UnreadableError, truncate
 from lamella.serve.refusals import RefusedError, TooLargeError
+from lamella.unpacking import TooLargeFileError
 
 MOST_BYTES = 20 << 20
 MOST_CHARACTERS = 2_000_000

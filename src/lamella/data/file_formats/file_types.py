@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from typing import NamedTuple
 
 
@@ -16,6 +17,8 @@ class FileType(NamedTuple):
     libraries: str = ""
 
 
+ZIP_SIGNATURE = b"PK\x03\x04"
+LONGEST_MIMETYPE = 1000  # bytes; those of OpenDocument have 60
 _UNPACK = "unpack it, or compress it with gzip, which can be read directly"
 _CONVERT = "convert it to CSV or JSONL"
 _EXTRACT = "extract the text first, and save questions and contexts as CSV or JSONL"
@@ -47,7 +50,7 @@ _SIGNATURES: tuple[tuple[int, bytes, FileType], ...] = (
 
 def recognise_binary(data: bytes) -> FileType | None:
     """Return the kind of a binary file; None for text and unknown content."""
-    if data.startswith(b"PK\x03\x04"):
+    if data.startswith(ZIP_SIGNATURE):
         return _recognise_zip(data)
     return next((kind for offset, magic, kind in _SIGNATURES if data.startswith(magic, offset)), None)
 
@@ -57,8 +60,11 @@ def _recognise_zip(data: bytes) -> FileType:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             names = archive.namelist()
-            mimetype = archive.read("mimetype") if "mimetype" in names else b""
-    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError, KeyError):
+            mimetype = b""
+            if "mimetype" in names:
+                with archive.open("mimetype") as file:
+                    mimetype = file.read(LONGEST_MIMETYPE)
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError, KeyError):
         return _ZIP
     if any(name.startswith("xl/") for name in names):
         return _EXCEL

@@ -5,10 +5,8 @@ The content decides, never the name of the file.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import zlib
 from pathlib import Path
 
 from lamella.data.demo import data_path
@@ -28,6 +26,7 @@ from lamella.data.file_formats.tables import (
 from lamella.data.html_text import looks_like_html
 from lamella.errors import UnreadableError
 from lamella.text_encoding import decode_text
+from lamella.unpacking import unpack_gzip
 
 _ADVICE = "save it as UTF-8, or convert it: lamella convert IN OUT --encoding {encoding}"
 
@@ -59,12 +58,7 @@ def _load(path: Path, source: Source) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise UnreadableError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}).") from None
     source.size, source.sha256 = len(data), hashlib.sha256(data).hexdigest()
-    if not data.startswith(b"\x1f\x8b"):
-        return data
-    try:
-        return gzip.decompress(data)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UnreadableError(f"{path}: the gzip file is truncated or damaged ({error}).") from None
+    return unpack_gzip(data, str(path)) if data.startswith(b"\x1f\x8b") else data
 
 
 def _parse_text(text: str, source: Source) -> Document:
