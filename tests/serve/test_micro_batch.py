@@ -19,10 +19,13 @@ from lamella.serve.refusals import RefusedError, TimedOutError
 class CountingEngine:
     """Returns the token ids as logits; waits before the first batch, and before the window with token 99."""
 
-    def __init__(self, patience: float = 0.0) -> None:
-        self.patience = patience
+    def __init__(self, patience: float = 0.0, overlap: int = 0) -> None:
+        self.patience, self.last = patience, overlap
         self.batches: list[list[int]] = []  # the tokens of each window
         self.go, self.go_on = threading.Event(), threading.Event()
+
+    def overlap(self, windows: int) -> int:
+        return self.last
 
     def run(self, rows: Sequence[Row]) -> Iterator[NDArray[np.float32]]:
         self.batches.append([len(row.input_ids) for row in rows])
@@ -148,3 +151,31 @@ def test_a_closed_queue_still_answers() -> None:
     assert ask(batcher, window(1)) == [1]
     batcher.close()
     assert ask(batcher, window(2)) == [2]
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_the_next_batch_begins_while_the_last_windows_run_if_the_engine_allows_it(overlap: int) -> None:
+    engine, seconds = CountingEngine(overlap=overlap), []
+    begin = perf_counter()
+    batcher = MicroBatcher(engine, most_tokens=1000, observe=lambda windows, tokens, ran: seconds.append(ran))
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(ask, batcher, window(1), window(2))]
+        while not engine.batches:
+            threading.Event().wait(0.005)
+        futures += [pool.submit(ask, batcher, window(3))]
+        wait_until(batcher, 1)
+        slow = pool.submit(ask, batcher, window(99))
+        wait_until(batcher, 2)
+        engine.go.set()
+        assert [future.result(10) for future in futures] == [[1, 2], [3]]
+        last = pool.submit(ask, batcher, window(4))
+        if overlap:
+            assert last.result(10) == [4]
+        else:
+            wait_until(batcher, 1)
+        assert not slow.done()
+        engine.go_on.set()
+        assert (slow.result(10), last.result(10)) == ([99], [4])
+    batcher.close()
+    assert engine.batches == [[10, 10], [10, 10], [10]]
+    assert 0 < sum(seconds) <= perf_counter() - begin  # time in which two batches run is counted once

@@ -157,6 +157,9 @@ def test_a_request_does_not_wait_for_those_behind_it() -> None:
     class SlowEngine:
         patience = 0.2  # both come into one batch
 
+        def overlap(self, windows: int) -> int:
+            return 0
+
         def run(self, rows: Sequence[Row]) -> Iterator[NDArray[np.float32]]:
             for row in rows:
                 if row.delta == "second":

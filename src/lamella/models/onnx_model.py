@@ -116,9 +116,9 @@ class OnnxModel:
         self.windows, self.decoding, self.gives_text = config.windows, config.decoding, config.gives_text
         self.precision, self.tokenizer = config.precision, tokenizer
         self.count_parameters: Callable[[], ParameterCounts | None] = lambda: None  # an exported folder does not say
-        self._cores = Cores(threads)
-        self.threads = self._cores.threads
-        self._sessions = Sessions(graph, self._cores.sharing if few_questions else 1)
+        self.cores = Cores(threads)
+        self.threads = self.cores.threads
+        self._sessions = Sessions(graph, self.cores.sharing if few_questions else 1)
         self.inputs = self._sessions.inputs
         if unknown := set(self.inputs) - set(INPUTS):
             raise ModelError(
@@ -147,7 +147,7 @@ class OnnxModel:
     def window_logits(self, padded: Padded) -> Iterator[NDArray[np.float32]]:
         """Yield the logits of each window without its padding, [2, T] or [2, 1], as soon as they are computed."""
         check_window_length(padded.mask.shape[1], self.config.positions)
-        for output in self._cores.map(self._run, split_windows(padded, self.inputs)):
+        for output in self.cores.map(self._run, split_windows(padded, self.inputs)):
             yield output[:, 0]
 
     def logits_in_one_run(self, padded: Padded) -> NDArray[np.float32]:

@@ -43,6 +43,13 @@ class Cores:
             return map(partial(run, self.sharing), windows)
         return self._pool.map(partial(run, 1), windows)
 
+    def overlap(self, windows: int) -> int:
+        """Return how many of so many windows may be left when the next ones come.
+
+        The last windows with a core each leave cores idle one after the other; a few windows use all to the end.
+        """
+        return self.threads if windows > FEW_WINDOWS else 0
+
 
 class Sessions:
     """The sessions of one graph, by the number of threads that share a window; opened when they are first needed."""

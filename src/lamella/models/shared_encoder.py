@@ -120,6 +120,10 @@ class SharedEncoders:
         recipe = read_recipe(source, open_tokenizer=self._tokenizers.open)
         return SharedReader(self._encoder(recipe), recipe, self.run)
 
+    def overlap(self, windows: int) -> int:
+        """Return how many windows of a batch may be left when the next batch begins."""
+        return self.cores.overlap(windows)
+
     def run(self, rows: Sequence[Row]) -> Iterator[NDArray[np.float32]]:
         """Yield the logits of each window, [2, T] or [2, 1], in order; they may belong to any of the readers."""
         return self.cores.map(self._run, rows)

@@ -190,6 +190,10 @@ class TorchEncoders:
         """Seconds worth waiting for more windows."""
         return 0.0 if self.device.type == "cpu" else GPU_PATIENCE
 
+    def overlap(self, windows: int) -> int:
+        """Return 0: a batch runs as a whole."""
+        return 0
+
     def reader(self, source: Source) -> TorchReader:
         """Open a reader; raise NoGraphError, with the reason, if it needs an encoder of its own."""
         folder = source.folder

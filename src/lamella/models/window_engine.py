@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lamella.data.windows.padding import PAD_TO_MULTIPLE_OF, Padded
+from lamella.models.onnx_sessions import Cores
 
 GPU_PATIENCE = 0.003  # seconds
 
@@ -35,6 +36,9 @@ class Engine(Protocol):
     def patience(self) -> float:
         """Seconds worth waiting for more windows: a few milliseconds on a GPU; 0 where windows run one by one."""
 
+    def overlap(self, windows: int) -> int:
+        """Return how many windows of a batch of this size may be left when the next batch begins."""
+
     def run(self, rows: Sequence[Row]) -> Iterable[NDArray[np.float32]]:
         """Return the logits [2, T] of each window, in order; an iterator returns each when it is computed."""
 
@@ -55,6 +59,9 @@ class PaddedModel(Protocol):
 class WindowModel(Protocol):
     """A model that computes windows one by one."""
 
+    @property
+    def cores(self) -> Cores: ...
+
     def window_logits(self, padded: Padded) -> Iterator[NDArray[np.float32]]: ...
 
 
@@ -65,6 +72,10 @@ class OwnEngine:
         self.model = model
         on_cpu = str(getattr(model, "device", "cpu")) == "cpu"
         self.patience = 0.0 if on_cpu else GPU_PATIENCE
+
+    def overlap(self, windows: int) -> int:
+        """Return how many windows may be left when the next batch begins."""
+        return self.model.cores.overlap(windows) if isinstance(self.model, WindowModel) else 0
 
     def run(self, rows: Sequence[Row]) -> Iterator[NDArray[np.float32]]:
         """Yield the logits [2, T] of each window."""

@@ -1,9 +1,10 @@
 """Micro-batches: the windows of requests that are answered at the same time go through the encoder together.
 
-A request runs in a thread of its own and waits here for the logits of its windows. One thread per engine takes what
-waits, up to a budget of tokens, and runs it. While it runs, the next windows gather, so the server is never idle while
-windows wait, and batches grow with the load. A GPU gains from waiting a few milliseconds for more windows; a CPU, where
-windows run one by one, does not, and the engine's `patience` is 0.
+A request runs in a thread of its own and waits here for the logits of its windows. A thread takes what waits, up to a
+budget of tokens, and runs it. While it runs, the next windows gather, so batches grow with the load. Two threads take
+turns: where every core computes a window of its own, the next batch begins before the last windows of this one are
+finished, so that no core is idle while windows wait. A GPU gains from waiting a few milliseconds for more windows; a
+CPU, where windows run one by one, does not, and the engine's `patience` is 0.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import islice
@@ -26,7 +28,7 @@ from lamella.serve.refusals import AbandonedError, RefusedError, TimedOutError
 Logits = list[NDArray[np.float32]]
 Interval = tuple[float, float]  # begin and end, of `perf_counter`
 PATIENCE = 0.1  # seconds after which a waiting thread looks whether anyone still waits for it
-Observer = Callable[[int, int, float], None]  # windows, tokens and seconds of a batch
+Observer = Callable[[int, int, float], None]  # windows, tokens, and seconds that the engine ran since the last batch
 
 
 @dataclass(eq=False)
@@ -98,14 +100,15 @@ class _Job:
 
 
 class MicroBatcher:
-    """The queue of an engine, with the thread that empties it. Any thread may ask for logits."""
+    """The queue of an engine, with the threads that empty it. Any thread may ask for logits."""
 
     def __init__(self, engine: Engine, *, most_tokens: int, observe: Observer | None = None) -> None:
         self.engine, self.most_tokens, self._observe = engine, most_tokens, observe
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._closed = False
+        self._turn = threading.Lock()  # held by the thread whose batch runs, until the next one may begin
+        self._running, self._counted = 0, 0.0  # batches that run; the time until which their seconds are counted
+        self._started = self._closed = False
 
     def logits(self, rows: Sequence[Row]) -> Logits:
         """Return the logits [2, T] of each window, when the engine has computed them."""
@@ -116,9 +119,10 @@ class MicroBatcher:
         with self._changed:
             closed = self._closed
             if not closed:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name="lamella-batches", daemon=True)
-                    self._thread.start()
+                if not self._started:
+                    self._started = True
+                    for _ in range(2):
+                        threading.Thread(target=self._work, name="lamella-batches", daemon=True).start()
                 self._jobs.append(job)
                 self._changed.notify()
         if closed:  # the reader has been replaced, and this is one of its last requests
@@ -133,7 +137,7 @@ class MicroBatcher:
         return job.logits
 
     def close(self) -> None:
-        """End the thread when its queue is empty; later calls compute their logits themselves."""
+        """End the threads when their queue is empty; later calls compute their logits themselves."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -145,8 +149,12 @@ class MicroBatcher:
             return sum(len(job.rows) for job in self._jobs)
 
     def _work(self) -> None:
-        while batch := self._next():
-            self._run(batch)
+        while True:
+            with ExitStack() as turn:
+                turn.enter_context(self._turn)
+                if not (batch := self._next()):
+                    return
+                self._run(batch, end_turn=turn.close)
 
     def _next(self) -> list[_Job]:
         """Wait for jobs; return as many as the budget of tokens allows, at least one; none when closed."""
@@ -167,7 +175,7 @@ class MicroBatcher:
                 batch.append(job)
             return batch
 
-    def _run(self, batch: Sequence[_Job]) -> None:
+    def _run(self, batch: Sequence[_Job], end_turn: Callable[[], None] = lambda: None) -> None:
         wanted = []
         for job in batch:
             try:
@@ -179,7 +187,8 @@ class MicroBatcher:
         if not wanted:
             return
         rows = [row for job in wanted for row in job.rows]
-        begin = perf_counter()
+        left, overlap = len(rows), self.engine.overlap(len(rows))
+        begin = self._begin()
         try:
             logits = iter(self.engine.run(rows))
             for job in wanted:  # none waits for the windows of those behind it
@@ -188,7 +197,11 @@ class MicroBatcher:
                     job.call.waits.append((job.arrived, begin))
                     job.call.runs.append((begin, perf_counter()))
                 job.finish(own)
+                left -= len(own)
+                if left <= overlap:
+                    end_turn()
         except BaseException as error:
+            self._end()
             if len(wanted) == 1:
                 wanted[0].finish(error=error)
                 return
@@ -196,5 +209,22 @@ class MicroBatcher:
                 if not job.finished.is_set():
                     self._run([job])
             return
+        seconds = self._end()
         if self._observe is not None:
-            self._observe(len(rows), sum(len(row.input_ids) for row in rows), perf_counter() - begin)
+            self._observe(len(rows), sum(len(row.input_ids) for row in rows), seconds)
+
+    def _begin(self) -> float:
+        """Note that a batch begins; return the time."""
+        with self._changed:
+            now = perf_counter()
+            if not self._running:
+                self._counted = now
+            self._running += 1
+            return now
+
+    def _end(self) -> float:
+        """Note that a batch has ended; return the seconds that the engine ran since the last one ended."""
+        with self._changed:
+            self._running -= 1
+            before, self._counted = self._counted, perf_counter()
+            return self._counted - before
