@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from lamella import Reader
 from lamella.documents import passages
+from lamella.encoder.sources import MODEL_CONFIG
 from lamella.errors import LamellaError, ModelError
+from lamella.files import read_json, write_json
 from lamella.graph.support import NoGraphError
 from lamella.inference.answer_list import Answer
 from lamella.models.shared_encoder import SharedReader
@@ -219,7 +221,56 @@ def test_many_registered_readers_cost_nothing_per_request(
     service.close()
 
 
+def test_loading_a_reader_looks_at_its_folder_only(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        shutil.copytree(saved / "r1", tmp_path / name)
+    served, looked_at = Catalogue([str(saved / "r0")], tmp_path), []
+    holds_model = catalogue._holds_model
+    monkeypatch.setattr(catalogue, "_holds_model", lambda path: [looked_at.append(path.name), holds_model(path)][1])
+    assert served.find("b") == Listed("b", str(tmp_path / "b"))
+    shutil.copytree(saved / "r2", tmp_path / "aa")
+    assert served.find("aa") == Listed("aa", str(tmp_path / "aa"))
+    assert looked_at == ["b", "aa"]
+    assert served.names() == ["r0", "a", "aa", "b", "c"]
+    shutil.rmtree(tmp_path / "b")
+    shutil.copytree(saved / "r2", tmp_path / "d")
+    with pytest.raises(LamellaError, match="r0, a, aa, c, d"):
+        served.find("b")
+
+
 # Loads that overlap
+
+
+def test_an_encoder_that_takes_long_delays_only_those_that_need_one(
+    saved: Path, listed: list[Listed], expected: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = []
+    for name in ("full", "more", "again"):  # its base is a reader, so it has an encoder of its own
+        folder = shutil.copytree(saved / "r1", tmp_path / name)
+        config = read_json(folder / MODEL_CONFIG)
+        config["base"]["name"] = str(saved / "r2")
+        write_json(folder / MODEL_CONFIG, config)
+        own.append(Listed(name, str(folder)))
+    pool, waits, may_end = ReaderPool(Settings(threads=1)), threading.Event(), threading.Event()
+
+    def load_own(listed: Listed) -> Any:
+        waits.set()
+        assert may_end.wait(10)
+        raise ModelError("damaged")
+
+    monkeypatch.setattr(pool, "_load_own", load_own)
+    with ThreadPoolExecutor(len(own)) as threads:
+        failing = [threads.submit(pool.get, each) for each in own]
+        assert waits.wait(10)
+        assert ask(pool, listed[1]) == expected[1]
+        assert not any(load.done() for load in failing)
+        may_end.set()
+        for load in failing:
+            with pytest.raises(ModelError):
+                load.result(10)
+    pool.close()
 
 
 def load_slowly(pool: ReaderPool, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:

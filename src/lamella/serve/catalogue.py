@@ -111,13 +111,21 @@ class Catalogue:
 
     def find(self, name: str) -> Listed:
         """Return a reader that may be new in the folder, or have been removed."""
-        try:
-            self.scan()
-        except UsageError as error:  # not the fault of this client
-            raise RunError(str(error)) from None
         with self._lock:
-            listed = self._given.get(name) or self._found.get(name)
-        return listed or self.get(name)
+            listed = self._given.get(name)
+        if listed is None and self.folder is not None:
+            try:
+                listed = next(_models_in(self.folder, only=name), None)
+                if listed is None:
+                    self.scan()  # the error names those there are
+            except UsageError as error:  # not the fault of this client
+                raise RunError(str(error)) from None
+        if listed is None:
+            return self.get(name)
+        with self._lock:
+            if name not in self._given | self._found:
+                self._found = dict(sorted({**self._found, name: listed}.items()))
+        return listed
 
     def restore(self, name: str) -> None:
         """Serve a reader again that was removed."""
@@ -173,10 +181,13 @@ def _own_name(model: str) -> str:
     return PurePath(short_model_name(path)).name
 
 
-def _models_in(folder: Path) -> Iterator[Listed]:
-    """Yield the models in a folder: one per sub-folder that is a model, or a run with a model."""
+def _models_in(folder: Path, *, only: str | None = None) -> Iterator[Listed]:
+    """Yield the models in a folder: one per sub-folder that is a model, or a run with a model.
+
+    With `only`, look at the sub-folder with this name alone: to look at all takes 0.1 ms each.
+    """
     try:
-        entries = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        entries = sorted(entry.name for entry in os.scandir(folder) if only in (None, entry.name) and entry.is_dir())
     except OSError as error:
         raise UsageError(
             f"serve --models {folder}: cannot be read ({error.strerror}); give a folder of models."

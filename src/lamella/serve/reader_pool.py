@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("lamella.serve")
 
-LOADERS = 2  # threads that load readers; those with an encoder of their own are loaded one by one
+LOADERS = 2  # threads that load readers on shared encoders
 BESIDE_TENSORS = 64 * 1024  # bytes that a reader takes beside its tensors, such as its options
 
 
@@ -113,6 +113,8 @@ class ReaderPool:
         # Few threads: what loading frees stays in the heap of its thread. With 32 threads, a server that had been asked
         # with 100 readers took 430 MB instead of 300.
         self._loaders = ThreadPoolExecutor(LOADERS, "lamella-load")
+        # An encoder takes seconds to load; the readers that need none must not wait for it.
+        self._encoder_loader = ThreadPoolExecutor(1, "lamella-load-encoder")
         self._loading_encoder = threading.Lock()  # at most one more than the limit is in memory
         self._freed_memory = FreedMemory()
         self._encoders = _open_encoders(settings, alone=alone)
@@ -121,18 +123,20 @@ class ReaderPool:
 
     def get(self, listed: Listed) -> LoadedReader:
         """Return a reader, after loading it if it is not in memory."""
+        if (loaded := self._use(listed)) is not None:
+            return loaded
+        loader = self._choose_loader(listed)
         with self._lock:
-            loaded = self._loaded.get(listed.name)
-            if loaded is not None:
-                self._loaded.move_to_end(listed.name)
+            if (loaded := self._loaded.get(listed.name)) is not None:  # since then
                 return loaded
-            _, load = self._loading.get(listed.name) or self._begin(listed)
+            _, load = self._loading.get(listed.name) or self._begin(listed, loader)
         return _finished(load)
 
     def replace(self, listed: Listed) -> LoadedReader:
         """Load a reader from its folder, in place of the one in memory; requests that use the old one finish."""
+        loader = self._choose_loader(listed)
         with self._lock:
-            _, load = self._begin(listed)
+            _, load = self._begin(listed, loader)
         return _finished(load)
 
     def remove(self, name: str) -> None:
@@ -143,10 +147,23 @@ class ReaderPool:
         if loaded is not None:
             loaded.close()
 
-    def _begin(self, listed: Listed) -> tuple[int, Future[LoadedReader]]:
+    def _use(self, listed: Listed) -> LoadedReader | None:
+        """Return a reader that is in memory, and note that it is used."""
+        with self._lock:
+            loaded = self._loaded.get(listed.name)
+            if loaded is not None:
+                self._loaded.move_to_end(listed.name)
+            return loaded
+
+    def _choose_loader(self, listed: Listed) -> ThreadPoolExecutor:
+        """Return the threads that are to load a reader, by what its configuration lets expect."""
+        shares, _ = self.sharing(listed)
+        return self._encoder_loader if shares is False else self._loaders
+
+    def _begin(self, listed: Listed, loader: ThreadPoolExecutor) -> tuple[int, Future[LoadedReader]]:
         """Begin to load a reader; the lock is held."""
         number = next(self._numbers)
-        load = self._loading[listed.name] = number, self._loaders.submit(self._load_into_memory, listed, number)
+        load = self._loading[listed.name] = number, loader.submit(self._load_into_memory, listed, number)
         return load
 
     def _load_into_memory(self, listed: Listed, number: int) -> LoadedReader:
@@ -209,7 +226,8 @@ class ReaderPool:
 
     def close(self) -> None:
         """Remove all readers."""
-        self._loaders.shutdown(cancel_futures=True)
+        for loader in (self._loaders, self._encoder_loader):
+            loader.shutdown(cancel_futures=True)
         for name in list(self._loaded):
             self.remove(name)
         self._shared.close()

@@ -41,6 +41,7 @@ logger = logging.getLogger("lamella.serve")
 
 GRACE = 0.5  # seconds after the time-out in which a thread may report it itself
 LONGEST_RETRY = 60  # seconds
+MANAGERS = 4  # threads that wait for readers to be loaded: one that takes long must not delay the others
 
 
 def seconds_to_stop(settings: Settings) -> int:
@@ -67,7 +68,7 @@ class Service:
         self.metrics.loaded.set_function(lambda: len(self.pool))  # readers come and go with the questions
         self._threads = ThreadPoolExecutor(settings.workers, "lamella-serve")
         self.bodies = BodyBudget(settings.body_memory)
-        self._management = ThreadPoolExecutor(1, "lamella-manage")  # readers are loaded again one by one
+        self._management = ThreadPoolExecutor(MANAGERS, "lamella-manage")
         self._mean_seconds = 0.05  # of a request, for Retry-After
 
     def start(self) -> None:
