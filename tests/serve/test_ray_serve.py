@@ -149,6 +149,52 @@ def test_no_request_is_lost_when_a_replica_is_killed(address: str, readers: Path
         assert result.items() >= expected[name, question].items()
 
 
+@pytest.mark.slow
+def test_a_batch_ends_when_its_replica_is_asked_to_stop(address: str) -> None:
+    """The last test with this cluster: it deletes the deployment."""
+    from ray import serve
+
+    text, lines = TEXT * 200, []
+    body = {"requests": [{"question": f"{QUESTIONS[0]} {number}", "context": text} for number in range(200)]}
+    request = urllib.request.Request(
+        f"{address}/v1/batch", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        lines.append(json.loads(response.readline()))
+        stopping = threading.Thread(target=serve.delete, args=("default",))
+        stopping.start()
+        lines += map(json.loads, response)
+    stopping.join()
+    assert sorted(line["index"] for line in lines) == list(range(200))
+    kinds = {line["error"]["type"] for line in lines if "error" in line}
+    assert kinds == {"shutting_down"}
+    assert "results" in lines[0]
+
+
+def test_a_replica_that_is_asked_to_stop_reports_it_and_answers_what_still_comes(
+    readers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from starlette.testclient import TestClient
+
+    from lamella.serve import ray as ray_app
+    from lamella.serve.web_app import create_app
+
+    stop = threading.Event()
+    monkeypatch.setattr(ray_app, "asked_to_stop", stop.is_set)
+    replica = create_app(ray_app.RayOptions(models=str(readers / "main")).settings())
+    ray_app.announce_stop(replica, replica.state.service)
+    ask = {"question": QUESTIONS[0], "context": TEXT}
+    with TestClient(replica) as client:
+        assert client.get("/ready").status_code == 200
+        assert client.post("/v1/batch", json={"requests": [ask]}).status_code == 200
+        stop.set()
+        wait_for(lambda: client.get("/ready").status_code == 503)
+        assert client.get("/ready").json() == {"status": "shutting down"}
+        assert client.post("/v1/ask", json=ask).status_code == 200
+        late = client.post("/v1/batch", json={"requests": [ask]})
+        assert (late.status_code, late.json()["error"]["type"]) == (503, "shutting_down")
+
+
 def test_unknown_options_are_explained() -> None:
     from lamella.serve.ray import app
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import ray
 from fastapi import FastAPI
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from ray import serve
@@ -29,6 +30,7 @@ from lamella.serve.settings import MEBIBYTE, Settings
 from lamella.serve.web_app import create_app
 
 NAME = "lamella"
+WATCH_SECONDS = 0.2  # between two looks at whether the replica was asked to stop
 READERS_KNOWN = 1000  # per replica, to Ray; the replica itself limits what is in memory
 
 
@@ -84,6 +86,7 @@ def app(arguments: Mapping[str, Any]) -> Application:
         service: Service = application.state.service
         # Innermost: whoever has no key loads nothing.
         application.user_middleware.append(Middleware(RegisterReader, service=service))
+        announce_stop(application, service)
         return application
 
     deploy = serve.deployment(
@@ -98,6 +101,40 @@ def app(arguments: Mapping[str, Any]) -> Application:
         ray_actor_options={"num_cpus": options.cpus, "num_gpus": options.gpus},
     )
     return deploy(serve.ingress(build)()).bind()
+
+
+def announce_stop(application: FastAPI, service: Service) -> None:
+    """Let a replica know that Ray has asked it to stop: /ready reports it, and batches begin no further question.
+
+    Ray sends it no new requests and waits for those that it has, but only up to a limit that a batch may exceed.
+    Requests that were on their way are answered: nobody would send them again.
+    """
+    run = application.router.lifespan_context
+
+    async def watch() -> None:
+        while not asked_to_stop():
+            await asyncio.sleep(WATCH_SECONDS)
+        service.leaving = True
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+        async with run(app) as state:
+            watching = asyncio.create_task(watch())
+            yield state
+            watching.cancel()
+
+    application.router.lifespan_context = lifespan
+
+
+def asked_to_stop() -> bool:
+    """Return whether Ray has asked this replica to stop.
+
+    Ray informs a deployment when its last request is answered, which is too late, so this looks at Ray's own object.
+    Where a version of Ray has it elsewhere, the answer is False: replicas stop as they did, without announcing it.
+    """
+    actors = getattr(ray._private.worker.global_worker, "actors", {})
+    replicas = [getattr(actor, "_replica_impl", None) for actor in actors.values()]
+    return any(getattr(replica, "_shutting_down", False) for replica in replicas)
 
 
 class RegisterReader:

@@ -126,7 +126,7 @@ async def ready(request: Request) -> Response:
     service = service_of(request)
     if service.ready:
         return json_response({"status": "ready"})
-    return json_response({"status": "shutting down" if service.draining else "loading"}, 503)
+    return json_response({"status": "shutting down" if service.stopping else "loading"}, 503)
 
 
 @router.get("/metrics", responses={401: ERRORS[401]}, response_class=Response)

@@ -62,7 +62,8 @@ class Service:
             alone=settings.folder is None and len(self.catalogue.names()) == 1,
             observe=self.metrics.observe_batch,
         )
-        self.draining = False  # accepted requests are answered, and no new ones come
+        self.draining = False  # accepted requests are answered, and new ones are refused
+        self.leaving = False  # no new requests should be sent here; those that still come are answered
         self.accepted = 0
         self.metrics.accepted.set_function(lambda: self.accepted)
         self.metrics.loaded.set_function(lambda: len(self.pool))  # readers come and go with the questions
@@ -84,10 +85,15 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether the default reader is in memory and the server is not shutting down."""
-        return not self.draining and self.pool.loaded(self.catalogue.default) is not None
+        return not self.stopping and self.pool.loaded(self.catalogue.default) is not None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the server was asked to stop."""
+        return self.draining or self.leaving
 
     def check_not_stopping(self) -> None:
-        """Refuse a request that comes after the server was asked to stop."""
+        """Refuse a request that comes when the server accepts no more."""
         if self.draining:
             raise ShuttingDownError
 
@@ -110,7 +116,8 @@ class Service:
         consumer stops, the questions that are being answered are abandoned. If the server is asked to stop, those that
         were not begun get an error: a batch may take longer than it may take to stop.
         """
-        self.check_not_stopping()
+        if self.stopping:
+            raise ShuttingDownError
         waiting = list(enumerate(zip(asks, calls, strict=True)))[::-1]
         running: set[asyncio.Task[dict[str, Any]]] = set()
 
@@ -132,7 +139,7 @@ class Service:
                 while waiting or running:
                     while waiting and len(running) < max(1, self.settings.workers // 4):
                         index, (ask, call) = waiting.pop()
-                        if self.draining:
+                        if self.stopping:
                             yield refused(index, ShuttingDownError())
                         else:
                             running.add(asyncio.create_task(answer(index, ask, call)))
