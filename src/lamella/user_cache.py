@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lamella.errors import LamellaError
 from lamella.files import TEMPORARY, file_sha256, write_json
@@ -129,6 +130,23 @@ def remembered_sha256(path: Path) -> str:
         with contextlib.suppress(LamellaError):  # no space or no permission
             write_json(memory, {"path": name, "state": state, "sha256": sha256})
     return sha256
+
+
+def remembered(key: Any, compute: Callable[[], Any]) -> Any:
+    """Return what `compute` returned for an equal key before, as JSON has it; compute it only if that is not known.
+
+    The key is anything that JSON can hold, and must contain all that the result depends on.
+    """
+    folder = cache_folder("hashes")
+    if folder is None:
+        return compute()
+    memory = folder / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return json.loads(memory.read_bytes())["result"]
+    result = compute()
+    with contextlib.suppress(LamellaError, ValueError):  # no space, no permission, or NaN
+        write_json(memory, {"result": result})
+    return result
 
 
 def file_state(path: Path) -> list[int]:

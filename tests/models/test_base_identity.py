@@ -22,7 +22,7 @@ from lamella.encoder.tensors import hash_parameters
 from lamella.errors import ModelError
 from lamella.export.flatten import flatten
 from lamella.export.half import halve
-from lamella.models import base_encoder
+from lamella.models import base_encoder, base_identity
 from lamella.models.base_encoder import load_encoder
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
@@ -232,9 +232,7 @@ def test_an_old_folder_loads_only_on_the_same_file(base: Path, saved: Path, monk
     make_old(saved)
     assert torch.equal(logits(saved), expected)
     with_more_in_it(base)
-    monkeypatch.setattr(
-        base_encoder, "hash_parameters", lambda model: pytest.fail("there is nothing to compare it with")
-    )
+    monkeypatch.setattr(base_identity, "hash_arrays", lambda arrays: pytest.fail("there is nothing to compare it with"))
     assert "use the encoder that the model was trained on." in refusal(saved)
 
 
@@ -314,6 +312,7 @@ def test_no_tensor_is_hashed_if_the_file_is_the_same(
     """Hashing would take a large part of the time of a short answer."""
     above = trained(saved, tmp_path / "above", "adapter")
     monkeypatch.setattr(base_encoder, "hash_parameters", lambda model: pytest.fail("hashed"))
+    monkeypatch.setattr(base_identity, "hash_arrays", lambda arrays: pytest.fail("hashed"))
     for folder in (saved, above):
         load_model(folder, device="cpu")
     (tmp_path / "titan.txt").write_text("Huygens discovered Titan.")

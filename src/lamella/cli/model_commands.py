@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -106,6 +107,13 @@ def export(
     half: Annotated[
         Path | None, typer.Option("--half", metavar="DIR", help="Write it with tensors rounded to fp16.")
     ] = None,
+    rounded_base: Annotated[
+        bool,
+        typer.Option(
+            "--rounded-base",
+            help="With --half: record that the base encoder is a copy rounded to 8 bits, to accept the original too.",
+        ),
+    ] = False,
     as_transformers: Annotated[
         Path | None,
         typer.Option("--as-transformers", metavar="DIR", help="Write a checkpoint for AutoModelForQuestionAnswering."),
@@ -144,6 +152,8 @@ def export(
 
     if onnx is None and (int8 or data):
         raise UsageError("export: --int8 and --data need --onnx.")
+    if half is None and rounded_base:
+        raise UsageError("export: --rounded-base needs --half.")
     if onnx is not None:
         from lamella.export.onnx_export import export_onnx
 
@@ -157,7 +167,7 @@ def export(
 
     write: dict[str, Callable[[str, Path], object]] = {
         "--flatten": write_flat,
-        "--half": halve,
+        "--half": partial(halve, rounded_base=rounded_base),
         "--as-transformers": save_as_transformers,
         "--peft": save_as_peft,
     }

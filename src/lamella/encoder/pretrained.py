@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.families import family_of
+from lamella.encoder.identity import Rounding
 from lamella.encoder.sources import MODEL_CONFIG, Source
 from lamella.errors import EncoderError, counted, one_line
 from lamella.files import read_json
@@ -43,6 +45,15 @@ class LoadedEncoder:
     sha256: str
     folders: tuple[Path, ...] = ()  # the folder it was loaded from, then the folders of its base models
     tensors_sha256: str | None = None  # of a pretrained encoder, before any training: see hash_parameters
+    rounding: Rounding | None = None  # of a pretrained encoder, if a model records that it is a rounded copy
+    original_sha256: str | None = None  # hash of the tensors, if the original was loaded instead of the rounded copy
+
+    @property
+    def loaded_sha256(self) -> str:
+        """The hash that identifies the tensors in memory; `sha256` identifies what the model was trained on."""
+        if self.original_sha256 is None:
+            return self.sha256
+        return hashlib.sha256(f"{self.sha256} {self.original_sha256}".encode()).hexdigest()
 
 
 def load_pretrained(source: Source, *, dropout: float | None = None, pooler: bool = False) -> Encoder:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from lamella.encoder.identity import hash_arrays
 from lamella.errors import ModelError, one_line
 
 
@@ -46,20 +48,17 @@ def round_to_half(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return rounded
 
 
-def hash_parameters(model: torch.nn.Module) -> str:
-    """Return the sha256 of the names and values of an encoder's parameters, independent of the file they came from.
+def parameters_of(model: torch.nn.Module) -> dict[str, NDArray[Any]]:
+    """Return the parameters of an encoder, by which it is identified.
 
     The pooler is excluded: most files have one, few heads read it, and converters drop it.
     """
-    digest = hashlib.sha256()
-    for name, value in sorted(model.named_parameters()):
-        if not name.startswith("pooler."):
-            array = value.detach().numpy()
-            digest.update(
-                f"{name} {array.dtype} {list(array.shape)}\n".encode()
-            )  # e.g. embeddings.x float32 [512, 384]
-            digest.update(array.ravel().data)
-    return digest.hexdigest()
+    return {name: value.detach().numpy() for name, value in model.named_parameters() if not name.startswith("pooler.")}
+
+
+def hash_parameters(model: torch.nn.Module) -> str:
+    """Return the sha256 of the names and values of an encoder's parameters, independent of the file they came from."""
+    return hash_arrays(parameters_of(model))
 
 
 def put_tensors(module: torch.nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None:

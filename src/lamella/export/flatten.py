@@ -25,7 +25,14 @@ def flatten(name: str | os.PathLike[str], folder: Path) -> ReaderModel:
     config = chain[0].config
     pretrained = load_encoder(chain[-1].base_name, pooler=config.learner.reads_pooled)
     flat = ReaderModel(
-        replace(pretrained, tokenizer=model.tokenizer, sha256=chain[-1].base_sha256),
+        replace(
+            pretrained,
+            tokenizer=model.tokenizer,
+            sha256=chain[-1].base_sha256,
+            tensors_sha256=chain[-1].base_tensors_sha256 or pretrained.tensors_sha256,  # older models have none
+            rounding=chain[-1].rounding,
+            original_sha256=model.original_sha256,
+        ),
         config.model_copy(update={"encoder": config.encoder.model_copy(update={"tuning": last})}),
         tuned_before=[tuning for tuning in before if registry.trait("tuning", tuning, "trains_encoder")],
     )

@@ -5,16 +5,41 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from lamella.config import POOLED
+from lamella.encoder.identity import Rounding
+from lamella.encoder.sources import is_model
+from lamella.encoder.tensors import parameters_of
+from lamella.errors import UsageError
 from lamella.files import check_output_folder
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 
 
-def halve(name: str | os.PathLike[str], folder: Path) -> ReaderModel:
-    """Write a model with its trained tensors rounded to fp16; add the hash of its base encoder if it has none."""
+def halve(name: str | os.PathLike[str], folder: Path, *, rounded_base: bool = False) -> ReaderModel:
+    """Write a model with its trained tensors rounded to fp16; add the hash of its base encoder if it has none.
+
+    `rounded_base` records that the base is a rounded copy, so that the model also runs on the original.
+    """
     check_output_folder(folder)
     model = ReaderModel.from_pretrained(name)
-    if model.base_tensors_sha256 is None:  # hash the base itself: the model's encoder is tuned
-        model.base_tensors_sha256 = load_encoder(model.base_name).tensors_sha256
+    if rounded_base:
+        _check_rounding_possible(model, os.fspath(name))
+    if model.base_tensors_sha256 is None or rounded_base:  # from the base itself: the model's encoder is tuned
+        base = load_encoder(model.base_name)
+        model.base_tensors_sha256 = base.tensors_sha256
+        if rounded_base:
+            model.base_rounding = Rounding.measure(parameters_of(base.encoder.model), model.base_name)
     model.save(folder, half=True)
     return model
+
+
+def _check_rounding_possible(model: ReaderModel, name: str) -> None:
+    problem = ""
+    if is_model(model.base_folders[0]):
+        problem = "its base is a model; flatten it first (lamella export MODEL --flatten DIR)"
+    elif model.original_sha256 is not None:
+        problem = "its base here is the original already; use the rounded copy that it was trained on"
+    elif POOLED in model.head.layers:
+        problem = "it reads the pooler of its base, which is not compared with the original's"
+    if problem:
+        raise UsageError(f"{name}: the rounding of its base encoder cannot be recorded: {problem}.")

@@ -6,7 +6,6 @@ own: the graph has a node for them. The names of the tensors say which is which;
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -29,14 +28,12 @@ BUFFERS = (".A0", ".B0", ".running_mean", ".running_var")  # stored with a model
 LEGACY = {".gamma": ".weight", ".beta": ".bias"}  # names of LayerNorms in the oldest files
 
 
-def hash_encoder(file: Tensors, config: EncoderConfig) -> str:
-    """Return the same hash of an encoder's parameters as `lamella.encoder.tensors.hash_parameters`."""
-    digest = hashlib.sha256()
-    for name, value in sorted(pretrained_tensors(file, config).items()):
-        if name.startswith(MODULES) and value.dtype == np.float32:
-            digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
-            digest.update(np.ascontiguousarray(value).data)
-    return digest.hexdigest()
+def encoder_parameters(file: Tensors, config: EncoderConfig) -> Tensors:
+    """Return the parameters of an encoder, as `lamella.encoder.tensors.parameters_of`."""
+    tensors = pretrained_tensors(file, config)
+    return Tensors(
+        {name: value for name, value in tensors.items() if name.startswith(MODULES) and value.dtype == np.float32}
+    )
 
 
 class ParameterCounts(NamedTuple):

@@ -20,9 +20,10 @@ from lamella.encoder.sources import (
     verified_hash,
     weights_file,
 )
-from lamella.encoder.tensors import hash_parameters, put_tensors
+from lamella.encoder.tensors import hash_parameters, parameters_of, put_tensors
 from lamella.encoder.tuning import merge, tune_in_turn
 from lamella.errors import ConfigError, EncoderError, MissingLibraryError, ModelError, UsageError
+from lamella.models.base_identity import FoundTensors, check_base
 from lamella.models.peft_tensors import read_model_tensors
 from lamella.models.saved import SavedModel, check_weights, read_saved
 
@@ -48,23 +49,25 @@ def load_base(
 
     The file hash is cheap. If it differs, compare the tensor hashes: the same encoder may be stored in another file.
     They exclude the pooler, so they do not help a head that reads it. The recorded hashes are kept, also when the model
-    is saved again, because models built on this one know it by them. The tokenizer comes from the model folder and has
-    no hash.
+    is saved again, because models built on this one know it by them. The original of a rounded copy is accepted with a
+    warning. The tokenizer comes from the model folder and has no hash.
     """
     try:
         base = _load(saved.base_name, dropout, pooler, loading=(*loading, folder.resolve()))
     except EncoderError as error:
         raise ModelError(f"{folder}: the base encoder cannot be loaded: {error}") from None
-    if base.sha256 != saved.base_sha256 and (pooler or not _has_tensors(base, saved.base_tensors_sha256)):
-        raise ModelError(
-            f"{folder}: expected base encoder {saved.base_name!r} with sha256 {saved.base_sha256[:12]}…, found "
-            f"{base.sha256[:12]}…; use the encoder that the model was trained on."
-        )
+
+    def examine() -> FoundTensors:
+        return FoundTensors.examine(parameters_of(base.encoder.model), saved)
+
+    original = check_base(folder, saved, base.sha256, None if pooler else examine)
     return replace(
         base,
         tokenizer=_tokenizer(folder, saved) or base.tokenizer,
         sha256=saved.base_sha256,
         tensors_sha256=saved.base_tensors_sha256,
+        rounding=saved.rounding,
+        original_sha256=original or base.original_sha256,
     )
 
 
@@ -126,8 +129,5 @@ def _load_tuned(
     if had_pooler and not pooler:
         loaded.encoder.model.add_module("pooler", None)
     folders = (source.folder, *loaded.folders)
-    return replace(loaded, name=portable_name(source), sha256=sha256, folders=folders, tensors_sha256=None)
-
-
-def _has_tensors(base: LoadedEncoder, sha256: str | None) -> bool:
-    return sha256 is not None and hash_parameters(base.encoder.model) == sha256
+    name = portable_name(source)
+    return replace(loaded, name=name, sha256=sha256, folders=folders, tensors_sha256=None, rounding=None)

@@ -116,6 +116,7 @@ def _use(saved: SavedModel, gives_text: bool, name: str) -> str:
         ("base encoder", f"`{_base(saved)}`"),
         ("sha256 of its file", f"`{saved.base_sha256}`"),
         ("sha256 of its tensors", f"`{saved.base_tensors_sha256}`" if saved.base_tensors_sha256 else ""),
+        ("rounding", _rounding(saved)),
         ("tuning", ", then ".join(_part("tuning", tuning) for tuning in saved.tunings)),
         ("task", _part("task", head["task"])),
         ("mixer", _parts("mixer", head["mixer"])),
@@ -133,6 +134,15 @@ def _use(saved: SavedModel, gives_text: bool, name: str) -> str:
             "|---|---|",
             *(f"| {label} | {value} |" for label, value in table if value),
         ]
+    )
+
+
+def _rounding(saved: SavedModel) -> str:
+    if saved.rounding is None:
+        return ""
+    return (
+        "it was trained on a copy of the encoder whose weights are rounded to 8 bits; it also runs, with a warning, on "
+        f"the original, whose weights differ by about {saved.rounding.relative:.1%}"
     )
 
 

@@ -15,16 +15,19 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lamella.config import HEAD_OPTIONS, DecodingOptions, WindowOptions
 from lamella.encoder.families import positions_of
+from lamella.encoder.identity import Difference
 from lamella.encoder.sources import (
     MODEL_CONFIG,
     MODEL_WEIGHTS,
     Source,
     find_encoder,
+    is_model,
     is_peft,
     is_saved_model,
     verified_hash,
@@ -33,12 +36,13 @@ from lamella.errors import EncoderError, ModelError
 from lamella.files import read_json
 from lamella.graph.encoder_config import EncoderConfig, read_encoder_config
 from lamella.graph.support import TASKS, VERSION, NoGraphError
+from lamella.models.base_identity import FoundTensors, WrongBaseError, check_base
 from lamella.models.graph_cache import open_cached
 from lamella.models.onnx_model import ExportConfig, Identity, OnnxModel
 from lamella.models.saved import SavedModel, check_weights, read_saved
 from lamella.models.stock_checkpoint import check_architecture, window_options
 from lamella.models.tokenizer_file import TOKENIZER, TokenizerFile, open_tokenizer, read_options
-from lamella.user_cache import remembered_sha256
+from lamella.user_cache import remembered, remembered_sha256
 
 if TYPE_CHECKING:
     from lamella.graph.reader_graph import ReaderGraph
@@ -64,11 +68,14 @@ class Recipe:
     decoding: DecodingOptions
     tokenizer: TokenizerFile
     precision: GraphPrecision = "fp32"
+    original_sha256: str | None = None  # hash of the tensors of the base, if it is the original of a rounded copy
 
     @property
     def key(self) -> str:
         """The name of the graph in the cache."""
         parts = [VERSION, self.precision, self.sha256, asdict(self.config), self.head, self.windows.max_seq_length]
+        if self.original_sha256 is not None:  # the hash of the model stands for the rounded copy
+            parts.append(self.original_sha256)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -145,7 +152,7 @@ def read_recipe(
     saved = is_saved_model(folder)
     if not saved:
         check_architecture(folder)
-    chain, base = _read_chain(folder) if saved else ([], source)
+    chain, base, original = _read_chain(folder) if saved else ([], source, None)
     config = read_encoder_config(read_json(base.folder / MODEL_CONFIG))
     if saved:
         options = chain[0][1].config
@@ -162,12 +169,17 @@ def read_recipe(
     if tokenizer is None:
         raise NoGraphError(f"its tokenizer has no {TOKENIZER} with a first token, and needs transformers")
     sha256 = verified_hash(source, hash_file=remembered_sha256)
-    return Recipe(source, tuple(chain), base, sha256, config, head, windows, decoding, tokenizer)
+    recipe = Recipe(source, tuple(chain), base, sha256, config, head, windows, decoding, tokenizer)
+    return replace(recipe, original_sha256=original)
 
 
-def _read_chain(folder: Path) -> tuple[list[tuple[Path, SavedModel]], Source]:
-    """Read a saved model and the saved models below it, and check that each is built on the right weights."""
+def _read_chain(folder: Path) -> tuple[list[tuple[Path, SavedModel]], Source, str | None]:
+    """Read a saved model and the saved models below it, and check that each is built on the right weights.
+
+    Also return the hash of the tensors of the base, if it is the original of a rounded copy.
+    """
     chain: list[tuple[Path, SavedModel]] = []
+    reads_pooled = False
     while True:
         saved = read_saved(folder, check_parts=False)
         check_weights(folder, saved, hash_file=remembered_sha256)
@@ -177,21 +189,39 @@ def _read_chain(folder: Path) -> tuple[list[tuple[Path, SavedModel]], Source]:
             sha256 = verified_hash(base, hash_file=remembered_sha256)
         except EncoderError as error:
             raise ModelError(f"{folder}: the base encoder cannot be loaded: {error}") from None
-        if sha256 != saved.base_sha256 and not _has_tensors(base, saved):
-            raise NoGraphError(f"its base encoder {saved.base_name} is not the file that it was trained on")
+        reads_pooled |= str(saved.config.learner.layers) in POOLED
+        original = find_original(folder, saved, base, sha256, reads_pooled=reads_pooled)
         if is_peft(base.folder) or base.folder.resolve() in [below.resolve() for below, _ in chain]:
             raise NoGraphError("its base model has no graph")
         if not is_saved_model(base.folder):
-            return chain, base
+            return chain, base, original
         folder = base.folder
 
 
-def _has_tensors(base: Source, saved: SavedModel) -> bool:
-    """Return whether an encoder in another file has the tensors that a model was trained on; the pooler has no hash."""
-    if saved.base_tensors_sha256 is None or is_saved_model(base.folder) or str(saved.config.learner.layers) in POOLED:
-        return False
-    from lamella.graph.tensor_files import read_tensor_files
-    from lamella.graph.tuned_tensors import hash_encoder
+def find_original(folder: Path, saved: SavedModel, base: Source, sha256: str, *, reads_pooled: bool) -> str | None:
+    """Check the base encoder of a saved model, as `check_base` does; return the hash of the original of a rounded copy.
 
+    Raise NoGraphError for a wrong encoder, which torch reports, but ModelError if the model accepts an original.
+    """
+    comparable = not is_model(base.folder) and not reads_pooled  # the pooler has no hash
+    try:
+        return check_base(folder, saved, sha256, partial(_examine, saved, base, sha256) if comparable else None)
+    except WrongBaseError:
+        if saved.rounding is not None:
+            raise
+        raise NoGraphError(f"its base encoder {saved.base_name} is not the file that it was trained on") from None
+
+
+def _examine(saved: SavedModel, base: Source, sha256: str) -> FoundTensors:
+    """Read the tensors of an encoder and compare them; only once, because a user may have no other file of it."""
     config = read_encoder_config(read_json(base.folder / MODEL_CONFIG))
-    return hash_encoder(read_tensor_files(base.weights), config) == saved.base_tensors_sha256
+
+    def compute() -> FoundTensors:
+        from lamella.graph.tensor_files import read_tensor_files
+        from lamella.graph.tuned_tensors import encoder_parameters
+
+        return FoundTensors.examine(encoder_parameters(read_tensor_files(base.weights), config), saved)
+
+    rounding = asdict(saved.rounding) if saved.rounding else None
+    tensors, difference = remembered([VERSION, "tensors", sha256, config.model_type, rounding], compute)
+    return FoundTensors(tensors, None if difference is None else Difference(*difference))

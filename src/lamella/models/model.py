@@ -57,7 +57,8 @@ class ReaderModel(nn.Module):
         """Build an untrained model; `tuned_before` are the earlier tunings of a flattened chain of models."""
         super().__init__()
         self.base_name, self.base_sha256 = base.name, base.sha256
-        self.base_tensors_sha256 = base.tensors_sha256
+        self.base_tensors_sha256, self.base_rounding = base.tensors_sha256, base.rounding
+        self.loaded_sha256, self.original_sha256 = base.loaded_sha256, base.original_sha256
         self.base_folders = base.folders
         self.folders = base.folders  # a loaded model puts its own folder in front
         self.tokenizer: PreTrainedTokenizerFast = base.tokenizer
@@ -241,7 +242,15 @@ class ReaderModel(nn.Module):
             decoding=self.decoding,
         )
         before = tuple(self.tuned_before)
-        return SavedModel(self.base_name, self.base_sha256, self.base_tensors_sha256, config, before, facts)
+        return SavedModel(
+            self.base_name,
+            self.base_sha256,
+            self.base_tensors_sha256,
+            config,
+            before,
+            facts,
+            rounding=self.base_rounding,
+        )
 
     def _card_contents(self, name: str, size: int, *, half: bool) -> Contents:
         return Contents(

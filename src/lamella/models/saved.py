@@ -13,12 +13,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamella import registry
 from lamella.config import HEAD_OPTIONS, RunConfig
+from lamella.encoder.identity import Rounding
 from lamella.encoder.sources import (
     MODEL_CONFIG,
     MODEL_FORMAT,
@@ -55,6 +56,7 @@ class SavedModel:
     tuned_before: tuple[dict[str, Any], ...]  # in a flattened chain: the tunings of the models below
     facts: Facts
     weights_sha256: str | None = None  # None until it is written, and in folders of older versions
+    rounding: Rounding | None = None  # of the base encoder, if it is a rounded copy and its original will do too
 
     @property
     def tunings(self) -> list[dict[str, Any]]:
@@ -69,11 +71,12 @@ class SavedModel:
     def to_json(self) -> dict[str, Any]:
         """Return the table that config.json holds."""
         tensors = {"tensors_sha256": self.base_tensors_sha256} if self.base_tensors_sha256 else {}
+        rounding = {"rounding": asdict(self.rounding)} if self.rounding else {}
         *before, tuning = (registry.complete("tuning", spec) for spec in self.tunings)
         return {
             MODEL_FORMAT: FORMAT_VERSION,
             **({"plugins": self.config.plugins} if self.config.plugins else {}),
-            "base": {"name": self.base_name, "sha256": self.base_sha256, **tensors},
+            "base": {"name": self.base_name, "sha256": self.base_sha256, **tensors, **rounding},
             **({"weights_sha256": self.weights_sha256} if self.weights_sha256 else {}),
             **({"tuned_before": before} if before else {}),
             "tuning": tuning,
@@ -106,8 +109,9 @@ def read_saved(folder: Path, *, check_parts: bool = True) -> SavedModel:
     try:
         name, sha256 = str(saved["base"]["name"]), str(saved["base"]["sha256"])
         tensors_sha256 = saved["base"].get("tensors_sha256")
+        rounding = Rounding(**saved["base"]["rounding"]) if "rounding" in saved["base"] else None
         weights = str(saved["weights_sha256"]) if "weights_sha256" in saved else None
-        before, facts = list(saved.get("tuned_before", [])), dict(saved.get("facts", {}))
+        before, measured = list(saved.get("tuned_before", [])), dict(saved.get("facts", {}))
         head, plugins = saved["head"], list(saved.get("plugins", []))
         named = {"tuning": [*before, saved["tuning"]], "task": head["task"], "mixer": head["mixer"]}
         table = {
@@ -130,7 +134,8 @@ def read_saved(folder: Path, *, check_parts: bool = True) -> SavedModel:
         problems = "; ".join(error.problems)
         raise ModelError(f"{path}: damaged, or written by another version of lamella: {problems}") from None
     tuned_before = tuple(config.encoder.tuning for config in earlier)
-    return SavedModel(name, sha256, tensors_sha256, config, tuned_before, read_facts(facts, str(path)), weights)
+    facts = read_facts(measured, str(path))
+    return SavedModel(name, sha256, tensors_sha256, config, tuned_before, facts, weights, rounding)
 
 
 def _read_peft(folder: Path) -> SavedModel:

@@ -171,7 +171,7 @@ def _identify(recipe: Recipe) -> tuple[str, str]:
     sha256 = verified_hash(recipe.base, hash_file=remembered_sha256)
     # The pooler is not part of the hash of the tensors.
     pooled = plan_head(recipe.head, recipe.config.depth).pooled
-    tensors = saved.base_tensors_sha256 if not pooled else None
+    tensors = (recipe.original_sha256 or saved.base_tensors_sha256) if not pooled else None
     return json.dumps([tensors or sha256, pooled and sha256, asdict(recipe.config)], sort_keys=True), sha256
 
 

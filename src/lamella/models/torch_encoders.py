@@ -37,6 +37,7 @@ from lamella.files import read_json
 from lamella.graph.support import NoGraphError
 from lamella.heads.head import Head
 from lamella.models.base_encoder import load_base, reported_as_damage
+from lamella.models.graph_model import find_original
 from lamella.models.head_group import HeadGroup
 from lamella.models.row_delta import RowDelta, without_values
 from lamella.models.saved import SavedModel, check_weights, read_saved
@@ -246,6 +247,8 @@ class TorchEncoders:
         tensors = None if pooled else saved.base_tensors_sha256
         if tensors is None and sha256 != saved.base_sha256:
             raise NoGraphError(f"its base encoder {saved.base_name} is not the file that it was trained on")
+        if saved.rounding is not None:  # readers on the rounded copy must not share the original with this one
+            tensors = find_original(folder, saved, base, sha256, reads_pooled=pooled) or tensors
         key = json.dumps([tensors or sha256, pooled, config], sort_keys=True)
         with self._opening.setdefault(key, threading.Lock()):  # other encoders can be opened at the same time
             encoder = self._encoders.get(key)

@@ -45,7 +45,7 @@ def extract(
         model.encoder,
         {name: features for name, features in splits.items() if len(features)},
         sorted(layers),
-        identity={"sha256": model.base_sha256},
+        identity={"sha256": model.loaded_sha256},
         storage=storage,
         precision=model.precision,
         batch_size=config.training.eval_batch_size,

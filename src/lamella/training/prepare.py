@@ -131,7 +131,7 @@ def prepare_pass(
         targets=targets,
         starts=list(starts.values()),
         files=splits.file_records,
-        source_hashes=_hash_sources(windows, base.sha256, hidden_states, starts, learners),
+        source_hashes=_hash_sources(windows, base.loaded_sha256, hidden_states, starts, learners),
     )
 
 
@@ -217,7 +217,7 @@ def choose_hidden_states(
     if cache is None:
         return HiddenStateSource("live", None if base.encoder.trainable else learners[0].model.encode, None)
     check_cacheable(config)
-    states = open_cache(cache, identity={"sha256": base.sha256})
+    states = open_cache(cache, identity={"sha256": base.loaded_sha256})
     states.require(layers_read_by(learners))
     encode_dev = states.source(windows.dev) if len(windows.dev) else None
     return HiddenStateSource(states.index.storage, states.source(windows.train), encode_dev)

@@ -10,7 +10,7 @@ from lamella import runs
 from lamella.config import RunConfig, TeacherFolder
 from lamella.data.demo import data_path
 from lamella.encoder.sources import MODEL_CONFIG, find_local_encoder, verified_hash
-from lamella.errors import LamellaError, ModelError, RunError
+from lamella.errors import LamellaError, ModelError, RunError, collect_warnings
 from lamella.files import file_sha256, read_json
 from lamella.models.names import saved_model
 from lamella.models.saved import read_saved, weights_sha256
@@ -91,11 +91,11 @@ class Provenance:
 
 
 def _has_equal_tensors(model: Path) -> bool:
-    """Whether the encoder of a saved model is the same in another file, by its tensors."""
+    """Whether the encoder of a saved model is the same in another file, by its tensors; an original is not."""
     from lamella.models.base_encoder import load_base  # imports torch, and is hardly ever needed
 
     try:
-        load_base(model, read_saved(model))
+        with collect_warnings():
+            return load_base(model, read_saved(model)).original_sha256 is None
     except ModelError:
         return False
-    return True

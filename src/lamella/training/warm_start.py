@@ -194,8 +194,11 @@ def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
 
 
 def _same_base(model: ReaderModel, saved: ReaderModel) -> bool:
-    by_tensors = model.base_tensors_sha256 is not None and model.base_tensors_sha256 == saved.base_tensors_sha256
-    return model.base_sha256 == saved.base_sha256 or by_tensors
+    """Whether both are on equal encoders; the saved model may be on the original of its rounded copy."""
+    if model.base_tensors_sha256 is None or saved.base_tensors_sha256 is None:  # for example, the base is a model
+        return model.loaded_sha256 == saved.loaded_sha256
+    own, other = (each.original_sha256 or each.base_tensors_sha256 for each in (model, saved))
+    return own == other
 
 
 def _describe_tuning(model: ReaderModel) -> str:

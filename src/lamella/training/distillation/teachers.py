@@ -332,7 +332,7 @@ def _can_share_encoder(model: ReaderModel, teacher: ReaderModel) -> bool:
     """Whether a model's encoder gives all that a teacher reads: both left the same base encoder unchanged."""
     frozen = model.keeps_encoder and teacher.keeps_encoder
     pooled = POOLED in model.head.layers or POOLED not in teacher.head.layers  # a pooler is built only where it is read
-    return frozen and pooled and model.base_sha256 == teacher.base_sha256
+    return frozen and pooled and model.loaded_sha256 == teacher.loaded_sha256
 
 
 def _squares(student: Choice, teacher: Choice) -> Tensor:
