@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from lamella import Documents, LamellaWarning, Reader
-from lamella.documents import collection, read_files
+from lamella.documents import collection, index_file, read_files
 from lamella.documents.index_file import INDEX, StoredIndex
 from lamella.errors import DataError, UsageError
 from lamella.files import locked
@@ -221,6 +221,17 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def write_by_hand(source: Path, path: Path, name: str, change: Callable[[NDArray[Any]], NDArray[Any]] | None) -> None:
+    """Write an index with one tensor changed, or without it, and with the hash of what it holds."""
+    with safe_open(source, framework="numpy") as file:
+        tensors, metadata = {key: file.get_tensor(key) for key in file.offset_keys()}, file.metadata()
+    changed = tensors.pop(name)
+    if change is not None:
+        tensors[name] = np.ascontiguousarray(change(changed))
+    sha256 = index_file._sha256({key: (len(tensor), tensor) for key, tensor in tensors.items()})
+    save_file(tensors, path, metadata | {"sha256": sha256})
+
+
 class TestIndex:
     def test_only_changed_files_are_read_again(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         first = Documents(folder)
@@ -333,6 +344,51 @@ class TestIndex:
         save_file(tensors | {name: np.ascontiguousarray(damage(tensors[name]))}, path, metadata)
         with pytest.raises(ValueError, match="is damaged"):
             StoredIndex(path)
+
+    @pytest.mark.parametrize(
+        ("name", "change", "message"),
+        [
+            ("terms", lambda tensor: tensor.astype(np.int64), r"terms: expected I32 in 1 dimension, found I64 \[\d+\]"),
+            ("spans", lambda tensor: tensor.ravel(), "spans: expected I64 in 2 dimensions, found I64"),
+            ("texts", None, "expected the tensors documents, texts, .*, found documents,"),
+            ("text_ends", lambda tensor: tensor[:-1], r"text_ends: expected \d+ places that rise to \d+"),
+            ("text_ends", lambda tensor: tensor - 2 * tensor[0], "text_ends: expected"),
+            ("passage_ends", lambda tensor: tensor[::-1], "passage_ends: expected"),
+            ("term_ends", lambda tensor: tensor + 1, "term_ends: expected"),
+            ("score_begins", lambda tensor: tensor + 1, "score_begins: expected"),
+            ("scored", lambda tensor: tensor[1:], "scores: expected as many numbers of passages, from 0"),
+            ("scored", lambda tensor: tensor + 1000, r"scored: expected numbers below \d+"),
+            ("terms", lambda tensor: tensor - tensor.max() - 1, r"terms: expected numbers below \d+"),
+            ("spans", lambda tensor: tensor - 1, "spans: expected places within the texts"),
+            ("spans", lambda tensor: tensor + 100_000, "spans: expected places within the texts"),
+            (
+                "documents",
+                lambda tensor: np.frombuffer(b'[{"name": 3, "state": []}]', np.uint8),
+                "documents: expected a",
+            ),
+            (
+                "documents",
+                lambda tensor: np.frombuffer(b'[{"name": "a", "state": 7}]', np.uint8),
+                "documents: expected a",
+            ),
+        ],
+    )
+    def test_an_index_made_by_hand_is_checked(
+        self, indexed: Path, folder: Path, name: str, change: Callable[[NDArray[Any]], NDArray[Any]], message: str
+    ) -> None:
+        """Its hash is right; the files are read instead, as if it were damaged."""
+        write_by_hand(indexed / INDEX, folder / INDEX, name, change)
+        with pytest.warns(
+            LamellaWarning, match=rf"cannot be used \({message}.*replace it with: lamella index"
+        ) as caught:
+            documents = Documents(folder)
+        assert len(caught) == 1
+        assert documents.read == 6
+
+    def test_a_text_that_is_not_utf8_is_reported(self, indexed: Path, tmp_path: Path) -> None:
+        write_by_hand(indexed / INDEX, tmp_path / INDEX, "texts", lambda tensor: np.full_like(tensor, 0xFF))
+        with pytest.raises(DataError, match=r"the text of \S+ is not UTF-8; replace it with: lamella index$"):
+            StoredIndex(tmp_path / INDEX).text(0)
 
     @pytest.mark.skipif(os.name == "nt", reason="Windows has other access rights")
     def test_only_the_owner_can_read_the_index(self, folder: Path) -> None:

@@ -8,7 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.torch import load_file
+
+from doubles import save_tiny_encoder
+from rounded_encoders import change_file, round_weights
+from trained_readers import save_trained
 
 BENCHMARKS = sorted((Path(__file__).resolve().parents[2] / "benchmarks").glob("*.py"))
 every_benchmark = pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
@@ -79,3 +85,27 @@ def test_a_quick_run_prints_its_ratio_last_and_writes_the_numbers(path: Path, tm
         f"{found['ratio']:.{digits}f} x" in headline and f"({low:.{digits}f} to {high:.{digits}f})" in headline
         for digits in (1, 2)
     )
+
+
+def test_a_draw_of_the_original_rounds_back_to_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoder = change_file(save_tiny_encoder(tmp_path / "encoder", num_hidden_layers=1), round_weights)
+    reader = save_trained(tmp_path / "reader", encoder, encoder={"tuning": "lora"})
+    path = BENCHMARKS[0].with_name("rounded_base.py")
+    arguments = ["--model", reader, "--device", "cpu", "--quick", "--out", tmp_path / "out.json"]
+    monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+    script = runpy.run_path(str(path), run_name="__main__")
+
+    copy = {name: value.numpy() for name, value in load_file(encoder / "model.safetensors").items()}
+    draw, steps = {name: value.copy() for name, value in copy.items()}, {n: script["steps_of"](copy[n]) for n in copy}
+    script["shift"](draw, steps, seed=1)
+    for name, value in copy.items():
+        if value.ndim == 2:
+            assert np.abs(draw[name] - value).max() > 0.45 * steps[name].min()
+            np.testing.assert_allclose(np.round(draw[name] / steps[name]) * steps[name], value, atol=1e-6)
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert (result["draws"], result["files"][0]["questions"]) == (2, 16)
+    assert 0.3 < result["difference"]["in_all"] < 1 < result["difference"]["largest"] < 1.74
+    assert 0 <= result["files"][0]["changed"]["smallest"] <= result["files"][0]["changed"]["largest"] < 1
+    assert "of the answers differ" in capsys.readouterr().out

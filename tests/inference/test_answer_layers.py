@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ from lamella.data.examples import Context, Example
 from lamella.data.windows.batches import Batch
 from lamella.data.windows.features import featurise
 from lamella.data.windows.padding import pad
+from lamella.documents.collection import Documents
 from lamella.errors import UsageError
+from lamella.inference.answer_layers import layers_of_answer
+from lamella.inference.answer_list import Answer
 from lamella.inference.reader import Reader
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -60,6 +64,23 @@ def test_an_answer_far_into_a_long_text_is_found_in_its_window() -> None:
     for answer in spans:
         tokens = answer["layers"]["tokens"]
         assert text[tokens[0]["start"] : tokens[-1]["end"]] == answer["answer"]
+
+
+def test_layers_of_an_answer_from_documents_are_those_of_its_passage(tmp_path: Path) -> None:
+    """The passage is read without markup, and not with the rest of its document."""
+    bees = "The **keeper of the bees** was Huber, who could not see.\n\n"
+    (tmp_path / "bees.md").write_text("\n\n".join([*corpus()[:6], bees, *corpus()[6:9]]), encoding="utf-8")
+    asked, documents = reader("dot"), Documents(tmp_path)
+    found = asked.ask(QUESTION, documents, passages=1, top_k=3, layers=True, threshold=100)
+    ((passage,), _) = documents.best(QUESTION, 1)
+    answers = [answer for answer in found if answer["answer"]]
+    assert answers
+    for answer in answers:
+        tokens = answer["layers"]["tokens"]
+        assert all(documents.texts[0][token["start"] : token["end"]] == token["token"] for token in tokens)
+        place = {"start": tokens[0]["start"] - passage.begin, "end": tokens[-1]["end"] - passage.begin}
+        alone = layers_of_answer(asked.model, QUESTION, Answer(place, text=documents.words(passage)))
+        assert [token["weights"] for token in tokens] == [token["weights"] for token in alone["tokens"]]
 
 
 def test_learned_weights_are_those_of_every_token() -> None:

@@ -30,7 +30,7 @@ SMALLEST = 2.0**-25  # largest error of the smallest numbers of fp16
 # Limits of the difference, as a multiple of the error that rounding makes on average. Half a step, the most that
 # rounding can make, is 1.73 times that.
 LIMIT_PER_TENSOR = 2.0
-LIMIT_IN_ALL = 1.0
+LIMIT_IN_ALL = 1.25
 
 
 class Difference(NamedTuple):
@@ -124,7 +124,10 @@ def rounding_steps(values: NDArray[Any]) -> NDArray[np.float64]:
     step = _common_step(flat[:: max(1, len(flat) // EXAMINED)])
     if step or values.ndim < 2:
         return np.full((1,) * values.ndim, step)
-    steps = np.array([_common_step(row) for row in values.reshape(len(values), -1)])
+    rows = values.reshape(len(values), -1)
+    steps = np.array([_common_step(row) for row in rows])
+    if np.count_nonzero(steps) > len(steps) / 2:  # in the other rows, one value is so large that few levels are left
+        steps = np.where(steps > 0, steps, np.abs(rows).max(1) / (MOST_LEVELS // 2 - 1))
     return steps.reshape(-1, *(1,) * (values.ndim - 1))
 
 

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 DIGITS = 6
 
 
-def layers_of_answer(model: QAModel, question: str, answer: Answer) -> dict[str, Any]:
+def layers_of_answer(model: QAModel, question: str, answer: Answer, *, shift: int = 0) -> dict[str, Any]:
     """Return the weight of every layer for the tokens of an answer, in the window that has most text around it.
 
     `layers` are the numbers of the layers (0: the embeddings). `tokens` are the answer's, each with its characters and
-    its `weights`: those for the start of an answer, and those for its end.
+    its `weights`: those for the start of an answer, and those for its end. `shift` is where the text of the answer
+    begins in its context, and is added to the characters.
     """
     import torch
 
@@ -47,7 +48,9 @@ def layers_of_answer(model: QAModel, question: str, answer: Answer) -> dict[str,
             output: [round(float(weight), DIGITS) for weight in of_tokens[number, :, place]]
             for number, output in enumerate(reader.head.task.choice_names)
         }
-        tokens.append({"token": answer.text[begin:end], "start": begin, "end": end, "weights": by_output})
+        tokens.append(
+            {"token": answer.text[begin:end], "start": begin + shift, "end": end + shift, "weights": by_output}
+        )
     return {"layers": list(reader.head.main_layers), "tokens": tokens}
 
 

@@ -259,7 +259,9 @@ class Reader:
                 found |= question.documents.place(candidate.context, begin)
                 found["sentence"] = "".join(found.sentence())
             if call.layers and candidate.text:
-                found["layers"] = layers_of_answer(self.model, question.text, found)
+                part, shift = question.part_around(candidate)  # not the whole document, and without markup
+                span = {"start": candidate.begin_char - shift, "end": candidate.end_char - shift}
+                found["layers"] = layers_of_answer(self.model, question.text, Answer(span, text=part), shift=shift)
             return found
 
         withheld = prediction.best_span if not chosen.text else None
@@ -305,13 +307,21 @@ class _Question:
 
     def examples(self, number: int) -> list[Example]:
         """Return an example for each context or passage."""
-        if self.total is None:
-            parts = list(self.texts)
-        elif self.documents is not None:
-            parts = [self.documents.words(passage) for passage in self.passages]
-        else:
-            parts = [self.texts[passage.text][passage.begin : passage.end] for passage in self.passages]
+        parts = self.texts if self.total is None else [self._words(passage) for passage in self.passages]
         return [Example(f"{number}/{place}", self.text, Context(part)) for place, part in enumerate(parts)]
+
+    def part_around(self, answer: Candidate) -> tuple[str, int]:
+        """Return the text that an answer was read in, and where it begins in its context."""
+        if self.total is None:
+            return self.texts[answer.context], 0
+        own = [passage for passage in self.passages if passage.text == answer.context]
+        passage = next(passage for passage in own if passage.begin <= answer.begin_char < passage.end)
+        return self._words(passage), passage.begin
+
+    def _words(self, passage: Passage) -> str:
+        if self.documents is not None:
+            return self.documents.words(passage)
+        return self.texts[passage.text][passage.begin : passage.end]
 
 
 def _check_question(number: int, question: Any, context: Any, *, several: bool) -> _Question:

@@ -39,9 +39,10 @@ def check_base(folder: Path, saved: SavedModel, sha256: str, examine: Callable[[
     if found is not None and found.sha256 == saved.base_tensors_sha256:
         return None
     if found is not None and found.difference is not None and found.difference.explained:
+        share = f"{100 * found.difference.relative:.1f} %"
         warn(
             f"{folder}: was trained on a rounded copy of its base encoder {saved.base_name!r}. The encoder found is "
-            f"the original: its weights differ by {found.difference.relative:.1%}, and so may a few answers."
+            f"the original: its weights differ by {share}, so a few answers may differ too."
         )
         return found.sha256
     original = ", or the encoder that it was rounded from" if saved.rounding else ""

@@ -142,7 +142,7 @@ def _rounding(saved: SavedModel) -> str:
         return ""
     return (
         "it was trained on a copy of the encoder whose weights are rounded to 8 bits; it also runs, with a warning, on "
-        f"the original, whose weights differ by about {saved.rounding.relative:.1%}"
+        f"the original, whose weights differ by about {100 * saved.rounding.relative:.1f} %"
     )
 
 
