@@ -11,10 +11,6 @@ from lamella.errors import ModelError, warn
 from lamella.models.saved import SavedModel
 
 
-class WrongBaseError(ModelError):
-    """A base encoder with other weights than those that a model was trained on."""
-
-
 class FoundTensors(NamedTuple):
     """The tensors of an encoder whose file is not the recorded one."""
 
@@ -31,7 +27,7 @@ def check_base(folder: Path, saved: SavedModel, sha256: str, examine: Callable[[
     """Check an encoder by the hash of its file, and else by its tensors, if they can be examined.
 
     Return None if it is the encoder that the model was trained on. If that was a rounded copy and this is its original,
-    warn and return the hash of its tensors. Raise WrongBaseError for any other.
+    warn and return the hash of its tensors. Raise ModelError for any other.
     """
     if sha256 == saved.base_sha256:
         return None
@@ -46,7 +42,7 @@ def check_base(folder: Path, saved: SavedModel, sha256: str, examine: Callable[[
         )
         return found.sha256
     original = ", or the encoder that it was rounded from" if saved.rounding else ""
-    raise WrongBaseError(
+    raise ModelError(
         f"{folder}: expected base encoder {saved.base_name!r} with sha256 {saved.base_sha256[:12]}…{original}, "
         f"found {sha256[:12]}…{_describe(found) if saved.rounding else ''}; use the encoder that the model was trained "
         "on."

@@ -36,7 +36,7 @@ from lamella.errors import EncoderError, ModelError
 from lamella.files import read_json
 from lamella.graph.encoder_config import EncoderConfig, read_encoder_config
 from lamella.graph.support import TASKS, VERSION, NoGraphError
-from lamella.models.base_identity import FoundTensors, WrongBaseError, check_base
+from lamella.models.base_identity import FoundTensors, check_base
 from lamella.models.graph_cache import open_cached
 from lamella.models.onnx_model import ExportConfig, Identity, OnnxModel
 from lamella.models.saved import SavedModel, check_weights, read_saved
@@ -203,13 +203,13 @@ def find_original(folder: Path, saved: SavedModel, base: Source, sha256: str, *,
 
     Raise NoGraphError for a wrong encoder, which torch reports, but ModelError if the model accepts an original.
     """
-    comparable = not is_model(base.folder) and not reads_pooled  # the pooler has no hash
-    try:
-        return check_base(folder, saved, sha256, partial(_examine, saved, base, sha256) if comparable else None)
-    except WrongBaseError:
-        if saved.rounding is not None:
-            raise
-        raise NoGraphError(f"its base encoder {saved.base_name} is not the file that it was trained on") from None
+    comparable = saved.base_tensors_sha256 is not None and not is_model(base.folder) and not reads_pooled
+    examine = partial(_examine, saved, base, sha256) if comparable else None  # the pooler has no hash
+    if saved.rounding is not None or sha256 == saved.base_sha256:
+        return check_base(folder, saved, sha256, examine)
+    if examine is None or examine().sha256 != saved.base_tensors_sha256:
+        raise NoGraphError(f"its base encoder {saved.base_name} is not the file that it was trained on")
+    return None
 
 
 def _examine(saved: SavedModel, base: Source, sha256: str) -> FoundTensors:
