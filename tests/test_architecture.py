@@ -44,6 +44,7 @@ ORDER = (
             "runs",
             "progress",
             "garbage",
+            "overlap",
             "stopwatch",
             "version",
         )

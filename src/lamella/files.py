@@ -9,7 +9,7 @@ import os
 import shutil
 import tomllib
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,10 +112,14 @@ def write_json(path: Path, value: Mapping[str, Any] | list[Any]) -> None:
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
-def write_entries(path: Path, entries: Mapping[str, Any]) -> None:
-    """Write a large JSON object atomically, one entry per line: indenting it takes Python several times as long."""
-    encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-    lines = ",\n".join(f"{encode(key)}: {encode(value)}" for key, value in entries.items())
+def write_entries(path: Path, entries: Mapping[str, Any], *, encode: Callable[[Any], str] | None = None) -> None:
+    """Write a large JSON object atomically, one entry per line: indenting it takes Python several times as long.
+
+    `encode` returns the JSON of a value, on one line; the default is that of the json module.
+    """
+    encode_key = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+    encode = encode or encode_key
+    lines = ",\n".join([f"{encode_key(key)}: {encode(value)}" for key, value in entries.items()])
     text = f"{{\n{lines}\n}}\n" if lines else "{}\n"
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 

@@ -25,6 +25,7 @@ from lamella.data.examples import Answer, Context, Example
 from lamella.data.windows import features as module
 from lamella.data.windows.batches import collate
 from lamella.data.windows.features import Features, featurise, pair_template, window_spans
+from lamella.data.windows.tokens import GROUP, tokenise_contexts, without_truncation
 from lamella.encoder.pretrained import load_tokenizer
 from lamella.encoder.sources import find_encoder, packaged_encoder
 from lamella.errors import EncoderError
@@ -89,6 +90,20 @@ def tokenizer(request: pytest.FixtureRequest) -> Any:
     if packaged_encoder("all-MiniLM-L6-v2") is None:
         pytest.skip("the packaged encoder is not installed")
     return load_tokenizer(find_encoder("all-MiniLM-L6-v2"))
+
+
+def test_texts_have_the_same_tokens_together_as_alone(tokenizer: Any) -> None:
+    """The offsets of several texts are computed at once; no character of a text reaches a token of another."""
+    generator = np.random.default_rng(0)
+    pieces = [*AWKWARD.split(" "), *SPACES, "", "e\u0301", "\u0301", "\u200d", "\u200b", "``", "a", "."]
+    texts = ["".join(generator.choice(pieces, size)) for size in generator.integers(0, 8, 3 * GROUP)]
+    plain = without_truncation(tokenizer)
+    together = tokenise_contexts(plain, [Context(text) for text in texts])
+    assert together.keys() == set(texts)
+    for text, (ids, offsets) in together.items():
+        alone = tokenise_contexts(plain, [Context(text)])[text]
+        assert (ids.tolist(), offsets.tolist()) == (alone[0].tolist(), alone[1].tolist()), repr(text)
+        assert offsets.shape == (len(ids), 2)
 
 
 def demo_paragraphs(count: int) -> list[dict[str, Any]]:

@@ -374,7 +374,7 @@ class TestMerger:
             assert math.isfinite(prediction.null_odds)
             assert prediction.null_odds > 1000
         for prediction in predictions.values():
-            json.dumps([candidate.to_json() for candidate in prediction.candidates], allow_nan=False)
+            json.dumps(prediction.rows, allow_nan=False)
 
     @needs_torch
     def test_an_answer_never_begins_with_a_blank(self) -> None:
@@ -396,7 +396,7 @@ class TestPrediction:
         assert self.PREDICTION.text(threshold) == text
 
     def test_words_of_the_n_best_file(self) -> None:
-        assert self.PREDICTION.candidates[0].to_json() == {
+        assert self.PREDICTION.n_best()[0] == {
             "text": "tower", "probability": 0.7, "score": 3.0, "start": 4, "end": 9
         }  # fmt: skip
 

@@ -98,9 +98,7 @@ def write_run(folder: Path, lists: Lists, **config: Any) -> Path:
     if config:
         write_json(folder / runs.CONFIG, config)
     write_json(folder / runs.PREDICTIONS, texts(lists))
-    write_json(
-        folder / runs.NBEST, {id: [candidate.to_json() for candidate in p.candidates] for id, p in ranked.items()}
-    )
+    write_json(folder / runs.NBEST, {id: p.n_best() for id, p in ranked.items()})
     write_json(folder / runs.NULL_ODDS, {id: prediction.null_odds for id, prediction in ranked.items()})
     return folder
 

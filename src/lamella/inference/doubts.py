@@ -38,9 +38,10 @@ class Doubts:
             last = windows[number + 1] if number + 1 < len(windows) else len(features)
             if first == last:  # its windows are in the next slice
                 continue
-            self._judge_question(example.question)
+            may_be_cut = features.context_begin[first] - specials >= room
+            self._judge_question(example.question, None if may_be_cut else _question_ids(features, first))
             self._judge_context(features, (first + last) // 2)
-            if features.context_begin[first] - specials >= room:
+            if may_be_cut:
                 tokens = len(
                     self._plain.encode(compose_hangul(encodable(example.question)), add_special_tokens=False).ids
                 )
@@ -68,12 +69,17 @@ class Doubts:
                 "reader with a larger windows.max_query_length."
             )
 
-    def _judge_question(self, question: str) -> None:
+    def _judge_question(self, question: str, ids: Sequence[int] | None) -> None:
+        """Judge a question by its token ids, if all of them are known."""
         judged = self._unreadable["question"]
-        if question not in judged and not question.isascii():
-            composed = compose_hangul(encodable(question))
-            encoding = self._plain.encode(composed, add_special_tokens=False)
-            judged[question] = self._scripts.unreadable(composed, encoding.ids, encoding.offsets)
+        if question in judged or question.isascii():
+            return
+        composed = compose_hangul(encodable(question))
+        if ids is not None and self._scripts.knows(ids):  # then it does not matter where they are
+            judged[question] = self._scripts.unreadable(composed, ids, [(0, len(composed))] * len(ids))
+            return
+        encoding = self._plain.encode(composed, add_special_tokens=False)
+        judged[question] = self._scripts.unreadable(composed, encoding.ids, encoding.offsets)
 
     def _judge_context(self, features: Features, window: int) -> None:
         number = features.example[window]
@@ -85,6 +91,14 @@ class Doubts:
         ids = features.input_ids[row + begin : row + end].tolist()
         offsets = features.offsets[number][first : first + end - begin].tolist()
         judged[context] = self._scripts.unreadable(context, ids, offsets)
+
+
+def _question_ids(features: Features, window: int) -> list[int]:
+    """Return the tokens of the question of a window."""
+    row, template = features.rows[window], features.template
+    end = features.context_begin[window] - len(template.middle)
+    ids: list[int] = features.input_ids[row + len(template.prefix) : row + end].tolist()
+    return ids
 
 
 class _Scripts:
@@ -106,14 +120,22 @@ class _Scripts:
         if not ids:
             return None
         shown = text[offsets[0][0] : offsets[-1][1]]
-        letters = sum(map(str.isalpha, shown))
-        pairs = zip(ids, offsets, strict=True)
-        hidden = [text[begin:end] for id, (begin, end) in pairs if id in self._unknown]
         script = main_script(shown)
-        if sum(map(str.isalpha, "".join(hidden))) > MOST_UNKNOWN * letters:
-            return script
+        knows = self.knows(ids)
+        if knows and (script == "latin" or script not in SCRIPTS):  # most texts: their letters need no count
+            return None
+        letters = sum(map(str.isalpha, shown))
+        if not knows:
+            pairs = zip(ids, offsets, strict=True)
+            hidden = [text[begin:end] for id, (begin, end) in pairs if id in self._unknown]
+            if sum(map(str.isalpha, "".join(hidden))) > MOST_UNKNOWN * letters:
+                return script
         split = script in SCRIPTS.keys() - {"latin"} and letters < FEWEST_LETTERS * len(ids)
         return script if split and not self._is_frequent(script) else None
+
+    def knows(self, ids: Sequence[int]) -> bool:
+        """Return whether no token of a text is unknown."""
+        return self._unknown.isdisjoint(ids)
 
     def _is_frequent(self, script: str) -> bool:
         """Check whether many tokens of the vocabulary have letters of a script; never if the tokens are bytes."""

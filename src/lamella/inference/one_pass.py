@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from lamella.data.windows.batches import Batch
-from lamella.data.windows.features import Features
+from lamella.data.windows.features import SLICE, Features
 from lamella.data.windows.padding import Padded, longest_first, pad
 from lamella.encoder.encoder import Encoder, HiddenStates
 from lamella.inference.decode import WindowSpans
@@ -18,6 +18,7 @@ from lamella.inference.predict import decode_batch, explain_out_of_memory
 from lamella.inference.prediction import Prediction
 from lamella.inference.window_merger import WindowMerger
 from lamella.models.model import ReaderModel
+from lamella.overlap import run_behind
 from lamella.progress import progress
 from lamella.stopwatch import Stopwatch
 
@@ -56,15 +57,24 @@ def predict_many(
     for model in models:
         model.eval()
     spans: list[list[WindowSpans]] = [[] for _ in models]
+
+    def decode_all(padded: Padded, all_logits: Sequence[NDArray[np.float32]]) -> None:
+        for model_spans, model, logits in zip(spans, models, all_logits, strict=True):
+            model_spans.append(decode_batch(model, padded, logits))
+
     batches = list(longest_first(features.lengths, batch_size))[rank::processes]
     try:
-        with progress("answering", sum(map(len, batches))) as advance, torch.inference_mode():
+        windows = sum(map(len, batches))
+        with (
+            progress("answering", windows) as advance,
+            torch.inference_mode(),
+            run_behind(windows > SLICE) as behind,  # a thread takes longer to start than a few windows to decode
+        ):
             for indices in batches:
                 padded = pad(features, indices)
                 with explain_out_of_memory(padded):
                     hidden, all_logits = _run_heads(models, padded, encode, clocks)
-                    for model_spans, model, logits in zip(spans, models, all_logits, strict=True):
-                        model_spans.append(decode_batch(model, padded, logits))
+                    behind(decode_all, padded, all_logits)
                     for measured, logits in zip(measures, all_logits, strict=bool(measures)):
                         measured.add(features, padded, hidden, logits)
                 advance(len(indices))

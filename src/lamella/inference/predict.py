@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lamella.config import DecodingOptions
 from lamella.data.examples import Example
-from lamella.data.windows.features import Features, featurise_in_slices
+from lamella.data.windows.features import SLICE, Features, featurise_in_slices
 from lamella.data.windows.padding import Padded, longest_first, pad
 from lamella.errors import RunError, counted
 from lamella.inference.decode import WindowSpans, decode, decode_answerability
@@ -23,6 +23,7 @@ from lamella.inference.prediction import Prediction
 from lamella.inference.protocols import AnswerSource, LogitsSink, QAModel
 from lamella.inference.question_ids import check_unique_ids
 from lamella.inference.window_merger import WindowMerger
+from lamella.overlap import read_ahead, run_behind
 from lamella.progress import progress
 from lamella.stopwatch import Stopwatch
 
@@ -40,22 +41,31 @@ def predict(
 ) -> dict[str, Prediction]:
     """Answer every example; return the predictions by question id.
 
-    Memory holds a few windows and the n-best spans of each question. Pass a `sink` to receive all logits, and a `clock`
-    to measure the seconds from windows to logits. `decoding` replaces the model's decoding options. With `warn`, issue
-    a warning for each reason to doubt the answers. Contexts with more than `most_tokens` raise TooManyTokensError.
+    Memory holds a few windows and the n-best spans of each question. Among many questions, the windows of the next ones
+    are cut, and the logits of the last ones decoded, while the model computes.
+
+    Pass a `sink` to receive all logits, and a `clock` to measure the seconds from windows to logits. `decoding`
+    replaces the model's decoding options. With `warn`, issue a warning for each reason to doubt the answers. Contexts
+    with more than `most_tokens` raise TooManyTokensError.
     """
     check_unique_ids(examples)
     decoding = decoding or model.decoding
     merger, doubts = WindowMerger(decoding, gives_text=model.gives_text), Doubts(model.tokenizer, model.windows)
-    with progress("answering", len(examples), lines=True) as advance:
-        for features in featurise_in_slices(examples, model.tokenizer, model.windows, most_tokens=most_tokens):
+
+    def collect(features: Features, padded: Padded, logits: NDArray[np.float32]) -> None:
+        merger.add(features, decode_batch(model, padded, logits, decoding))
+        if sink is not None:
+            sink.add(features, padded, logits)
+
+    slices = featurise_in_slices(examples, model.tokenizer, model.windows, most_tokens=most_tokens)
+    overlaps = len(examples) > SLICE  # threads take longer to start than a few questions to answer
+    with progress("answering", len(examples), lines=True) as advance, run_behind(overlaps) as behind:
+        for features in read_ahead(slices) if overlaps else slices:
             if warn:
-                doubts.add(features)
+                behind(doubts.add, features)
             shares = _shares(features)
             for padded, logits in iterate_batches(model, features, batch_size, clock):
-                merger.add(features, decode_batch(model, padded, logits, decoding))
-                if sink is not None:
-                    sink.add(features, padded, logits)
+                behind(collect, features, padded, logits)
                 advance(float(shares[padded.windows].sum()))
     doubts.warn()
     return merger.predictions(examples)

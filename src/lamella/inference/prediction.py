@@ -23,16 +23,6 @@ class Candidate(NamedTuple):
     probability: float = 0.0
     context: int = 0  # number of its context, where a question has several
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry of the official n-best file, with exact offsets added."""
-        return {
-            "text": self.text,
-            "probability": self.probability,
-            "score": self.score,
-            "start": self.begin_char,
-            "end": self.end_char,
-        }
-
 
 @dataclass(frozen=True)
 class Prediction:
@@ -50,12 +40,19 @@ class Prediction:
     @property
     def best_span(self) -> Candidate:
         """The best candidate that is an answer."""
-        return next((candidate for candidate in self.candidates if candidate.text), EMPTY)
+        return next((Candidate._make(row) for row in self.rows if row[0]), EMPTY)
 
     @property
     def null(self) -> Candidate:
         """The candidate "no answer"."""
-        return next((candidate for candidate in self.candidates if not candidate.text), EMPTY)
+        return next((Candidate._make(row) for row in self.rows if not row[0]), EMPTY)
+
+    def n_best(self) -> list[dict[str, Any]]:
+        """Return the entry of the official n-best file, with exact offsets added."""
+        return [
+            {"text": text, "probability": probability, "score": score, "start": begin, "end": end}
+            for text, begin, end, score, probability, *_ in self.rows
+        ]
 
     def chosen(self, threshold: float) -> Candidate:
         """Return the best answer, or "no answer" if the null odds exceed the threshold."""
@@ -93,10 +90,10 @@ def rank_together(predictions: Sequence[Prediction], n_best: int) -> Prediction:
     if len(predictions) == 1:
         return predictions[0]
     spans = [
-        (candidate.text, candidate.begin_char, candidate.end_char, candidate.score, context)
+        (text, begin, end, score, context)
         for context, prediction in enumerate(predictions)
-        for candidate in prediction.candidates
-        if candidate.text
+        for text, begin, end, score, *_ in prediction.rows
+        if text
     ]
     spans.sort(key=lambda span: -span[3])  # stable: among equal scores the earlier context leads
     return _rank_best(spans, predictions, n_best)

@@ -39,7 +39,10 @@ class QAModel(AnswerSource, Protocol):
         """The folders it was loaded from."""
 
     def logits(self, padded: Padded) -> NDArray[np.float32]:
-        """Return the logits of some windows: start and end [2, B, T], or "here" and "not here" [2, B, 1]."""
+        """Return the logits of some windows: start and end [2, B, T], or "here" and "not here" [2, B, 1].
+
+        The next call must not change the array: it is decoded while that runs.
+        """
 
 
 class LogitsSink(Protocol):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lamella.config import DecodingOptions
 from lamella.data.examples import Example
 from lamella.data.windows.features import Features
+from lamella.garbage import paused_garbage_collection
 from lamella.inference.abstention import calibrated
 from lamella.inference.decode import WindowSpans
 from lamella.inference.prediction import Prediction, ScoredSpan, decision, rank
@@ -56,7 +57,8 @@ class WindowMerger:
     def predictions(self, examples: Iterable[Example]) -> dict[str, Prediction]:
         """Return the predictions of the questions seen so far, in the order of `examples`."""
         predict = self._predict_spans if self.gives_text else self._predict_answerability
-        return {example.id: predict(example) for example in examples if example.id in self._nulls}
+        with paused_garbage_collection():
+            return {example.id: predict(example) for example in examples if example.id in self._nulls}
 
     def _predict_spans(self, example: Example) -> Prediction:
         best = _best_texts(self._spans[example.id], example.context.text, self.options.n_best_size)

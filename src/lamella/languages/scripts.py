@@ -17,10 +17,15 @@ SCRIPTS = {
     "han": re.compile("[\u3400-\u4dbf\u4e00-\u9fff]"),
 }
 
+_NOT_LETTERS = bytes(code for code in range(128) if not chr(code).isalpha())
+
 
 def main_script(text: str) -> str:
     """Return the script of most letters of a text; `other` if no letter is of a known script."""
     if text.isascii():
+        return "latin"
+    ascii = text.encode("ascii", "ignore")
+    if len(ascii.translate(None, _NOT_LETTERS)) >= len(text) - len(ascii):  # the other scripts have no ASCII letter
         return "latin"
     counts = {script: len(letters.findall(text)) for script, letters in SCRIPTS.items()}
     best = max(counts, key=lambda script: counts[script])

@@ -1,0 +1,102 @@
+"""Answering with threads gives the same predictions as without, and the files of a run hold them unchanged."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lamella import runs
+from lamella.config import DecodingOptions, WindowOptions
+from lamella.data.examples import Context, Example
+from lamella.data.windows.padding import Padded
+from lamella.errors import ModelError
+from lamella.inference import predict as module
+from lamella.inference.predict import predict
+from lamella.inference.prediction import Prediction
+from lamella.inference.prediction_files import write_predictions
+from samples import plain_tokenizer
+
+LETTERS = "abcdefghijklmnopqrstuvwxy"
+
+
+def reader(**decoding: Any) -> Any:
+    """Return a model whose logits depend on the tokens of a window alone."""
+
+    def logits(padded: Padded) -> np.ndarray:
+        table = np.random.default_rng(0).normal(0, 3, (2, 512, 64)).astype(np.float32)
+        places = np.arange(padded.input_ids.shape[1]) % 64
+        return table[:, padded.input_ids % 512, places]
+
+    return SimpleNamespace(
+        tokenizer=plain_tokenizer(),
+        windows=WindowOptions(max_seq_length=16, doc_stride=4),
+        decoding=DecodingOptions(**decoding),
+        gives_text=True,
+        folders=(),
+        logits=logits,
+    )
+
+
+def questions(count: int) -> list[Example]:
+    generator = np.random.default_rng(1)
+    texts = [" ".join(generator.choice(list(LETTERS), size)) for size in generator.integers(0, 40, count)]
+    return [Example(f"q{number}", "q r", Context(text)) for number, text in enumerate(texts)]
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.windows: list[list[int]] = []
+
+    def add(self, features: Any, padded: Padded, logits: np.ndarray) -> None:
+        self.windows.append(padded.windows.tolist())
+
+
+def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    examples, model = questions(60), reader()
+    sinks = [Sink(), Sink()]
+    plain = predict(model, examples, batch_size=4, sink=sinks[0], warn=True)
+    monkeypatch.setattr(module, "SLICE", 10)
+    assert predict(model, examples, batch_size=4, sink=sinks[1], warn=True) == plain
+    assert list(plain) == [example.id for example in examples]
+    assert sinks[0].windows == sinks[1].windows != []
+
+
+def test_an_error_of_the_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = reader()
+    model.logits = lambda padded: np.full((2, *padded.mask.shape), np.nan)
+    monkeypatch.setattr(module, "SLICE", 10)
+    with pytest.raises(ModelError, match="expected finite numbers"):
+        predict(model, questions(60), batch_size=4)
+
+
+def test_the_n_best_file_holds_the_numbers_unchanged(tmp_path: Path) -> None:
+    odd = Prediction(
+        (('half \ud800 of a "pair"\n', 1, 9, 1e-7, 1e-300, 0), ("", 0, 0, -1e22, 5e-324, 0), ("é", 3, 4, -0.1, 0.0, 0)),
+        null_odds=-1e22,
+    )
+    predictions = {**predict(reader(), questions(20)), "odd": odd}
+    write_predictions(tmp_path, reader(), predictions)
+    lines = (tmp_path / runs.NBEST).read_text().splitlines()
+    assert len(lines) == len(predictions) + 2
+    written = json.loads("\n".join(lines))
+    assert written == {
+        id: [
+            {"text": row.text, "probability": row.probability, "score": row.score}
+            | {"start": row.begin_char, "end": row.end_char}
+            for row in prediction.candidates
+        ]
+        for id, prediction in predictions.items()
+    }
+
+
+@pytest.mark.parametrize("score", [math.inf, -math.inf, math.nan])
+def test_a_score_that_json_cannot_hold_is_refused(score: float, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_predictions(tmp_path, reader(), {"q": Prediction((("a", 0, 1, score, 1.0, 0),), null_odds=0.0)})
+    assert not (tmp_path / runs.NBEST).exists()
