@@ -157,7 +157,11 @@ async def remove_correction(correction_id: str, request: Request) -> Response:
 @learning.post(
     "/v1/adaptations",
     status_code=202,
-    responses={**{n: ERRORS[n] for n in (400, 401, 404, 408, 413, 415, 422, 429, 503)}, 409: CONFLICT},
+    responses={
+        **{n: ERRORS[n] for n in (400, 401, 404, 408, 413, 415, 422, 429, 503)},
+        409: CONFLICT,
+        501: {"model": ErrorResponse, "description": "The server has no torch, which adapting needs."},
+    },
 )
 async def start_adaptation(body: AdaptationIn, request: Request) -> Response:
     """Adapt a reader to the corrections, in a process of its own; it goes on without the client."""
