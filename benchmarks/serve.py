@@ -629,7 +629,8 @@ def summarise(measured: dict[str, Any]) -> dict[str, Any]:
     """Return all sections, and the overhead under load as the main number."""
     keys = ("ratio", "spread", "ours", "peer", "unit")
     main_number = {key: measured["overhead"][key] for key in keys} if "overhead" in measured else {}
-    return {**main_number, "sections": measured, "versions": library_versions()}
+    ordered = {name: measured[name] for name in SECTIONS if name in measured}
+    return {**main_number, "sections": ordered, "versions": library_versions()}
 
 
 def print_section(name: str, found: dict[str, Any]) -> None:

@@ -53,6 +53,8 @@ def test_few_windows_share_the_cores_and_many_have_one_each(few: bool, saved: Pa
     for count in (1, FEW_WINDOWS, FEW_WINDOWS + 1):
         padded = windows(model, count)
         assert np.array_equal(model.logits(padded), reference.logits(padded))
+        alone = count > FEW_WINDOWS  # each on a core, so that the last ones leave cores idle
+        assert model.cores.overlap(count) == (3 if alone else 0)
     assert set(model._sessions._opened) == {1, 3}
     assert list(reference._sessions._opened) == [1]
 
