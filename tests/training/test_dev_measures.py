@@ -17,6 +17,8 @@ from lamella.data.windows.batches import collate
 from lamella.data.windows.features import featurise
 from lamella.errors import UsageError
 from lamella.files import read_json
+from lamella.inference import one_pass
+from lamella.inference.one_pass import predict_many, share_encoders
 from lamella.inference.reader import Reader
 from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
@@ -53,6 +55,17 @@ def spans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     loss = {"name": "cross_entropy", "start": 2.0, "label_smoothing": 0.1}  # dev loss has neither
     grid = {"mixer": ["dot", "scalar_mix", "last"]}
     return train(tmp_path_factory.mktemp("spans"), grid, loss=loss, layers="all")
+
+
+def test_decoding_in_a_thread_changes_no_prediction(spans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [ReaderModel.load(run).eval() for run in sorted(path for path in spans.iterdir() if path.is_dir())[:2]]
+    share_encoders(models)
+    examples = load_examples(["demo:dev"]).examples[:20]
+    features = featurise(examples, models[0].tokenizer, models[0].windows)
+    plain = predict_many(models, features, batch_size=4)
+    monkeypatch.setattr(one_pass, "SLICE", 0)
+    assert predict_many(models, features, batch_size=4) == plain
+    assert plain[0] != plain[1]
 
 
 def losses_one_by_one(run: Path) -> list[float]:
