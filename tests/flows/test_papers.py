@@ -222,7 +222,8 @@ READERS = sorted(path for path in (PAPERS.parent / "readers").glob("*.toml") if 
 @pytest.mark.parametrize("path", READERS, ids=lambda path: path.stem)
 def test_the_run_files_of_the_readers_are_valid(path: Path) -> None:
     for config in load_plan(path).runs.values():
-        assert config.data.dev == ["data/cs224n-dev.json.gz"]
-        from_labels_alone = path.stem in ("minilm", "e5-small", "mpnet", "deberta-v3-xsmall")
+        korean = path.stem.startswith("korean")
+        assert config.data.dev == ["data/korquad-dev-mixed.json.gz" if korean else "data/cs224n-dev.json.gz"]
+        from_labels_alone = path.stem in ("minilm", "e5-small", "mpnet", "deberta-v3-xsmall", "korean-full")
         assert (config.encoder.tuning["name"] == "full") == ("full" in path.stem or path.stem == "deberta-v3-xsmall")
         assert (config.learner.distil is None) == from_labels_alone
