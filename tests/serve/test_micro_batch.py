@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -141,6 +143,23 @@ def test_an_engine_with_patience_waits_for_more() -> None:
         assert [future.result() for future in futures] == [[1], [2]]
         assert perf_counter() - begin < 0.5  # the budget is reached before
     assert engine.batches == [[10, 10]]
+    batcher.close()
+
+
+def test_a_batch_that_has_run_keeps_no_reader_in_memory() -> None:
+    engine = CountingEngine()
+    engine.go.set()
+    batcher = MicroBatcher(engine, most_tokens=100)
+    deltas = [np.zeros(1) for _ in range(3)]  # of readers
+    for delta in deltas:
+        batcher.logits([replace(window(1), delta=delta)])
+    kept = [weakref.ref(delta) for delta in deltas]
+    del delta
+    deltas.clear()
+    end = perf_counter() + 10
+    while any(each() is not None for each in kept):
+        assert perf_counter() < end
+        threading.Event().wait(0.005)
     batcher.close()
 
 

@@ -149,12 +149,17 @@ class MicroBatcher:
             return sum(len(job.rows) for job in self._jobs)
 
     def _work(self) -> None:
-        while True:
-            with ExitStack() as turn:
-                turn.enter_context(self._turn)
-                if not (batch := self._next()):
-                    return
+        while self._run_next():  # a function of its own: a batch that is kept would keep its readers in memory
+            pass
+
+    def _run_next(self) -> bool:
+        """Wait for a batch and run it; return whether there was one."""
+        with ExitStack() as turn:
+            turn.enter_context(self._turn)
+            batch = self._next()
+            if batch:
                 self._run(batch, end_turn=turn.close)
+            return bool(batch)
 
     def _next(self) -> list[_Job]:
         """Wait for jobs; return as many as the budget of tokens allows, at least one; none when closed."""
