@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="a model folder; its rounded base encoder must be at hand")
     parser.add_argument("--data", nargs="+", default=["demo:dev"], help="questions to ask, with their answers")
     parser.add_argument("--draws", type=int, default=5, help="number of encoders to try")
-    parser.add_argument("--questions", type=int, help="at most so many of each file, spread over it; default: all")
+    parser.add_argument("--questions", type=int, help="at most this number per file, spread over it; default: all")
     parser.add_argument("--device", help="cpu or cuda; default: the fastest")
     parser.add_argument("--quick", action="store_true", help="2 draws, 16 questions")
     parser.add_argument("--out", type=Path, help="write the numbers to this json file")
@@ -148,7 +148,7 @@ def _range(values: Sequence[float]) -> dict[str, float]:
 
 
 def _spread(examples: Sequence[Example], most: int | None) -> list[Example]:
-    """Return at most so many examples, from all parts of a file."""
+    """Return at most `most` examples, from all parts of a file."""
     count = len(examples) if most is None else min(most, len(examples))
     return [examples[number * len(examples) // count] for number in range(count)]
 

@@ -44,7 +44,7 @@ class Cores:
         return self._pool.map(partial(run, 1), windows)
 
     def overlap(self, windows: int) -> int:
-        """Return how many of so many windows may be left when the next ones come.
+        """Return how many of the windows may be left when the next ones come.
 
         The last windows with a core each leave cores idle one after the other; a few windows use all to the end.
         """

@@ -140,7 +140,7 @@ def featurise_in_slices(
     raise TooManyTokensError before the first slice.
     """
     contexts = None
-    if most_tokens is not None:  # so many fit into memory, and are tokenised once
+    if most_tokens is not None:  # this number fits into memory, so each is tokenised once
         contexts = _tokens_up_to(most_tokens, examples, tokenizer, size)
     for begin, end in slices(examples, size=size):
         yield from _cut(examples[begin:end], tokenizer, windows, "keep", 0, size, contexts)
