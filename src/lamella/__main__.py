@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+LONGEST_LINE = 1500  # characters of a message
+
 
 def main() -> None:
     """Run a command; `--debug`, anywhere among the arguments, shows the traceback of an error."""
@@ -25,7 +27,7 @@ def main() -> None:
     except LamellaError as error:
         if debug:
             raise
-        sys.stderr.write(f"lamella: {error}\n")
+        _print_error(str(error))
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         library = (error.name or "lamella").partition(".")[0]
@@ -33,12 +35,12 @@ def main() -> None:
             raise
         command = next((argument for argument in arguments if not argument.startswith("-")), "lamella")
         missing = MissingLibraryError(f"`lamella {command}`", _missing_with(library))
-        sys.stderr.write(f"lamella: {missing}\n")
+        _print_error(str(missing))
         sys.exit(missing.exit_code)
     except OSError as error:  # a full disk or a removed folder: a traceback would not help
         if debug:
             raise
-        sys.stderr.write(f"lamella: {error.filename or 'the output'}: {error.strerror or error}\n")
+        _print_error(f"{error.filename or 'the output'}: {error.strerror or error}")
         sys.exit(1)
     except RuntimeError as error:
         if debug or not any(message in str(error) for message in OUT_OF_MEMORY):
@@ -46,8 +48,19 @@ def main() -> None:
         advice = "stop other programs that use it"
         if any(name in str(error) for name in ("CUDA", "CUBLAS")):
             advice += ", or set CUDA_VISIBLE_DEVICES to another GPU, or to nothing for the CPU"
-        sys.stderr.write(f"lamella: out of memory: the model does not fit into what is left; {advice}.\n")
+        _print_error(f"out of memory: the model does not fit into what is left; {advice}.")
         sys.exit(1)
+
+
+def _print_error(message: str) -> None:
+    """Print a message, which may quote files: no line is endless, and none has control characters."""
+    sys.stderr.write(f"lamella: {_for_terminal(message)}\n")
+
+
+def _for_terminal(message: str) -> str:
+    from lamella.errors import printable, truncate
+
+    return "\n".join(printable(truncate(line, LONGEST_LINE)) for line in message.split("\n"))
 
 
 def _missing_with(library: str) -> list[str]:
@@ -83,7 +96,7 @@ def _warnings_in_one_line() -> Iterator[None]:
                 show(message, category, *place, **options)
             elif str(message) not in shown:
                 shown.add(str(message))
-                sys.stderr.write(f"warning: {message}\n")
+                sys.stderr.write(f"warning: {_for_terminal(str(message))}\n")
 
         warnings.showwarning = print_line
         yield

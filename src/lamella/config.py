@@ -23,7 +23,7 @@ from pydantic import (
 
 from lamella import registry
 from lamella.calibration import Calibration, TunedOn
-from lamella.section import Section, Share
+from lamella.section import FileName, Section, Share
 
 DEFAULT_ENCODER = "all-MiniLM-L6-v2"
 POOLED = -1  # the encoder's pooled output, where layers are given by number
@@ -55,7 +55,7 @@ def _module_name(value: str) -> str:
 
 PartSpec = Annotated[dict[str, Any], BeforeValidator(_part)]
 PartList = Annotated[list[PartSpec], BeforeValidator(_list), Field(min_length=1)]
-Paths = Annotated[list[str], BeforeValidator(_list)]
+Paths = Annotated[list[FileName], BeforeValidator(_list)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 # The results that can select the best checkpoint, besides those of `training.metrics`.
 METRICS = (
@@ -70,10 +70,7 @@ METRICS = (
     "answerability_accuracy",
     "answerability_f1",
 )
-QUESTION_METRICS = (
-    "question_exact",
-    "question_f1",
-)  # of dev questions with several contexts
+QUESTION_METRICS = ("question_exact", "question_f1")  # of dev questions with several contexts
 Interval = Annotated[float, Field(gt=0)] | Annotated[str, AfterValidator(_steps)]
 Modules = Annotated[list[Annotated[str, AfterValidator(_module_name)]], BeforeValidator(_list)]
 
@@ -95,7 +92,7 @@ class TrainFile(Section):
     With a weight or a share of negatives, a question about several contexts is taken with one of them at a time.
     """
 
-    file: str = Field(min_length=1, description="the data file")
+    file: FileName = Field(description="the data file")
     weight: float = Field(default=1.0, gt=0, le=100, description="how often an epoch takes each question, on average")
     negatives: Share = Field(
         default=0.0,
@@ -110,7 +107,7 @@ class TrainFile(Section):
 
 
 NameOrTrainFile = Annotated[
-    Annotated[str, Tag("name")] | Annotated[TrainFile, Tag("table")],
+    Annotated[FileName, Tag("name")] | Annotated[TrainFile, Tag("table")],
     Discriminator(lambda entry: "table" if isinstance(entry, Mapping | TrainFile) else "name"),
 ]
 

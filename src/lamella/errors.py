@@ -57,7 +57,7 @@ class UnknownNameError(UsageError):
     """A name that is not among the known ones."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"{what} {name!r} does not exist.{did_you_mean(name, known)}")
+        super().__init__(f"{what} {shorten(name)} does not exist.{did_you_mean(name, known)}")
 
 
 class PluginError(UsageError):

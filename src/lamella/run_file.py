@@ -67,13 +67,13 @@ def _read_with_bases(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any
 
 def _read_base(path: Path, base: str, chain: tuple[Path, ...]) -> dict[str, Any]:
     base_path = path.parent / os.path.expanduser(base)
-    if base_path.resolve() in [file.resolve() for file in chain]:
-        circle = " -> ".join(map(str, (*chain, base_path)))
-        raise UsageError(f"{chain[0]}: {EXTENDS}: run files extend each other in a circle: {circle}.")
-    if not base_path.is_file():
+    if not os.path.isfile(base_path):  # False for any text; before `resolve`, which raises for circular links
         raise UnreadableError(
             f"{path}: {EXTENDS}: expected a run file, as a path relative to this file; {base_path} does not exist."
         )
+    if base_path.resolve() in [file.resolve() for file in chain]:
+        circle = " -> ".join(map(str, (*chain, base_path)))
+        raise UsageError(f"{chain[0]}: {EXTENDS}: run files extend each other in a circle: {circle}.")
     return _read_with_bases(base_path, chain)
 
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from lamella import registry
 
+
+def _file_name(value: str) -> str:
+    if not value or "\0" in value:
+        raise ValueError("the name of a file")
+    return value
+
+
 Share = Annotated[float, Field(ge=0, le=1)]
+FileName = Annotated[str, AfterValidator(_file_name)]
 
 
 class Section(BaseModel):

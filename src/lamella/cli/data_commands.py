@@ -300,11 +300,10 @@ def _mixture(config: RunConfig, files: Sequence[DataFile]) -> list[dict[str, Any
 
 def _counting_tokenizer(encoder: str | None, configs: Sequence[RunConfig]) -> Any:
     """Return the tokenizer of the encoder; by default that of a run file, if local, or the bundled one."""
-    from tokenizers import Tokenizer
-
     from lamella.config import DEFAULT_ENCODER
     from lamella.encoder.sources import find_encoder, find_local_encoder, packaged_encoder
     from lamella.errors import EncoderError
+    from lamella.models.tokenizer_file import TOKENIZER, read_tokenizer
 
     source = find_encoder(encoder) if encoder else None
     if source is None:
@@ -312,8 +311,7 @@ def _counting_tokenizer(encoder: str | None, configs: Sequence[RunConfig]) -> An
         source = next(filter(None, map(find_local_encoder, named)), None) or packaged_encoder(DEFAULT_ENCODER)
     if source is None:
         return None
-    path = source.folder / "tokenizer.json"
-    if not path.is_file():  # an older tokenizer, which transformers converts
+    if not (source.folder / TOKENIZER).is_file():  # an older tokenizer, which transformers converts
         try:
             from lamella.encoder.pretrained import load_tokenizer
         except ModuleNotFoundError:
@@ -322,7 +320,7 @@ def _counting_tokenizer(encoder: str | None, configs: Sequence[RunConfig]) -> An
                 "other tokenizers need torch."
             ) from None
         return load_tokenizer(source).backend_tokenizer
-    return Tokenizer.from_file(str(path))
+    return read_tokenizer(source.folder)
 
 
 def _fix_targets(out: Path | None, files: list[str], overwrite: bool) -> dict[str, Path]:

@@ -1,0 +1,13 @@
+"""All kinds of inputs, by name."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from broken.data_kinds import data_kinds
+from broken.document_kinds import document_kinds
+from broken.kind import Kind
+from broken.model_kinds import model_kinds
+from broken.run_kinds import run_kinds
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in chain(data_kinds(), model_kinds(), run_kinds(), document_kinds())}

@@ -1,0 +1,144 @@
+"""Kinds of models: saved models, encoders, LoRA folders of peft, exported graphs, and the calibrations in them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from broken.damage import Damage
+from broken.data_kinds import TITAN, squad
+from broken.json_damage import broken_json, dump_json
+from broken.kind import Files, Folders, Kind, damage_file
+from broken.oracle import run_command
+from tiny_reader import save_tiny_bert, save_tiny_reader
+
+STRUCTURES = {".json": "json", ".safetensors": "safetensors"}
+QUESTION = ("Who discovered Titan?", "--text", TITAN)
+CALIBRATIONS: dict[str, dict[str, Any]] = {
+    "temperature": {"method": "temperature", "temperature": 2.0, "bias": 0.5, "answerable": 0.5},
+    "isotonic": {"method": "isotonic", "odds": [-1.0, 0.0, 2.0], "probability": [0.1, 0.5, 0.9]},
+    "features": {
+        "method": "features",
+        "bias": 0.1,
+        "features": [{"name": "null_odds", "mean": 0.0, "scale": 1.0, "weight": 1.0}],
+        "fitted_on": {"data": "dev.json", "questions": 100, "sha256": "0" * 64},
+    },
+}
+
+
+def _damage_all(files: Files) -> Iterator[Damage]:
+    for file, data in files.items():
+        yield from damage_file(file, data, structure=STRUCTURES.get(Path(file).suffix, ""))
+
+
+def _ask(folders: Folders) -> Iterator[list[object]]:
+    yield ["ask", *QUESTION, "--model", folders.inputs, "--json"]
+
+
+def _saved_models() -> Kind:
+    def sound(folder: Path, beside: Path) -> None:
+        save_tiny_bert(beside / "encoder")
+        folder.rmdir()
+        save_tiny_reader(folder, beside / "encoder")
+        (folder / "README.md").unlink()
+
+    return Kind("saved models", sound, _damage_all, _ask)
+
+
+def _tampered_models() -> Kind:
+    """Return saved models with damaged weights whose hash fits them: as somebody would make who means harm."""
+
+    def sound(folder: Path, beside: Path) -> None:
+        save_tiny_bert(beside / "encoder")
+        save_tiny_reader(folder / "reader", beside / "encoder")
+        (folder / "model.safetensors").write_bytes((folder / "reader" / "model.safetensors").read_bytes())
+
+    def damages(files: Files) -> Iterator[Damage]:
+        yield from damage_file("model.safetensors", files["model.safetensors"], structure="safetensors")
+
+    def commands(folders: Folders) -> Iterator[list[object]]:
+        weights, model = folders.inputs / "model.safetensors", folders.output.with_name("tampered")
+        if not weights.is_file():
+            return
+        shutil.rmtree(model, ignore_errors=True)
+        shutil.copytree(folders.inputs / "reader", model)
+        config = json.loads((model / "config.json").read_bytes())
+        config["weights_sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
+        (model / "config.json").write_text(json.dumps(config))
+        (model / "model.safetensors").write_bytes(weights.read_bytes())
+        yield ["ask", *QUESTION, "--model", model, "--json"]
+
+    return Kind("tampered models", sound, damages, commands)
+
+
+def _encoders() -> Kind:
+    """Return encoders below a saved model that is sound."""
+
+    def sound(folder: Path, beside: Path) -> None:
+        folder.rmdir()
+        save_tiny_bert(folder)
+        shutil.copytree(folder, beside / "encoder")
+        save_tiny_reader(beside / "reader", beside / "encoder")
+
+    def commands(folders: Folders) -> Iterator[list[object]]:
+        reader = folders.output.with_name("reader")
+        shutil.rmtree(reader, ignore_errors=True)
+        shutil.copytree(folders.beside / "reader", reader)
+        config = json.loads((reader / "config.json").read_bytes())
+        config["base"]["name"] = str(folders.inputs)
+        (reader / "config.json").write_text(json.dumps(config))
+        yield ["ask", *QUESTION, "--model", reader]
+        yield ["check", "demo:dev", "--encoder", folders.inputs]
+
+    return Kind("encoders", sound, _damage_all, commands, reports=True)
+
+
+def _exported_models() -> Kind:
+    def sound(folder: Path, beside: Path) -> None:
+        folder.rmdir()
+        save_tiny_bert(beside / "encoder")
+        save_tiny_reader(beside / "reader", beside / "encoder")
+        outcome = run_command(["export", beside / "reader", "--onnx", folder])
+        assert outcome.code == 0, outcome
+
+    return Kind("exported models", sound, _damage_all, _ask)
+
+
+def _calibrations() -> Kind:
+    def sound(folder: Path, beside: Path) -> None:
+        save_tiny_bert(beside / "encoder")
+        save_tiny_reader(beside / "reader", beside / "encoder")
+        (beside / "data.json").write_text(json.dumps(squad()))
+        (folder / "calibration.json").write_text(json.dumps(CALIBRATIONS["temperature"]))
+
+    def damages(files: Files) -> Iterator[Damage]:
+        for method, calibration in CALIBRATIONS.items():
+            for name, changed in broken_json(calibration):
+                yield Damage(f"{method}: {name}", "calibration.json", changed)
+
+    def commands(folders: Folders) -> Iterator[list[object]]:
+        """Put the damaged calibration into the config.json of a reader, as text: it may be no JSON."""
+        model = folders.output.with_name("reader")
+        shutil.rmtree(model, ignore_errors=True)
+        shutil.copytree(folders.beside / "reader", model)
+        config = json.loads((model / "config.json").read_bytes())
+        config["decoding"]["calibration"] = "\ue000"
+        text = (folders.inputs / "calibration.json").read_bytes().decode("utf-8", "surrogatepass")
+        (model / "config.json").write_bytes(dump_json(config, text))
+        yield ["ask", *QUESTION, "--model", model, "--answer", "balanced"]
+        yield ["predict", folders.beside / "data.json", "--model", model, "--out", folders.output]
+
+    return Kind("calibrations", sound, damages, commands)
+
+
+def model_kinds() -> Iterator[Kind]:
+    """Yield the kinds of models."""
+    yield _saved_models()
+    yield _tampered_models()
+    yield _encoders()
+    yield _exported_models()
+    yield _calibrations()
