@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 LIGHT := .venv-light/.installed
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-light test-slow smoke dist lint docs clean
+.PHONY: demo test test-light test-slow bench smoke dist lint docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/lamella ask "When did the probe land on Titan?" --context examples/titan.txt --top-k 3
@@ -28,6 +28,11 @@ test-light: $(LIGHT)
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
+
+# All benchmarks, each beside its peer, and the page of their results; leave the machine idle meanwhile.
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/bench.py --page docs/benchmarks.md
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -27,6 +27,7 @@ from lamella.config import DEFAULT_ENCODER
 from lamella.encoder.sources import find_encoder
 from lamella.environment import library_versions
 from lamella.files import write_json
+from suite.work import reading_flops
 
 TEXT = Path(__file__).parents[1] / "examples" / "titan.txt"
 QUESTION = "When did the probe land on Titan?"
@@ -77,6 +78,12 @@ def main() -> None:
         "ours": statistics.median(seconds["ours"]),
         "peer": statistics.median(seconds["peer"]),
         "unit": "s",
+        "work": {
+            "flops": reading_flops([(QUESTION, TEXT.read_text(encoding="utf-8"))]),
+            "starts": 1,
+            "threads": os.cpu_count(),
+            "of": "start Python with its libraries, then one pass of the encoder",
+        },
         "first": statistics.median(seconds["first"]),
         "busy": statistics.median(seconds["busy"]),
         "cpu": {name: statistics.median(times) for name, times in cpu.items()},

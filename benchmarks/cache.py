@@ -85,6 +85,11 @@ def main() -> None:
         "spread": [min(worse), max(worse)],
         "ours": statistics.median(times[slower, "fp16"]),
         "peer": statistics.median(times[slower, "live"]),
+        "unit": "s",
+        "work": {
+            "bytes": tokens * reports["fp16"].bytes_per_token,
+            "of": "read the cached hidden states once",
+        },
         "seconds": {f"{name} {source}": statistics.median(own) for (name, source), own in times.items()},
         "ratios": {f"{name} {storage}": statistics.median(own) for (name, storage), own in ratios.items()},
         "bytes_per_token": {storage: report.bytes_per_token for storage, report in reports.items()},

@@ -6,8 +6,8 @@
 The encoders have the size of a published one and random weights (speed does not depend on them). Windows have one
 length, so that no padding is skipped; `--shortest 0.9` gives a batch the padding that is usual in training, 5 %. Both
 run the same batch in turn, in fp32 on a CPU and in bf16 on a GPU. Batches and single windows are run as a reader runs
-them. `ratio` is the time of transformers divided by ours, for each kind of
-step, as the median over the repeats, with its range. With OMP_NUM_THREADS=1 it is the time of the processor, which
+them. `ratio` is the time of transformers divided by ours, for each kind of step, as the median over the repeats, with
+its range; the one of the file is that of the first kind. With OMP_NUM_THREADS=1 it is the time of the processor, which
 other programs hardly affect.
 """
 
@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from lamella.data.windows.batches import Batch
 from lamella.encoder.device import autocast
@@ -81,7 +83,7 @@ def main() -> None:
     ours = Encoder(copy.deepcopy(peer)).to(options.device)
     peer.to(options.device)
 
-    kinds = {}
+    kinds: dict[str, dict[str, Any]] = {}
     for kind in options.kinds:
         count = 1 if kind == "single" else windows
         batch = make_batch(count, options.tokens, options.shortest).to(torch.device(options.device))
@@ -99,17 +101,34 @@ def main() -> None:
             "spread": [min(ratios), max(ratios)],
             "ours": statistics.median(times[0]),
             "peer": statistics.median(times[1]),
+            "flops": (3 if kind == "training" else 1) * forward_flops(peer, batch),
         }
         print(
             f"{options.family} {kind:<9} {statistics.median(ratios):5.2f} x  ({min(ratios):.2f} to {max(ratios):.2f})"
         )
+    first = kinds[options.kinds[0]]
     if options.out:
         versions = {"lamella": __version__, "python": platform.python_version(), **library_versions()}
         facts = {name: getattr(options, name) for name in ("family", "tokens", "shortest", "device")}
         write_json(
             options.out,
-            {**facts, "repeats": repeats, "threads": torch.get_num_threads(), "kinds": kinds, "versions": versions},
+            {
+                **{key: first[key] for key in ("ratio", "spread", "ours", "peer")},
+                "unit": "s",
+                "work": {
+                    "flops": first["flops"],
+                    "threads": torch.get_num_threads(),
+                    "of": f"the products of transformers' model, {options.kinds[0]}",
+                },
+                **facts,
+                "repeats": repeats,
+                "threads": torch.get_num_threads(),
+                "kinds": kinds,
+                "versions": versions,
+            },
         )
+    low, high = first["spread"]
+    print(f"encoders: {options.kinds[0]}: {first['ratio']:.2f} x as fast as transformers ({low:.2f} to {high:.2f})")
 
 
 def make_batch(windows: int, tokens: int, shortest: float = 1.0) -> Batch:
@@ -129,6 +148,16 @@ def run_peer(model: Any, batch: Batch) -> torch.Tensor:
     with in_precision_of(batch):
         last: torch.Tensor = model(input_ids=batch.input_ids, attention_mask=batch.mask.long()).last_hidden_state
     return last
+
+
+def forward_flops(model: Any, batch: Batch) -> int:
+    """Count the operations of the products, with attention as plain products: the counter cannot see into a kernel."""
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        run_peer(model, batch)
+    model.train(was_training)
+    return int(counter.get_total_flops())
 
 
 def in_precision_of(batch: Batch) -> Any:

@@ -33,6 +33,7 @@ from lamella.training.fitting.learner import Learner, Record, make_learner
 from lamella.training.fitting.loop import fit
 from lamella.training.fitting.processes import Processes
 from lamella.training.fitting.steps import Position, Steps
+from suite.work import encoder_flops
 
 FROZEN = EncoderOptions(tuning={"name": "frozen"})
 MIXERS = (
@@ -81,6 +82,12 @@ def main() -> None:
         "spread": [min(ratios), max(ratios)],
         "ours": statistics.median(of_eight),
         "peer": len(EIGHT) * statistics.median(of_one),
+        "unit": "s",
+        "work": {
+            "flops": steps * options.batch_size * encoder_flops(features.lengths) / len(features),
+            "threads": torch.get_num_threads(),
+            "of": "the products of the encoder, once",
+        },
         **{name: statistics.median(cost) for name, cost in costs.items()},
         "cost_spreads": {name: [min(cost), max(cost)] for name, cost in costs.items()},
         "seconds": {str(count): seconds for count, seconds in times.items()},

@@ -43,11 +43,12 @@ from lamella.inference.questions import read_questions
 from lamella.inference.reader import Reader
 from lamella.models.names import find_model
 from lamella.scoring.metrics import language_of, score
+from suite.work import encoder_flops
 
 ROOT = Path(__file__).resolve().parents[1]
 PREPARED = ROOT / ".peers"
 PEER = Path(__file__).with_name("peers") / "pipeline.py"
-PACKAGES = ("torch==2.13.0", "transformers==4.57.6")
+CONSTRAINTS = PEER.with_name("transformers-4.57.txt")
 ALONE = 32  # questions that are also asked alone
 WITHIN = 0.5  # F1 that a faster variant may lose
 
@@ -163,6 +164,12 @@ def summary(examples: list[Example], plain: Reader, seconds: Times, answers: dic
         "ours": variants[fastest]["per_second"],
         "peer": variants["peer"]["per_second"],
         "unit": "questions/s",
+        "work": {
+            "flops": encoder_flops(features.lengths) / len(examples),
+            "precision": next((name for name in ("int8", "bf16") if name in fastest), "fp32"),
+            "threads": torch.get_num_threads(),
+            "of": "the products of the encoder",
+        },
         "variants": variants,
     }
 
@@ -225,13 +232,15 @@ def some_of(examples: Sequence[Example], count: int) -> list[Example]:
 
 def prepare_peer() -> Path:
     """Create an environment with the last transformers that had the pipeline; return its interpreter."""
-    folder = PREPARED / "transformers-4.57"
-    python = folder / "bin" / "python"
-    if not (folder / "ready").exists():
+    folder = PREPARED / CONSTRAINTS.stem
+    python, ready = folder / "bin" / "python", folder / "ready"
+    constraints = CONSTRAINTS.read_text(encoding="utf-8")
+    if not ready.exists() or ready.read_text(encoding="utf-8") != constraints:
         print("creating the peer's environment, once", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-qq", *PACKAGES], check=True)
-        (folder / "ready").touch()
+        pip = [str(python), "-m", "pip", "install", "-qq", "-c", str(CONSTRAINTS)]
+        subprocess.run([*pip, "torch", "transformers"], check=True)
+        ready.write_text(constraints, encoding="utf-8")
     return python
 
 

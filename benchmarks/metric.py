@@ -51,6 +51,8 @@ def main() -> None:
         "spread": [min(ratios), max(ratios)],
         "ours": statistics.median(ours for ours, _ in pairs),
         "peer": statistics.median(peer for _, peer in pairs),
+        "unit": "s",
+        "work": {"bytes": text_bytes(examples, predictions), "of": "read the answers once"},
         "versions": {"lamella": __version__, "numpy": np.__version__, "python": platform.python_version()},
     }
     if options.out:
@@ -85,6 +87,11 @@ def plain_definitions() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def text_bytes(examples: list[Example], predictions: dict[str, str]) -> int:
+    golds = (answer.text for example in examples for answer in example.answers)
+    return sum(len(text.encode()) for texts in (golds, predictions.values()) for text in texts)
 
 
 def agree(ours: dict[str, float], peer: dict[str, float]) -> None:

@@ -66,6 +66,12 @@ def main() -> None:
         "spread": [min(ratios), max(ratios)],
         "ours": statistics.median(slowest),
         "peer": statistics.median(of_encoder),
+        "unit": "s",
+        "work": {
+            "bytes": sum(layer.nbytes for layer in hidden.layers),
+            "threads": torch.get_num_threads(),
+            "of": "read the hidden states once",
+        },
         "seconds": {name: statistics.median(times[name]) for name in heads},
         "share_of_encoder": {name: statistics.median(share) for name, share in shares.items()},
         "windows": windows,

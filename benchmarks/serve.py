@@ -57,6 +57,7 @@ from lamella.encoder.sources import DEFAULT_READER, MODEL_CONFIG, MODEL_WEIGHTS,
 from lamella.environment import library_versions
 from lamella.files import read_json, write_json
 from lamella.models.loading import load_model
+from suite.work import reading_flops
 
 NOISE = 0.02  # of the standard deviation of each tensor: some answers differ, most stay sensible
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -296,7 +297,7 @@ def load(bench: Bench) -> dict[str, Any]:
 def overhead(bench: Bench) -> dict[str, Any]:
     """Compare CPU seconds per question: server under load, and Reader."""
     reader, sizes = Reader.load(device=bench.device), bench.sizes
-    ours, peer, clients = [], [], []
+    ours, peer, clients, flops = [], [], [], []
     with bench.server() as server:
         for turn in range(sizes.repeats + 1):
             questions = bench.questions(sizes.questions)
@@ -308,7 +309,12 @@ def overhead(bench: Bench) -> dict[str, Any]:
                 ours.append(served * 1000)
                 peer.append(alone * 1000 / len(questions))
                 clients.append((time.process_time() - middle) * 1000 / len(questions))
-    return {**compare(ours, peer, "CPU ms per question", most=1.10), "cpu_clients": statistics.median(clients)}
+                flops.append(reading_flops([(asked.question, asked.context) for asked in questions]) / len(questions))
+    return {
+        **compare(ours, peer, "CPU ms per question", most=1.10),
+        "work": {"flops": statistics.median(flops), "of": "the products of the encoder"},
+        "cpu_clients": statistics.median(clients),
+    }
 
 
 def one(bench: Bench) -> dict[str, Any]:
@@ -627,8 +633,9 @@ def main() -> None:
 
 def summarise(measured: dict[str, Any]) -> dict[str, Any]:
     """Return all sections, and the overhead under load as the main number."""
-    keys = ("ratio", "spread", "ours", "peer", "unit")
-    main_number = {key: measured["overhead"][key] for key in keys} if "overhead" in measured else {}
+    keys = ("ratio", "spread", "ours", "peer", "unit", "work")
+    overhead = measured.get("overhead", {})
+    main_number = {key: overhead[key] for key in keys if key in overhead}
     ordered = {name: measured[name] for name in SECTIONS if name in measured}
     return {**main_number, "sections": ordered, "versions": library_versions()}
 

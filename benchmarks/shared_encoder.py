@@ -35,6 +35,7 @@ from lamella.files import write_json
 from lamella.models.loading import load_model
 from lamella.models.names import find_model
 from lamella.models.shared_encoder import SharedEncoders
+from suite.work import encoder_flops
 
 
 def main() -> None:
@@ -83,6 +84,8 @@ def main() -> None:
         "ratio": statistics.median(ratios),
         "spread": [min(ratios), max(ratios)],
         **{name: statistics.median(times) for name, times in seconds.items()},
+        "unit": "s" if on_gpu else "CPU s",
+        "work": {"flops": encoder_flops(features.lengths[:count]), "of": "the products of the encoder"},
         "readers": count,
         "device": device or "onnxruntime",
         "load": 1000 * statistics.median(load[1:]),  # the first opens the encoder

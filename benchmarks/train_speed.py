@@ -162,6 +162,12 @@ def main() -> None:
         "ours": statistics.median(ours),
         "peer": statistics.median(peer),
         "unit": "windows/s",
+        "work": {
+            "flops": training_flops(setup, features),
+            "precision": setup.precision,
+            "threads": torch.get_num_threads(),
+            "of": "the products of forward and backward",
+        },
         **(limits(setup, features, statistics.median(ours), statistics.median(peer)) if setup.device == "cuda" else {}),
         **(
             {"gpu_busy_percent": {who: statistics.mean(some) for who, some in busy.items()}}
@@ -277,8 +283,7 @@ def train_ours(setup: Setup, learner: Learner, steps: Steps, options: TrainingOp
 
 def limits(setup: Setup, features: Features, ours: float, peer: float) -> dict[str, Any]:
     """Return the limit of the device and the share of it that the encoder's operations reach."""
-    model = make_model(setup, 0)
-    flops = model_cost(model, sample_window(model, features))["training_flops_per_window"]
+    flops = training_flops(setup, features)
     a, b = (torch.randn(8192, 8192, device=setup.device, dtype=torch.bfloat16) for _ in range(2))
     times = []
     for _ in range(20):
@@ -293,6 +298,12 @@ def limits(setup: Setup, features: Features, ours: float, peer: float) -> dict[s
         "limit_tflops": limit / 1e12,
         "share_of_limit": {"ours": ours * flops / limit, "peer": peer * flops / limit},
     }
+
+
+def training_flops(setup: Setup, features: Features) -> int:
+    """Return the operations of training on a window of about the mean length."""
+    model = make_model(setup, 0)
+    return int(model_cost(model, sample_window(model, features))["training_flops_per_window"])
 
 
 class Quiet:

@@ -16,15 +16,74 @@ from doubles import save_tiny_encoder
 from rounded_encoders import change_file, round_weights
 from trained_readers import save_trained
 
-BENCHMARKS = sorted((Path(__file__).resolve().parents[2] / "benchmarks").glob("*.py"))
-every_benchmark = pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+ROOT = Path(__file__).resolve().parents[2]
+RUNNERS = {"bench", "limits"}  # run or describe the others
+BENCHMARKS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in RUNNERS)
+every_script = pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+every_benchmark = pytest.mark.parametrize(
+    "path", [path for path in BENCHMARKS if path.stem != "rounded_base"], ids=lambda path: path.stem
+)
 
 
-def test_there_are_benchmarks() -> None:
-    assert {"featurise", "metric", "mixers"} <= {path.stem for path in BENCHMARKS}
+@pytest.fixture(autouse=True)
+def _beside_the_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Import what the benchmarks share as they do: from their own folder."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
 
 
-@every_benchmark
+def test_every_benchmark_is_run_or_listed_with_the_reason_why_not() -> None:
+    from suite import catalogue
+
+    run = {Path(each.file).stem for each in catalogue.BENCHMARKS}
+    assert not run & set(catalogue.APART)
+    assert run | set(catalogue.APART) == {path.stem for path in BENCHMARKS}
+
+
+def test_the_page_is_made_from_the_results() -> None:
+    from suite.page import page
+
+    assert (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8") == page(ROOT / "results" / "benchmarks")
+
+
+def test_the_floor_is_in_the_unit_of_the_time() -> None:
+    from suite.work import floor
+
+    limits = {"cores": 2, "flops": {"fp32": {"1": 10.0, "2": 20.0}}, "bytes": {"1": 5.0, "2": 5.0}, "start": 0.5}
+    work = {"flops": 40, "bytes": 5, "starts": 1, "threads": 2}  # products 2 s, traffic 1 s beside them, start 0.5 s
+    assert floor({"work": work, "ours": 10.0, "unit": "s"}, limits) == {"floor": 2.5, "share": 0.25}
+    assert floor({"work": work, "ours": 5000.0, "unit": "CPU ms per question"}, limits) == {"floor": 2500, "share": 0.5}
+    assert floor({"work": work, "ours": 0.1, "unit": "windows/s"}, limits) == {"floor": 0.4, "share": 0.25}
+    assert floor({"work": {"seconds": 1.0}, "ours": 4.0, "unit": "s"}, limits) == {"floor": 1.0, "share": 0.25}
+
+
+def test_the_page_states_missed_goals_and_disturbed_results(tmp_path: Path) -> None:
+    from lamella.files import read_json, write_json
+    from suite.page import page
+
+    for name in ("limits", "mixers"):
+        found = read_json(ROOT / "results" / "benchmarks" / f"{name}.json")
+        write_json(tmp_path / f"{name}.json", found | {"others": 0.0})
+    quiet = read_json(tmp_path / "mixers.json") | {"ratio": 3.0, "others": 0.0}
+    write_json(tmp_path / "mixers.json", quiet)
+    assert "**missed by 25 %**" in page(tmp_path)
+    assert "**Other programs used" not in page(tmp_path)
+    assert "- **No result yet**: ask, inference" in page(tmp_path)
+    write_json(tmp_path / "mixers.json", quiet | {"ratio": 8.0, "others": 1.5})
+    assert "at least 4](concepts/heads.md#what-a-mixer-costs): met" in page(tmp_path)
+    assert "**Other programs used 1.5 to 1.5 cores meanwhile.**" in page(tmp_path)
+
+
+def test_the_runner_refuses_an_unknown_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench.py", "speed"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "benchmarks" / "bench.py"), run_name="__main__")
+    assert ended.value.code == 2
+    assert "got speed" in capsys.readouterr().err
+
+
+@every_script
 def test_it_has_the_shared_options(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,7 +116,7 @@ def test_speeds_of_several_encoders_are_rows_of_one_file(tmp_path: Path) -> None
 def test_the_file_of_results_is_as_the_benchmark_writes_it(tmp_path: Path) -> None:
     from lamella.files import write_json
 
-    results = BENCHMARKS[0].parents[1] / "results" / "speed.json"
+    results = ROOT / "results" / "speed.json"
     with_row = runpy.run_path(str(results.parents[1] / "benchmarks" / "train_speed.py"))["with_row"]
     (tmp_path / "speed.json").write_text("[]")
     for row in json.loads(results.read_text(encoding="utf-8")):
@@ -78,6 +137,8 @@ def test_a_quick_run_prints_its_ratio_last_and_writes_the_numbers(path: Path, tm
     assert low < high  # several repeats, never quite alike
     assert found["ours"] > 0
     assert found["peer"] > 0
+    assert found["unit"]
+    assert found["work"]["of"]
     assert found["versions"]
     headline = done.stdout.splitlines()[-1]
     assert headline.startswith(f"{path.stem}: ")

@@ -1,0 +1,84 @@
+"""The list of all benchmarks: what each compares, its goal, and how `make bench` runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The ratio that was set as a goal, and where it is stated."""
+
+    ratio: float
+    source: str  # a page, relative to docs/
+    at_most: bool = False
+
+    def met(self, ratio: float) -> bool:
+        return ratio <= self.ratio if self.at_most else ratio >= self.ratio
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark, as `make bench` runs it and the page describes it."""
+
+    name: str
+    what: str
+    peer: str
+    ratio: str  # how to read it
+    script: str = ""  # default: the name
+    arguments: tuple[str, ...] = ()
+    goal: Goal | None = None
+    remark: str = ""  # why a goal is missed, or what to know about the number
+
+    @property
+    def file(self) -> str:
+        return f"{self.script or self.name}.py"
+
+
+FASTER, COST = "times as fast", "times the cost"
+
+BENCHMARKS = (
+    Benchmark("ask", "one question from the command line", "import torch and transformers, load the encoder", COST),
+    Benchmark("inference", "questions on a CPU", "the pipeline of transformers 4.57, in its own environment", FASTER),
+    Benchmark(
+        "train_speed", "full fine-tuning", "`transformers.Trainer`, windows padded to 384 tokens", FASTER,
+        remark="Dropout and the optimiser count as our time, and not as products.",
+    ),
+    Benchmark("fanout", "8 heads in one pass of a frozen encoder", "8 passes with one head each", FASTER),
+    Benchmark("cache", "an epoch of a head on cached hidden states", "the same epoch with the encoder", FASTER),
+    Benchmark(
+        "mixers", "the slowest cheap mixer", "the forward pass of BERT-base", FASTER,
+        goal=Goal(4, "concepts/heads.md#what-a-mixer-costs"),
+    ),
+    Benchmark(
+        "encoders", "a training step of DeBERTa", "the model of transformers", FASTER,
+        arguments=("--kinds", "training", "--tokens", "128"),
+    ),
+    Benchmark(
+        "encoders-modernbert", "a batch of ModernBERT with padding", "the model of transformers", FASTER,
+        script="encoders", arguments=("--family", "modernbert", "--kinds", "batch", "--shortest", "0.9"),
+    ),
+    Benchmark("featurise", "cutting questions into labelled windows", "the method of `run_qa.py`", FASTER),
+    Benchmark("decode", "decoding logits into n-best lists", "the loop of `run_qa.py`", FASTER),
+    Benchmark("metric", "scoring by exact match and F1", "the same definitions as plain loops", FASTER),
+    Benchmark(
+        "stages", "predict, evaluate and train beside an encoder of 5,000 windows/s", "the encoder alone", FASTER,
+        remark="The slowest command of the slowest file. Where each question has contexts of its own, the tokenizers "
+        "library alone takes longer than such an encoder ([57](decisions/0057-stages.md)).",
+    ),
+    Benchmark("documents", "a question about a folder of documents", "a question about the passages it reads", COST),
+    Benchmark(
+        "serve", "a question to the server, 16 clients", "`Reader.ask` with a list", COST,
+        arguments=("overhead", "one", "batching", "mixed"),
+        goal=Goal(1.1, "decisions/0044-deployment.md", at_most=True),
+    ),
+    Benchmark(
+        "shared_encoder", "8 readers on one encoder, mixed", "one merged reader", COST,
+        goal=Goal(1.3, "decisions/0044-deployment.md", at_most=True),
+    ),
+)  # fmt: skip
+
+# Scripts that `make bench` does not run, and why.
+APART = {
+    "rounded_base": "measures answers and not time, with a model that was trained on a rounded copy of its encoder",
+}
