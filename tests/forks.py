@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +14,7 @@ from pathlib import Path
 
 # One process imports the libraries and forks a process for every line it reads: a command starts in milliseconds.
 SERVER = """
-import importlib.util, json, os, signal, sys
+import atexit, importlib.util, json, os, signal, sys, threading
 if importlib.util.find_spec("torch"):  # otherwise every child imports them
     import accelerate, torch._dynamo, transformers.models.bert.modeling_bert
     import lamella.training.run
@@ -34,8 +36,20 @@ for line in sys.stdin:
     os.chdir(request["folder"])
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run in the background
     sys.argv = ["lamella", *request["arguments"]]
-    main()
-    break
+    exec(request["prelude"])
+    try:
+        main()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+    # End as Python does, but without taking all libraries apart, which takes seconds.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 """
 
 
@@ -53,6 +67,12 @@ class Command:
 
     def ended(self) -> bool:
         return not os.path.exists(f"/proc/{self.pid}")
+
+    def kill(self) -> bool:
+        """Kill it with SIGKILL, wait for it, and return whether it was still running."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        return self.wait() == -signal.SIGKILL
 
     @property
     def out(self) -> str:
@@ -77,8 +97,11 @@ class ForkServer:
         )
         self.commands = 0
 
-    def start(self, *arguments: object, stdin: str = "", terminal: Path | None = None) -> Command:
-        """Start a command in the folder and the environment of the caller; a terminal serves as all three files."""
+    def start(self, *arguments: object, stdin: str = "", terminal: Path | None = None, prelude: str = "") -> Command:
+        """Start a command in the folder and the environment of the caller; a terminal serves as all three files.
+
+        The process runs the Python code `prelude` before the command.
+        """
         self.commands += 1
         names = [self.folder / f"{self.commands}-{name}.txt" for name in ("stdin", "stdout", "stderr")]
         files = [terminal] * 3 if terminal else names
@@ -86,6 +109,7 @@ class ForkServer:
             file.write_text(stdin if file == names[0] else "", encoding="utf-8")
         request = {
             "arguments": list(map(str, arguments)),
+            "prelude": prelude,
             "environment": dict(os.environ),
             "folder": os.getcwd(),
             "files": list(map(str, files)),
@@ -95,9 +119,9 @@ class ForkServer:
         self.process.stdin.flush()
         return Command(self, int(self.receive()), files)
 
-    def run(self, *arguments: object, stdin: str = "") -> tuple[int, str, str]:
+    def run(self, *arguments: object, stdin: str = "", prelude: str = "") -> tuple[int, str, str]:
         """Return the exit code of a command and what it wrote to its two outputs."""
-        command = self.start(*arguments, stdin=stdin)
+        command = self.start(*arguments, stdin=stdin, prelude=prelude)
         return command.wait(), command.out, command.err
 
     def receive(self) -> str:

@@ -25,6 +25,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 ORDER = (
     {
         "ground": (
+            "atomic",
             "errors",
             "option_errors",
             "plugins",

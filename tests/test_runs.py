@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from lamella import environment, runs
+from lamella.atomic import TEMPORARY
 from lamella.errors import RunError, UnreadableError
-from lamella.files import TEMPORARY, append_json_line, new_folder, read_json, write_entries, write_json, write_text
+from lamella.files import append_json_line, new_folder, read_json, write_entries, write_json, write_text
 
 
 def names(folder: Path) -> set[str]:

@@ -6,24 +6,17 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import tomllib
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lamella.atomic import OLD, lock, new_file, remove_abandoned_workspace, replace_folder, workspace
 from lamella.errors import OutputError, RunError, UnreadableError, shorten
 from lamella.text_encoding import decode_text
 
-try:
-    import fcntl
-except ModuleNotFoundError:  # Windows: folders are not locked
-    fcntl = None  # type: ignore[assignment]
-
 DATA_SUFFIXES = (".json", ".jsonl", ".gz", ".safetensors", ".pt", ".onnx")  # of files in run and model folders
-TEMPORARY = ".lamella-part"  # suffix of files that are being written; a killed process may leave them behind
+IN_USE = "another process is writing here"
 
 
 def check_output_file(path: Path, *, inputs: Iterable[str | Path] = (), overwrite: bool = False) -> None:
@@ -40,7 +33,11 @@ def check_output_file(path: Path, *, inputs: Iterable[str | Path] = (), overwrit
 
 
 def check_output_folder(folder: Path) -> None:
-    """Refuse to write into a path that exists and is not an empty folder; call it before the work starts."""
+    """Refuse to write into a path that exists and is not an empty folder; call it before the work starts.
+
+    What a killed process left beside the folder is removed.
+    """
+    remove_abandoned_workspace(folder)
     if folder.exists() and not is_empty(folder):
         raise OutputError(f"{folder}: exists already and is not an empty folder; choose another folder.")
 
@@ -60,42 +57,29 @@ def _is_input(path: Path, source: str | Path) -> bool:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, *, advice: str = "wait for it, or choose another --out") -> Iterator[int]:
+def locked(folder: Path, *, advice: str = "wait for it, or choose another --out") -> Iterator[int | None]:
     """Lock a folder against writes of other processes; the system releases the lock of a killed process.
 
     Yield the file descriptor that holds the lock: a process that inherits it holds the lock too. The error, if another
     process holds it, ends with `advice`.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
-    try:
-        if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = stack.enter_context(lock(folder))
+        except BlockingIOError:
+            raise RunError(f"{folder}: {IN_USE}; {advice}.") from None
+        except OSError as error:
+            raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
         yield handle
-    except BlockingIOError:
-        raise RunError(f"{folder}: another process is writing here; {advice}.") from None
-    finally:
-        os.close(handle)
 
 
 def write_bytes(path: Path, data: bytes | memoryview, *, private: bool = False) -> None:
     """Write a file atomically, and make its folder if needed; only its owner can read a `private` file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        name = path.parent / f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}"
-        try:
-            with open(name, "xb", opener=partial(os.open, mode=0o600 if private else 0o666)) as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
-            raise
+        with new_file(path, private=private) as file:
+            file.write(data)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
 
@@ -192,18 +176,24 @@ def append_json_line(path: Path, value: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder to write into; it replaces `folder` when the block ends, and is removed on an error."""
-    fresh = folder.parent / f".{folder.name}.{uuid.uuid4().hex}{TEMPORARY}"
+def new_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
+    """Yield an empty folder to write into; it replaces `folder` when the block ends, and is removed on an error.
+
+    Refuse it while another process writes the same folder, and, unless it may be replaced, if it holds anything.
+    """
     try:
-        fresh.mkdir(parents=True)
-        yield fresh
-        _make_readable(fresh)
-        _replace_folder(fresh, folder)
+        with workspace(folder) as work:
+            if not replace:
+                check_output_folder(folder)  # again: another process may have written it since the command began
+            fresh = work / "new"
+            fresh.mkdir()
+            yield fresh
+            _make_readable(fresh)
+            replace_folder(fresh, folder, work / OLD)
+    except BlockingIOError:
+        raise RunError(f"{folder}: {IN_USE}; wait for it, or choose another folder.") from None
     except OSError as error:
         raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def is_empty(folder: Path) -> bool:
@@ -220,15 +210,3 @@ def _make_readable(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
             path.chmod(rights)
-
-
-def _replace_folder(fresh: Path, folder: Path) -> None:
-    """Move a finished folder to its place; no system call replaces a full folder, so an old one moves aside first."""
-    if folder.exists():
-        aside = folder.parent / f".{folder.name}.old{TEMPORARY}"
-        shutil.rmtree(aside, ignore_errors=True)
-        os.rename(folder, aside)
-        os.rename(fresh, folder)
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
-        os.rename(fresh, folder)

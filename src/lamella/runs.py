@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from lamella.atomic import TEMPORARY, remove
 from lamella.environment import environment
 from lamella.errors import RunError, UnreadableError
-from lamella.files import TEMPORARY, locked, read_json, write_json
+from lamella.files import locked, read_json, write_json
 from lamella.version import __version__
 
 RUN = "run.json"
@@ -235,21 +235,14 @@ def _remove_earlier(folder: Path, within: Iterable[str]) -> None:
                 inner.rmdir()
     for name in (*FILES, MODEL, MODELS):
         if name != RUN:
-            _remove(folder / name)
+            remove(folder / name)
     _remove_parts(folder)
 
 
 def _remove_parts(folder: Path) -> None:
     """Remove files that a killed process left half-written."""
     for path in [*folder.glob(f".*{TEMPORARY}"), *folder.glob(f"{MODELS}/.*{TEMPORARY}")]:
-        _remove(path)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+        remove(path)
 
 
 def _now() -> str:

@@ -8,13 +8,13 @@ import json
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lamella.atomic import TEMPORARY, temporary_folder
 from lamella.errors import LamellaError
-from lamella.files import TEMPORARY, file_sha256, write_json
+from lamella.files import file_sha256, write_json
 
 VARIABLE = "LAMELLA_CACHE"
 ABANDONED_AFTER = 24 * 3600  # seconds after which something partially written is considered abandoned
@@ -43,19 +43,16 @@ def write_folder(folder: Path, write_files: Callable[[Path], None]) -> None:
 
     Another process that writes the same folder may be faster: its folder is kept.
     """
-    fresh = folder.parent / f".{folder.name}.{uuid.uuid4().hex}{TEMPORARY}"
     try:
-        fresh.mkdir(parents=True)
-        write_files(fresh)
-        (fresh / STATE).write_text(json.dumps(_state(fresh)), encoding="utf-8")
-        if folder.exists() and not is_intact(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-        os.rename(fresh, folder)
+        with temporary_folder(folder) as fresh:
+            write_files(fresh)
+            (fresh / STATE).write_text(json.dumps(_state(fresh)), encoding="utf-8")
+            if folder.exists() and not is_intact(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+            os.rename(fresh, folder)
     except OSError:  # no space, no permission, or another process was faster
         if not is_intact(folder):
             raise
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def is_intact(folder: Path) -> bool:

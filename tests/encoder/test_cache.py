@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from doubles import DEPTH, FAMILIES, HIDDEN, corpus, examples_about, tiny_encoder, tiny_run_config, tiny_tokenizer
 from lamella import registry
+from lamella.atomic import TEMPORARY
 from lamella.config import POOLED
 from lamella.data.windows.batches import BucketOrder, collate
 from lamella.data.windows.features import Features, featurise
@@ -32,7 +33,7 @@ from lamella.encoder.encoder import Encoder, HiddenStates
 from lamella.encoder.extraction import CacheReport, write_cache
 from lamella.encoder.storage import Storage, decode, encode, largest, round_states
 from lamella.errors import EncoderError, LamellaError, RunError, UsageError
-from lamella.files import TEMPORARY, locked
+from lamella.files import locked
 from lamella.heads.head import Head
 
 pytestmark = pytest.mark.usefixtures("one_thread")

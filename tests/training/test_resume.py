@@ -18,9 +18,10 @@ import lamella
 from doubles import save_tiny_encoder
 from forks import ForkServer
 from lamella import runs
+from lamella.atomic import TEMPORARY
 from lamella.data.demo import data_path
 from lamella.errors import RunError
-from lamella.files import TEMPORARY, read_json
+from lamella.files import read_json
 from lamella.plan import make_plan
 from lamella.training.fitting import bookkeeping
 from lamella.training.run import train_pass, train_plan

@@ -73,7 +73,7 @@ def calibrate(
     )
     store = folder is not None and (out is not None or tuned.decoding != before)
     if folder is not None and store:
-        store_tuned(reader.folders[0], tuned, folder)
+        store_tuned(reader.folders[0], tuned, folder, overwrite=overwrite)
     if as_json:
         decoding = tuned.decoding.model_dump(include={"calibration", "tuned_on"})
         typer.echo(json.dumps({**tuned.report, **decoding, "stored": store}, indent=2))

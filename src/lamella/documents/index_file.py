@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lamella.data.word_ranking import ScoreMatrix, Sliced
 from lamella.documents.passages import PassageIndex
 from lamella.errors import DataError, counted, printable, shorten
-from lamella.files import TEMPORARY, write_bytes
+from lamella.files import write_bytes
 
 INDEX = ".lamella-index.safetensors"
 FORMAT = "lamella-documents 4"  # a change of texts, of how passages are cut or words are numbered needs another number
@@ -181,8 +181,6 @@ def write_index(
     }
     sha256 = _sha256({name: (len(tensor), tensor) for name, tensor in tensors.items()})
     data = save(tensors, metadata={"format": FORMAT, "sha256": sha256})
-    for abandoned in path.parent.glob(f".{path.name}.*{TEMPORARY}"):  # of a process that was killed
-        abandoned.unlink(missing_ok=True)
     write_bytes(path, data, private=True)  # it contains the texts of files that others may not read
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lamella.atomic import TEMPORARY
 from lamella.config import POOLED
 from lamella.data.windows.batches import collate
 from lamella.encoder.cache import (
@@ -32,7 +33,7 @@ from lamella.encoder.device import autocast
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.storage import Storage, decode, encode, largest
 from lamella.errors import EncoderError, RunError, UsageError, counted
-from lamella.files import TEMPORARY, locked, write_bytes, write_json
+from lamella.files import locked, write_bytes, write_json
 from lamella.progress import Log, progress
 
 if TYPE_CHECKING:

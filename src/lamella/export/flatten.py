@@ -38,5 +38,5 @@ def flatten(name: str | os.PathLike[str], folder: Path) -> ReaderModel:
     )
     flat.load_state_dict(model.state_dict())
     flat.facts = model.facts
-    flat.save(folder)
+    flat.save(folder, replace=False)
     return flat

@@ -29,7 +29,7 @@ def halve(name: str | os.PathLike[str], folder: Path, *, rounded_base: bool = Fa
         model.base_tensors_sha256 = base.tensors_sha256
         if rounded_base:
             model.base_rounding = Rounding.measure(parameters_of(base.encoder.model), model.base_name)
-    model.save(folder, half=True)
+    model.save(folder, half=True, replace=False)
     return model
 
 

@@ -57,7 +57,7 @@ def export_onnx(
     examples = read_questions(data, labelled=True) if data else []
     recipe, graph = _build(source)
     in_torch = _load_torch(os.fspath(name)) if graph is None or importlib.util.find_spec("torch") else None
-    with new_folder(folder) as fresh:
+    with new_folder(folder, replace=False) as fresh:
         if recipe is not None and graph is not None:
             config, products = _write_built(recipe, graph, fresh), graph.products
         else:

@@ -38,7 +38,7 @@ def save_as_peft(name: str | os.PathLike[str], folder: Path) -> None:
     config = _config(model, prefix)
     tokenizer = model.tokenizer
     tokenizer.model_max_length = min(tokenizer.model_max_length, model.encoder.longest_window)
-    with new_folder(folder) as fresh, quiet():
+    with new_folder(folder, replace=False) as fresh, quiet():
         write_json(fresh / PEFT_CONFIG, config)
         write_bytes(fresh / PEFT_WEIGHTS, save({key: value.detach().contiguous() for key, value in tensors.items()}))
         tokenizer.save_pretrained(fresh)

@@ -37,7 +37,7 @@ def save_as_transformers(name: str | os.PathLike[str], folder: Path) -> None:
             stock.qa_outputs.bias.copy_(model.head.task.b)
         tokenizer = model.tokenizer  # loaders read the maximum window length from it
         tokenizer.model_max_length = min(tokenizer.model_max_length, model.encoder.longest_window)
-        with new_folder(folder) as fresh:
+        with new_folder(folder, replace=False) as fresh:
             stock.save_pretrained(fresh)
             tokenizer.save_pretrained(fresh)
 

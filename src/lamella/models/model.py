@@ -124,11 +124,12 @@ class ReaderModel(nn.Module):
         results: Mapping[str, Any] | None = None,
         half: bool = False,
         name: str | None = None,
+        replace: bool = True,
     ) -> None:
-        """Write the model folder; other processes see the old folder, the new one or none, never a mixture.
+        """Write the model folder; other processes see the old folder or the new one, never a mixture.
 
         `results` are the scores to record. `half` rounds the trained tensors to fp16. `name` is what the model will be
-        loaded by, if that is not the folder.
+        loaded by, if that is not the folder. A model that the folder holds is refused without `replace`.
         """
         self._check_savable()
         trained = {name: value.detach().cpu().contiguous() for name, value in trained_tensors(self).items()}
@@ -143,7 +144,7 @@ class ReaderModel(nn.Module):
         facts = self.facts if results is None else self.facts.model_copy(update={"results": dict(results)})
         saved = self._saved(facts)
         card = model_card(saved, self._card_contents(name or os.path.abspath(folder), len(weights), half=half))
-        write_saved(folder, saved, weights, self.tokenizer, card=card)
+        write_saved(folder, saved, weights, self.tokenizer, card=card, replace_model=replace)
 
     def save_facts(self, folder: Path, **facts: Any) -> None:
         """Store facts measured after training, such as `int8`, in the folder it was loaded from and on its card."""

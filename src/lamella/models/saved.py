@@ -173,12 +173,18 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def write_saved(
-    folder: Path, saved: SavedModel, weights: bytes, tokenizer: PreTrainedTokenizerFast, *, card: str
+    folder: Path,
+    saved: SavedModel,
+    weights: bytes,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    card: str,
+    replace_model: bool = True,
 ) -> None:
-    """Write a model folder; other processes see the old folder, the new one or none, never a mixture."""
+    """Write a model folder; other processes see the old folder or the new one, never a mixture."""
     from lamella.encoder.pretrained import quiet  # imports torch, which reading does not need
 
-    with new_folder(folder) as fresh:
+    with new_folder(folder, replace=replace_model) as fresh:
         write_bytes(fresh / MODEL_WEIGHTS, weights)
         with quiet():
             tokenizer.save_pretrained(fresh)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lamella.encoder.sources import READERS, find_encoder, is_saved_model, named_folder
 from lamella.errors import OutputError, UsageError
-from lamella.files import is_empty, new_folder, read_text, same_file
+from lamella.files import is_empty, locked, new_folder, read_text, same_file
 from lamella.models.card import with_threshold
 from lamella.models.names import find_model, saved_model
 from lamella.models.onnx_model import is_exported
@@ -43,12 +43,16 @@ def folder_to_tune(name: str, data: Sequence[str], *, out: Path | None = None, o
     return source
 
 
-def store_tuned(source: Path, tuned: Tuned, folder: Path) -> None:
-    """Store a threshold in the folder of the model, `source`, and on its card; another folder becomes a copy of it."""
+def store_tuned(source: Path, tuned: Tuned, folder: Path, *, overwrite: bool = False) -> None:
+    """Store a threshold in the folder of the model, `source`, and on its card; another folder becomes a copy of it.
+
+    A folder that another process has written in the meantime is refused without `overwrite`.
+    """
     if folder.resolve() == source.resolve():
-        _write(source, tuned, os.path.abspath(folder))
+        with locked(folder, advice="wait for it, or write a copy of the model: --out FOLDER"):
+            _write(source, tuned, os.path.abspath(folder))
         return
-    with new_folder(folder) as fresh:
+    with new_folder(folder, replace=overwrite) as fresh:
         for path in source.iterdir():
             if path.is_file() and not path.name.startswith("."):
                 shutil.copyfile(path, fresh / path.name)

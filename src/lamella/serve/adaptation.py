@@ -61,7 +61,7 @@ class Adaptations:
         self._lock = threading.RLock()
         if self.folder.is_dir():
             for old in filter(Path.is_dir, self.folder.iterdir()):  # unfinished ones ended with their server
-                if _state(old)["state"] != "finished" and not _is_alive(old):
+                if not (_is_finished(old) or _is_alive(old)):
                     shutil.rmtree(old, ignore_errors=True)
 
     def start(self, model: str | None) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def _start_process(folder: Path) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            pass_fds=[lock],  # it is released when the last process that has it ends
+            pass_fds=[] if lock is None else [lock],  # it is released when the last process that has it ends
         )
 
 
@@ -233,6 +233,11 @@ def _state(folder: Path) -> dict[str, Any]:
     except Exception:  # a folder that was not written to the end
         return {"state": "failed", "message": "The adaptation was not started."}
     return state
+
+
+def _is_finished(folder: Path) -> bool:
+    """Whether an adaptation waits for a decision; its reader is gone if the server was killed while it was kept."""
+    return _state(folder)["state"] == "finished" and (folder / RUN / MODEL).is_dir()
 
 
 def _running(state: dict[str, Any]) -> bool:

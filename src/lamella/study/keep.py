@@ -15,7 +15,7 @@ from lamella import runs
 from lamella.data.demo import data_path
 from lamella.encoder.sources import MODEL_CONFIG, is_saved_model
 from lamella.errors import OutputError, RunError, UnreadableError, UsageError, counted
-from lamella.files import check_output_file, file_sha256, read_json, read_text, write_text
+from lamella.files import check_output_file, file_sha256, locked, read_json, read_text, write_text
 from lamella.inference.several_contexts import paragraphs_of
 from lamella.models.names import saved_model, short_model_name
 from lamella.scoring.metrics import QuestionScores, best_thresholds, summarise
@@ -91,18 +91,26 @@ def write_results(selection: RunSelection, target: Path, *, overwrite: bool = Fa
         if path in files:
             raise UsageError(f"{path}: two runs would have this file; keep them one at a time, as FILE{SUFFIX}.")
         files[path] = result_text({**run.result.content, "name": path.stem})
+    inputs = [run.folder for run in selection.records]
+    _check_replaced(files, inputs, overwrite)
+    with locked(target.parent if single else target, advice="wait for it, or choose another --keep"):
+        _check_replaced(files, inputs, overwrite)  # again: another process may have kept its runs meanwhile
+        for path, text in files.items():
+            write_text(path, text)
+    return list(files)
+
+
+def _check_replaced(files: Mapping[Path, str], inputs: Sequence[Path], overwrite: bool) -> None:
+    """Refuse to replace anything but the same result, unless with `overwrite`; never an input."""
     for path, text in files.items():
         if path.is_file() and read_text(path) == text:
             continue
         if path.is_file() and not overwrite:
             content = "another run" if is_result(read_json(path)) else "something else"
             raise OutputError(f"{path}: holds {content}; choose another FILE{SUFFIX}, or pass --overwrite.")
-        check_output_file(path, inputs=[run.folder for run in selection.records], overwrite=overwrite)
+        check_output_file(path, inputs=inputs, overwrite=overwrite)
         if path.parent.exists() and not path.parent.is_dir():
             raise UsageError(f"{path}: expected the path of a file to write, inside a folder.")
-    for path, text in files.items():
-        write_text(path, text)
-    return list(files)
 
 
 def comparable_results(records: Sequence[RunRecord]) -> list[Result]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import tarfile
 import time
 import uuid
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lamella import runs
+from lamella.atomic import OLD, replace_folder, temporary_folder
 from lamella.errors import LamellaError, counted, one_line
 from lamella.files import read_json
 from lamella.progress import silent
@@ -45,6 +45,9 @@ class RayEngine:
 
     def start(self, job: Job) -> None:
         """Submit a job to the cluster."""
+        if not self._running:
+            for left in self.out.glob(".sweep-*"):  # of a sweep that was killed: the folder is locked for this one
+                left.unlink(missing_ok=True)
         self._marker.touch()
         self._submit(job, None, time.perf_counter())
 
@@ -119,8 +122,7 @@ def pack(out: Path, names: Iterable[str]) -> bytes:
 
 def unpack(archive: bytes, out: Path) -> None:
     """Replace the folders of the same names by the packed ones, each once it is complete."""
-    arriving = out / PASSES / f"arriving-{uuid.uuid4().hex}"
-    try:
+    with temporary_folder(out / PASSES / "arriving") as arriving:
         with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
             packed.extractall(arriving, filter="data")
             folders = [
@@ -130,11 +132,7 @@ def unpack(archive: bytes, out: Path) -> None:
             ]
         for folder in folders:
             (out / folder).parent.mkdir(exist_ok=True)
-            if (out / folder).exists():
-                shutil.rmtree(out / folder)
-            os.replace(arriving / folder, out / folder)
-    finally:
-        shutil.rmtree(arriving, ignore_errors=True)
+            replace_folder(arriving / folder, out / folder, arriving / OLD)
 
 
 def _with_base_runs(names: Iterable[str], out: Path) -> set[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,8 +11,8 @@ from typing import Any
 
 import torch
 
+from lamella.atomic import new_file
 from lamella.errors import RunError, counted
-from lamella.files import TEMPORARY
 from lamella.training.fitting.learner import Learner
 from lamella.training.fitting.processes import Processes
 from lamella.training.fitting.steps import BEGINNING, Position
@@ -71,16 +69,9 @@ def save_checkpoint(
         "made_from": dict(source_hashes),
         "seconds": seconds,
     }
-    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}"
     try:
-        try:
-            with temporary.open("xb") as file:
-                torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with new_file(path) as file:
+            torch.save(content, file)
     except (OSError, RuntimeError) as error:  # torch raises a RuntimeError on a full disk
         raise RunError(f"{path}: the checkpoint cannot be written ({error}); is the disk full?") from None
 
