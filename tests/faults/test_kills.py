@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "on_cpu")
 SCORED = 'evaluate_every = "2 steps"\nsave_at = [0.5]'
 LORA = 'tuning = "lora"'
 HEADS = "[grid.learner]\nseed = [0, 1]"
+POINTS = int(os.environ.get("LAMELLA_KILL_POINTS", "12"))  # per command
 KILLS = "LAMELLA_KILLS"  # the environment variable with the file to write the counts to
 
 
@@ -125,10 +126,10 @@ def test_killed_at_a_few_exact_points(trial: Trial) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", NAMES, indirect=True)
-def test_killed_at_every_point(trial: Trial) -> None:
-    """Each of the first 40 changes of a short command; of a long one, 40 that are spread over it."""
-    step = max(1, trial.changes // 40)
-    for change in range(1, trial.changes + 1, step):
+def test_killed_at_exact_points(trial: Trial) -> None:
+    """Points that are spread over the command, the first and the last among them; POINTS is large to try them all."""
+    points = {1 + round(number * (trial.changes - 1) / (POINTS - 1)) for number in range(POINTS)}
+    for change in sorted(points):
         trial.kill_at(change)
     assert trial.tally.losses == []
 
@@ -136,7 +137,7 @@ def test_killed_at_every_point(trial: Trial) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", NAMES, indirect=True)
 def test_killed_at_random_moments(trial: Trial) -> None:
-    for moment in trial.random_moments(10):
+    for moment in trial.random_moments(6):
         trial.kill_after(moment)
     assert trial.tally.losses == []
     assert trial.tally.kills >= 3
