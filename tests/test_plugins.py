@@ -180,6 +180,13 @@ def test_a_saved_model_brings_its_plugin_or_names_what_is_missing(
     assert json.loads((tmp_path / "model" / "config.json").read_text())["plugins"] == ["my_package.parts"]
 
     forget(monkeypatch)
+    if not entry_point:  # the module was chosen by a run file; a model alone cannot choose what is imported
+        with pytest.raises(
+            ModelError, match=r"; install .*, or, if .* trust, set LAMELLA_PLUGINS=my_package\.parts\.$"
+        ):
+            ReaderModel.load(tmp_path / "model")
+        assert "my_package.parts" not in sys.modules
+        monkeypatch.setenv(plugins.TRUSTED, "other, my_package.parts")
     loaded = ReaderModel.load(tmp_path / "model")
     assert (loaded(tiny_batch()) == model(tiny_batch())).all()
     loaded.save(tmp_path / "again")

@@ -33,8 +33,14 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "libraries": library_versions(),
-        "arguments": sys.argv[1:],
+        "arguments": _arguments(),
     }
+
+
+def _arguments() -> list[str]:
+    """Return the arguments of the command line; not those of other programs, which may be secret."""
+    program = Path(sys.argv[0])
+    return sys.argv[1:] if program.stem == "lamella" or program.parts[-2:] == ("lamella", "__main__.py") else []
 
 
 def library_versions() -> dict[str, str]:

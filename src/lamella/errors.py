@@ -6,7 +6,7 @@
     ├── UsageError               2  the call is wrong: a missing argument, an unknown option
     │   ├── ConfigError          2  a run file with problems, all of them listed
     │   ├── UnknownNameError     2  a name that does not exist, with the nearest names that do
-    │   ├── PluginError          2  a plugin, a module that registers parts, cannot be imported
+    │   ├── PluginError          2  a plugin, a module that registers parts, cannot be imported, or must not be
     │   └── MissingLibraryError  2  a library is not installed; the message has the pip command
     ├── UnreadableError          2  a file that cannot be parsed at all, with line and column
     ├── DataError                1  a data set with errors that training or scoring must not ignore
@@ -62,6 +62,10 @@ class UnknownNameError(UsageError):
 
 class PluginError(UsageError):
     """A plugin that cannot be imported."""
+
+
+class UntrustedPluginError(PluginError):
+    """A module that a saved model names, and the user has not chosen."""
 
 
 # The libraries of each extra of this package that some commands need; a test compares them with pyproject.toml.

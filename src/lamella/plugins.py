@@ -5,22 +5,27 @@ A package offers its parts in the entry-point group `lamella.parts`, each entry 
     [project.entry-points."lamella.parts"]
     my_package = "my_package.parts"
 
-A run file can name a module as well, `plugins = ["my_package.parts"]`, and a saved model names those it needs.
-Importing the module registers its parts.
+A run file can name a module as well, `plugins = ["my_package.parts"]`. Importing the module registers its parts.
+
+A saved model names the modules that it needs. A model may come from anyone, and importing a module runs its code, so
+only modules are imported for it that the user has chosen: those of installed packages that offer parts, those that were
+imported before, and those that the environment variable LAMELLA_PLUGINS lists, separated by commas.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from lamella.errors import EXTRAS, LamellaError, MissingLibraryError, PluginError, one_line
+from lamella.errors import EXTRAS, LamellaError, MissingLibraryError, PluginError, UntrustedPluginError, one_line
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "lamella.parts"
+TRUSTED = "LAMELLA_PLUGINS"  # the environment variable that lists modules which saved models may name
 
 _imported: set[str] = set()
 _installed_imported = False
@@ -43,9 +48,23 @@ def import_installed_plugins() -> None:
 
 
 def import_plugins(modules: Iterable[str]) -> None:
-    """Import the modules that a run file or a saved model names."""
+    """Import the modules that a run file names."""
     for module in modules:
         _import(module, f"plugin {module!r}")
+
+
+def import_trusted_plugin(module: str) -> None:
+    """Import a module that a saved model names; raise an error if the user has not chosen it."""
+    if module not in _imported | _trusted():
+        raise UntrustedPluginError(f"plugin {module!r}: not offered by an installed package, nor listed in {TRUSTED}.")
+    import_plugins([module])
+
+
+def _trusted() -> set[str]:
+    from importlib.metadata import entry_points
+
+    listed = {name.strip() for name in os.environ.get(TRUSTED, "").split(",")}
+    return listed | {entry.module for entry in entry_points(group=GROUP)}
 
 
 def _import(module: str, plugin: str) -> None:

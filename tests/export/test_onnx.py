@@ -449,10 +449,48 @@ def test_a_damaged_graph(exported: Path, keep: int) -> None:
     graph = exported / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:keep])
     message = refusal(ModelError, lambda: load_model(exported))
+    assert message.startswith(f"{graph}: expected sha256 ")
+    assert message.endswith("the file is damaged or was replaced: copy or export the model again.")
+    without_hashes(exported)
+    message = refusal(ModelError, lambda: load_model(exported))
     assert message.startswith(f"{graph}: expected an ONNX graph, found a damaged file (")
 
 
+def without_hashes(exported: Path) -> None:
+    """Make a folder as older versions wrote it."""
+    config = json.loads((exported / "config.json").read_text())
+    assert set(config.pop("sha256")) == {"model.onnx", "tokenizer.json"}
+    (exported / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("name", ["../model/config.json", "/etc/hostname", "."])
+def test_hashes_of_files_outside_of_the_folder_are_not_computed(exported: Path, name: str) -> None:
+    config = json.loads((exported / "config.json").read_text())
+    (exported / "config.json").write_text(json.dumps({**config, "sha256": {name: "0" * 64}}))
+    assert refusal(ModelError, lambda: load_model(exported)).endswith(
+        "no such file; the exported folder is incomplete."
+    )
+
+
+@pytest.mark.parametrize("place", ["../secret", "{folder}/secret", "link"])
+def test_a_graph_cannot_read_tensors_from_outside_of_its_folder(exported: Path, place: str) -> None:
+    without_hashes(exported)
+    graph = onnx.load(exported / "model.onnx")
+    onnx.save(graph, exported / "model.onnx", save_as_external_data=True, location="data", size_threshold=0)
+    load_model(exported)
+    (exported / "data").rename(exported.parent / "secret")
+    (exported / "link").symlink_to(exported.parent / "secret")
+    graph = onnx.load(exported / "model.onnx", load_external_data=False)
+    for tensor in graph.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = place.format(folder=exported.parent)
+    (exported / "model.onnx").write_bytes(graph.SerializeToString())
+    assert "External data path" in refusal(ModelError, lambda: load_model(exported))
+
+
 def test_a_missing_graph_or_tokenizer(exported: Path) -> None:
+    without_hashes(exported)
     for name, folder in (("model.onnx", "exported folder"), ("tokenizer.json", "folder")):
         (exported / name).unlink()
         message = refusal(ModelError, lambda: load_model(exported))
@@ -460,6 +498,7 @@ def test_a_missing_graph_or_tokenizer(exported: Path) -> None:
 
 
 def test_a_damaged_tokenizer(exported: Path) -> None:
+    without_hashes(exported)
     (exported / "tokenizer.json").write_text("{")
     message = refusal(ModelError, lambda: load_model(exported))
     assert message.startswith(f"{exported / 'tokenizer.json'}: expected a tokenizer, found a damaged file (")
@@ -485,6 +524,7 @@ def test_a_configuration_that_is_damaged_or_of_another_version(
 
 
 def test_a_graph_with_an_unknown_input(exported: Path) -> None:
+    without_hashes(exported)
     graph = onnx.load(exported / "model.onnx")
     graph.graph.input.append(onnx.helper.make_tensor_value_info("pixels", onnx.TensorProto.FLOAT, [1]))
     onnx.save(graph, exported / "model.onnx")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from lamella.data.windows.tokenizer_check import find_problem
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.families import family_of
 from lamella.encoder.identity import Rounding
@@ -113,8 +114,11 @@ def load_tokenizer(source: Source) -> PreTrainedTokenizerFast:
     with quiet():
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            problem = find_problem(tokenizer.backend_tokenizer) if getattr(tokenizer, "is_fast", False) else None
         except Exception as error:  # a damaged file can fail anywhere in the library
             raise EncoderError(f"{folder}: the tokenizer cannot be loaded: {one_line(error)}.") from None
+    if problem is not None:
+        raise EncoderError(f"{folder}: expected a tokenizer, found a damaged one ({problem}).")
     # Without its files, transformers builds a tokenizer that knows the special tokens and nothing else.
     files = sorted({"tokenizer.json", *tokenizer.vocab_files_names.values()})
     if not any((folder / file).is_file() for file in files):

@@ -36,7 +36,7 @@ from lamella.models.graph_cache import DATA
 from lamella.models.graph_model import Recipe, read_recipe
 from lamella.models.loading import load_model
 from lamella.models.names import find_model
-from lamella.models.onnx_model import ONNX_GRAPH, ExportConfig, Identity, OnnxModel, is_exported
+from lamella.models.onnx_model import ONNX_GRAPH, ExportConfig, Identity, OnnxModel, hash_files, is_exported
 from lamella.models.tokenizer_file import TOKENIZER
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def export_onnx(
             config = config.model_copy(update={"precision": "int8", "int8_parity": parity, "int8": measured})
             reference = "torch's" if in_torch is not None else "those in fp32"
             lines = [describe_parity(parity, reference), describe(measured)]
-        write_json(fresh / MODEL_CONFIG, config.model_dump())
+        write_json(fresh / MODEL_CONFIG, config.model_copy(update={"sha256": hash_files(fresh)}).model_dump())
     return [f"{folder}: written, {config.precision}", *lines]
 
 

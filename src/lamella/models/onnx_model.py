@@ -1,6 +1,7 @@
 """Models as ONNX graphs, run by onnxruntime without torch or transformers; the format of exported folders.
 
-config.json      format, the original model, windows, decoding, special tokens, positions, the effects of quantisation
+config.json      format, the original model, windows, decoding, special tokens, positions, the effects of quantisation,
+                 the hashes of the other files
 model.onnx       encoder and head in one graph
 tokenizer.json
 """
@@ -13,16 +14,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.windows.padding import Padded, check_window_length
 from lamella.encoder.sources import MODEL_CONFIG
 from lamella.errors import ModelError
-from lamella.files import read_json
+from lamella.files import file_sha256, read_json
 from lamella.models.onnx_sessions import Cores, Sessions, explain_failure
 from lamella.models.tokenizer_file import TOKENIZER, TokenizerFile, read_tokenizer
 from lamella.section import Section
+from lamella.user_cache import remembered_sha256
 
 if TYPE_CHECKING:
     from lamella.graph.tuned_tensors import ParameterCounts
@@ -88,6 +90,7 @@ class ExportConfig(Section):
     parity: float | None = None  # largest difference from torch's logits, before quantisation; None if not measured
     int8_parity: Int8Parity | None = None  # None in fp32, and in folders of older versions
     int8: Measured | None = None  # None if not measured
+    sha256: dict[str, str] = Field(default={})  # of the other files, by name; empty in folders of older versions
 
 
 class OnnxModel:
@@ -132,7 +135,8 @@ class OnnxModel:
 
     @classmethod
     def open(cls, folder: Path, config: ExportConfig, **options: Any) -> OnnxModel:
-        """Open the graph and the tokenizer of an exported folder."""
+        """Open the graph and the tokenizer of an exported folder, after a check of their hashes."""
+        _check_files(folder, config.sha256)
         special = {"cls_token_id": config.cls_token_id, "pad_token_id": config.pad_token_id}
         tokenizer = TokenizerFile(read_tokenizer(folder), folder / TOKENIZER, **special)
         return cls([folder], config, tokenizer, folder / ONNX_GRAPH, **options)
@@ -168,6 +172,24 @@ def split_windows(padded: Padded, inputs: Iterable[str]) -> list[Window]:
     return [
         {name: array[row : row + 1, :length] for name, array in arrays.items()} for row, length in enumerate(lengths)
     ]
+
+
+def hash_files(folder: Path) -> dict[str, str]:
+    """Return the hashes of the files of an exported folder, except its config.json."""
+    return {path.name: file_sha256(path) for path in sorted(folder.iterdir()) if path.name != MODEL_CONFIG}
+
+
+def _check_files(folder: Path, expected: Mapping[str, str]) -> None:
+    """Check that the files of an exported folder are those that were written."""
+    for name, sha256 in expected.items():
+        path = folder / name
+        if path.parent != folder or not path.is_file():
+            raise ModelError(f"{path}: no such file; the exported folder is incomplete.")
+        if (found := remembered_sha256(path)) != sha256:
+            raise ModelError(
+                f"{path}: expected sha256 {sha256[:12]}…, as recorded in {MODEL_CONFIG}, found {found[:12]}…; the file "
+                "is damaged or was replaced: copy or export the model again."
+            )
 
 
 def is_exported(folder: Path) -> bool:

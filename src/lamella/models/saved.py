@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,11 +32,11 @@ from lamella.encoder.sources import (
     verified_hash,
     weights_file,
 )
-from lamella.errors import ConfigError, ModelError, PluginError
+from lamella.errors import ConfigError, ModelError, PluginError, UntrustedPluginError
 from lamella.files import file_sha256, new_folder, read_json, write_bytes, write_json, write_text
 from lamella.models.facts import Facts, read_facts
 from lamella.models.peft_folder import read_peft
-from lamella.plugins import import_plugins
+from lamella.plugins import TRUSTED, import_trusted_plugin
 from lamella.validation import check_config
 
 if TYPE_CHECKING:
@@ -152,18 +153,23 @@ def _read_peft(folder: Path) -> SavedModel:
 
 def _import_plugins_of(path: Path, plugins: list[str], named: Mapping[str, Any]) -> list[str]:
     """Import the plugins that a saved model needs and return those found; fail if a part that it names is missing."""
-    imported = []
+    imported, untrusted = [], []
     for plugin in plugins:
         with contextlib.suppress(PluginError):  # its parts may come from elsewhere by now
-            import_plugins([plugin])
-            imported.append(plugin)
+            try:
+                import_trusted_plugin(plugin)
+                imported.append(plugin)
+            except UntrustedPluginError:
+                if importlib.util.find_spec(plugin.partition(".")[0]):  # not of the module: that imports its package
+                    untrusted.append(plugin)
     if len(imported) < len(plugins):
         specs = [(family, spec) for family, value in named.items() for spec in _as_list(value)]
         for family, name in [(family, registry.split(spec)[0]) for family, spec in specs]:
             if name not in registry.names(family):
+                trust = f", or, if it is a module that you trust, set {TRUSTED}={','.join(untrusted)}"
                 raise ModelError(
                     f"{path}: needs the {family} {name!r}, which is not installed here; install the package that "
-                    f"holds {' or '.join(plugins)}."
+                    f"holds {' or '.join(plugins)}{trust if untrusted else ''}."
                 )
     return imported
 

@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary
 
 from tokenizers import Tokenizer
 
+from lamella.data.windows.tokenizer_check import find_problem
 from lamella.data.windows.tokens import switch_truncation_off
 from lamella.errors import ModelError, one_line
 from lamella.files import file_sha256, read_json
@@ -76,12 +77,16 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     if not path.is_file():
         raise ModelError(f"{path}: no such file; the folder is incomplete.")
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
+        problem = find_problem(tokenizer)
     except Exception as error:  # the library raises a bare Exception for whatever is wrong with the file
-        raise ModelError(f"{path}: expected a tokenizer, found a damaged file ({one_line(error)}).") from None
+        problem = one_line(error)
+    if problem is not None:
+        raise ModelError(f"{path}: expected a tokenizer, found a damaged file ({problem}).")
+    return tokenizer
 
 
 def _text(token: Any) -> str:
     """Return the text of a special token: a string, or a table with its content."""
     content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else ""
+    return content if isinstance(content, str) and content.isprintable() else ""  # no half of a surrogate pair

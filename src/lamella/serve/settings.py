@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lamella.models.loading import Backend, Precision
@@ -17,7 +17,7 @@ class Settings:
     models: tuple[str, ...] = ()  # readers by name or folder, the first is the default; empty: the packaged reader
     folder: Path | None = None  # each folder in it that holds a model is served; corrections are kept here
     manages: bool = True  # with a folder, clients may load and remove readers, and correct and adapt them
-    keys: tuple[str, ...] = ()  # bearer keys; empty: everyone may ask
+    keys: tuple[str, ...] = field(default=(), repr=False)  # bearer keys; empty: everyone may ask
     cors: tuple[str, ...] = ()  # origins of other web pages that may ask
     hosts: tuple[str, ...] | None = None  # names of this server in the header Host; None: any
 

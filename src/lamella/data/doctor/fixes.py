@@ -292,4 +292,4 @@ def _rename(example: Example, *, with_group: bool) -> Example:
 
 
 def _digest(*texts: str) -> str:
-    return hashlib.sha1("\0".join(texts).encode("utf-8", "replace")).hexdigest()[:8]
+    return hashlib.sha1("\0".join(texts).encode("utf-8", "replace"), usedforsecurity=False).hexdigest()[:8]

@@ -71,7 +71,8 @@ def question_id(
     id = qa.get("id")
     if isinstance(id, str) and id.strip():
         return id
-    made = hashlib.sha1("\0".join((place.path, *made_from)).encode("utf-8", "replace")).hexdigest()[:24]
+    texts = "\0".join((place.path, *made_from)).encode("utf-8", "replace")
+    made = hashlib.sha1(texts, usedforsecurity=False).hexdigest()[:24]
     if id is None or isinstance(id, str):
         if expected:
             faults.append(("missing_id", f"{place.path} has no id; using {made}"))
