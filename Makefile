@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 LIGHT := .venv-light/.installed
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-light test-slow bench smoke dist lint docs clean
+.PHONY: demo test test-light test-slow bench smoke dist lint audit docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/lamella ask "When did the probe land on Titan?" --context examples/titan.txt --top-k 3
@@ -38,6 +38,11 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Search the code for insecure calls, and the installed libraries for known vulnerabilities; the second needs a network.
+audit: $(INSTALLED)
+	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml src
+	$(BIN)/python .ci/audit
 
 # A wheel and an sdist, in dist/.
 dist: $(INSTALLED)

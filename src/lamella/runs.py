@@ -17,7 +17,7 @@ from typing import Any
 
 from lamella.atomic import TEMPORARY, remove
 from lamella.environment import environment
-from lamella.errors import RunError, UnreadableError
+from lamella.errors import RunError, UnreadableError, shorten
 from lamella.files import locked, read_json, write_json
 from lamella.version import __version__
 
@@ -215,7 +215,15 @@ def _record(folder: Path) -> dict[str, Any] | None:
     record = read_json(path)
     if not isinstance(record, dict) or not isinstance(record.get("state"), str):
         raise UnreadableError(f"{path}: expected the record of a run with its state; the file is damaged.")
+    within = record.get("runs", [])
+    if not isinstance(within, list) or not all(map(_is_folder_name, within)):
+        raise UnreadableError(f"{path}: runs: expected names of folders inside this one, got {shorten(within)}.")
     return record
+
+
+def _is_folder_name(name: object) -> bool:
+    """Check that a name stays inside a folder: `../other` and absolute paths do not."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
 
 
 def _is_stored_data(path: Path) -> bool:

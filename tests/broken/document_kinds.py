@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +37,9 @@ def _documents(name: str) -> Kind:
 
     def damages(files: Files) -> Iterator[Damage]:
         yield from damage_file(name, data, structure=structure)
+        if name == "e.docx":
+            for entities in (3, 9):
+                yield Damage(f"{name}: entities nested {entities} times", name, entities_docx(entities))
         if name == "c.html":
             for tag in ("table", "p", "li", "svg", "script", "math", "!--", "![CDATA[", "!DOCTYPE"):
                 for count in (1, 2000):
@@ -52,6 +57,20 @@ def _documents(name: str) -> Kind:
             yield ["ask", "Who?", "--context", folders.inputs / name, "--model", model]
 
     return Kind(f"documents {name[2:]}", sound, damages, commands, refuses=False)
+
+
+def entities_docx(depth: int) -> bytes:
+    """Return a docx file in which each entity consists of ten others."""
+    names = [f'<!ENTITY e{number} "{f"&e{number - 1};" * 10}">' for number in range(1, depth)]
+    types = f'<!DOCTYPE d [<!ENTITY e0 "Titan">{"".join(names)}]>'
+    with zipfile.ZipFile(io.BytesIO(make_docx(paragraph(f"&e{depth - 1};")))) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    entries["word/document.xml"] = types.encode() + entries["word/document.xml"]
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(zipfile.ZipInfo(name), content)
+    return file.getvalue()
 
 
 def _indexes() -> Kind:

@@ -83,6 +83,7 @@ def _encoders() -> Kind:
         save_tiny_bert(folder)
         shutil.copytree(folder, beside / "encoder")
         save_tiny_reader(beside / "reader", beside / "encoder")
+        (beside / "data.json").write_text(json.dumps(squad()))
 
     def commands(folders: Folders) -> Iterator[list[object]]:
         reader = folders.output.with_name("reader")
@@ -92,7 +93,7 @@ def _encoders() -> Kind:
         config["base"]["name"] = str(folders.inputs)
         (reader / "config.json").write_text(json.dumps(config))
         yield ["ask", *QUESTION, "--model", reader]
-        yield ["check", "demo:dev", "--encoder", folders.inputs]
+        yield ["check", folders.beside / "data.json", "--encoder", folders.inputs]
 
     return Kind("encoders", sound, _damage_all, commands, reports=True)
 

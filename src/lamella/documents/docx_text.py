@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from typing import IO
-from xml.etree import ElementTree
+from xml.etree import ElementTree  # nosec B405 - expat limits how far entities expand
 
 MOST_XML = 64 << 20  # bytes of an unpacked part; a book has 10 MB
 OLD_WORD = b"\xd0\xcf\x11\xe0"  # how files of Word 97 begin, and docx files with a password
@@ -68,7 +68,7 @@ def paragraphs_of_docx(data: bytes, most_characters: int) -> list[str]:
 def _main_part(archive: zipfile.ZipFile) -> str:
     """Return the name of the main part: `word/document.xml` in nearly all files."""
     with archive.open("_rels/.rels") as file:
-        for _, element in ElementTree.iterparse(_Limited(file)):
+        for _, element in ElementTree.iterparse(_Limited(file)):  # nosec B314
             if element.get("Type", "").endswith(MAIN_PART):
                 return element.get("Target", "").lstrip("/")
     raise KeyError(MAIN_PART)
@@ -79,7 +79,7 @@ def _paragraphs(file: _Limited) -> Iterator[str]:
     open_paragraphs: list[list[str]] = []  # a text box has paragraphs inside a paragraph
     open_rows: list[list[str]] = []  # the cells of rows; a cell may hold a table
     skipped = 0
-    for event, element in ElementTree.iterparse(file, events=("start", "end")):
+    for event, element in ElementTree.iterparse(file, events=("start", "end")):  # nosec B314
         name = element.tag.rpartition("}")[2]  # the namespace differs between the two variants of the standard
         if name in ("Fallback", "del", "moveFrom"):  # another form of what precedes it; deleted; moved elsewhere
             skipped += 1 if event == "start" else -1
