@@ -1,8 +1,12 @@
-"""Kill a process at an exact, repeatable point: just before its n-th change of the files in a folder."""
+"""Kill a process at an exact, repeatable point: just before its n-th change of the files in a folder.
+
+Or remove something that it reads, at such a point.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -21,10 +25,13 @@ CHANGES = {
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
-def prelude(folder: Path, counter: Path, *, last: int | None = None) -> str:
-    """Return the code that a process runs first: count its changes in `counter`, and kill it at number `last`."""
+def prelude(folder: Path, counter: Path, *, last: int | None = None, removed: Path | None = None) -> str:
+    """Return the code that a process runs first: count its changes in `counter`, and kill it at number `last`.
+
+    With `removed`, remove that folder instead.
+    """
     here = str(Path(__file__).parent)
-    call = f"kills.watch({str(folder)!r}, {str(counter)!r}, {last!r})"
+    call = f"kills.watch({str(folder)!r}, {str(counter)!r}, {last!r}, {str(removed or '')!r})"
     return f"import sys; sys.path.insert(0, {here!r}); import kills; {call}"
 
 
@@ -33,8 +40,8 @@ def changes(counter: Path) -> int:
     return counter.stat().st_size
 
 
-def watch(folder: str, counter: str, last: int | None) -> None:
-    """Count the changes that this process makes in a folder, one byte of `counter` for each."""
+def watch(folder: str, counter: str, last: int | None, removed: str = "") -> None:
+    """Count the changes that this process makes in a folder, one byte of `counter` for each; act at the last."""
     root, count = os.path.realpath(folder), 0
     log = os.open(counter, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
@@ -55,7 +62,9 @@ def watch(folder: str, counter: str, last: int | None) -> None:
             return
         count += 1
         os.write(log, b".")
-        if count == last:
+        if count == last and removed:
+            shutil.rmtree(removed)
+        elif count == last:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(on_event)

@@ -7,6 +7,7 @@ run that fails is reported at the end; only the runs that start from it are bloc
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -64,6 +65,7 @@ def run_sweep(sweep: Sweep, out: Path, *, engine: Engine | None = None, log: Log
     earlier = [name for name in (kind[1] if kind else []) if (out / name / runs.RUN).is_file()]
     within = dict.fromkeys([*earlier, *sweep.names])  # the record of the folder lists the runs of all its sweeps
     with suppress(_SomeFailedError), runs.new_run(out, "sweep", overwrite=True, resume=True, within=within):
+        _remove_checkpoints(sweep, out)
         _run_jobs(jobs, sweep, out, engine or LocalEngine(out, log), outcomes, log)
         failed = [outcome.run for outcome in outcomes.values() if outcome.state != "finished"]
         if failed:
@@ -118,6 +120,13 @@ def _remaining_jobs(sweep: Sweep, out: Path) -> list[Job]:
         if rest:
             remaining.append(job if job.checkpoint(out).is_file() else replace(job, configs=rest))
     return remaining + [job for job in sweep.derived.values() if job.derived and not is_current(job.derived, out)]
+
+
+def _remove_checkpoints(sweep: Sweep, out: Path) -> None:
+    """Remove the checkpoints of passes whose runs are done: a kill at the end of a pass leaves them."""
+    for job in sweep.jobs:
+        if len(job.configs) > 1 and all(runs.is_over(out / name) for name in job.configs):
+            shutil.rmtree(job.checkpoint(out).parent, ignore_errors=True)
 
 
 def _derived_rows(sweep: Sweep) -> list[DerivedRow]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from forks import ForkServer
 from kills import changes, prelude
-from lamella.atomic import TEMPORARY
+from lamella.atomic import TEMPORARY, remove
 from outcomes import outcome
 
 Files = dict[str, bytes]
@@ -30,6 +29,7 @@ class Case:
     prepare: Callable[[Path], object] = lambda folder: None
     replaced: str = ""  # the file or folder whose old content must survive until the new one replaces it
     view: Callable[[Path], Files] = outcome  # what of the files must be the same
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Tally:
 
     kills: int = 0
     equal: int = 0  # the same result after the command was repeated
-    reported: int = 0  # of these, the folder was reported as unfinished first
+    reported: int = 0  # of these, the folder was reported as unfinished, failed or interrupted first
     losses: list[str] = field(default_factory=list)
 
 
@@ -48,7 +48,7 @@ class Trial:
     def __init__(self, case: Case, folder: Path, forks: ForkServer) -> None:
         self.case, self.folder, self.forks = case, folder, forks
         self.counter, self.tally = folder.with_suffix(".count"), Tally()
-        self._prepare()
+        self.prepare()
         self.before = self._replaced()
         started = time.monotonic()
         code, _, err = self._run(case.command)
@@ -60,14 +60,14 @@ class Trial:
 
     def kill_at(self, change: int) -> None:
         """Kill the command just before a change, and complete it."""
-        self._prepare()
+        self.prepare()
         code, _, err = self._run(self.case.command, last=change)
         assert code == -signal.SIGKILL, f"change {change} of {self.changes}: {err}"
         self._complete(f"killed at change {change} of {self.changes}")
 
     def kill_after(self, seconds: float) -> bool:
         """Kill the command after a time, and complete it; return False if it had ended before."""
-        self._prepare()
+        self.prepare()
         process = self.forks.start(*self.case.command, prelude=self._prelude())
         ended = time.monotonic() + seconds
         while time.monotonic() < ended and not process.ended():
@@ -76,6 +76,18 @@ class Trial:
         if with_signal:
             self._complete(f"killed after {seconds:.3f} s, at change {changes(self.counter)} of {self.changes}")
         return with_signal
+
+    def fail(self, spoil: Callable[[], object], repair: Callable[[], object]) -> str:
+        """Run the command while something is wrong, put that right and complete it; return the error, if any."""
+        self.prepare()
+        spoil()
+        code, _, err = self._run(self.case.command)
+        repair()
+        if code == 0:
+            return ""
+        assert (code, err.count("\n")) == (1, 1), err
+        self._complete(err.strip())
+        return err.strip()
 
     def random_moments(self, count: int, *, seed: int = 0) -> Iterator[float]:
         dice = random.Random(seed)
@@ -91,7 +103,7 @@ class Trial:
         if code and found is not None and found == self.after != self.before:
             code = 0  # the new folder was complete, and rightly refused to be replaced
         if code and self.case.again:
-            if err.count("\n") == 1 and "(unfinished)" in err:
+            if err.count("\n") == 1 and "already holds a run (" in err:
                 self.tally.reported += 1
             else:
                 self.tally.losses.append(f"{moment}: expected one line about an unfinished run: {err}")
@@ -111,11 +123,14 @@ class Trial:
         return self.forks.run(*command, prelude=self._prelude(last))
 
     def _prelude(self, last: int | None = None) -> str:
-        return f"import os; os.chdir({str(self.folder)!r}); {prelude(self.folder, self.counter, last=last)}"
+        here = f"os.chdir({str(self.folder)!r}); os.environ.update({dict(self.case.environment)!r})"
+        return f"import os; {here}; {prelude(self.folder, self.counter, last=last)}"
 
-    def _prepare(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+    def prepare(self) -> None:
+        """Bring the folder to the state before the command."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.folder.iterdir():  # the folder itself may be a mounted disk
+            remove(path)
         self.case.prepare(self.folder)
 
     def _replaced(self) -> Files | None:

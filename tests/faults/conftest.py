@@ -1,0 +1,55 @@
+"""Fixtures of the fault tests: what the commands read, and the counts of kills."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from fault_cases import cases, write_material
+from fault_trials import Tally, Trial
+from forks import ForkServer
+from lamella.files import read_json, write_json
+from lamella.version import __version__
+
+TRUST = "LAMELLA_TRUST"  # the environment variable with the file to write the counts to, such as results/trust.json
+
+
+@pytest.fixture(scope="session")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("material")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_CPU", "true")
+        write_material(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tallies() -> Iterator[dict[str, Tally]]:
+    """The counts of all kills by command; written to the section `kills` of the file that $LAMELLA_TRUST names."""
+    counts: dict[str, Tally] = {}
+    yield counts
+    if counts and (file := os.environ.get(TRUST)):
+        commands = {name: asdict(tally) for name, tally in counts.items()}
+        total = {
+            "kills": sum(tally.kills for tally in counts.values()),
+            "equal": sum(tally.equal for tally in counts.values()),
+            "reported": sum(tally.reported for tally in counts.values()),
+            "losses": sum(len(tally.losses) for tally in counts.values()),
+        }
+        path = Path(file)
+        sections = read_json(path) if path.exists() else {}
+        write_json(path, {**sections, "kills": {"lamella": __version__, "total": total, "commands": commands}})
+
+
+@pytest.fixture
+def trial(
+    request: pytest.FixtureRequest, material: Path, tmp_path: Path, forks: ForkServer, tallies: dict[str, Tally]
+) -> Trial:
+    """A command by its name; its kills are counted."""
+    trial = Trial(cases(material)[request.param], tmp_path / "work", forks)
+    trial.tally = tallies.setdefault(request.param, trial.tally)
+    return trial
