@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from lamella.section import Section, Share
+
+Score = Annotated[float, Field(ge=-1e12, le=1e12)]  # sums and products of these do not overflow
+Divisor = Annotated[float, Field(ge=1e-12, le=1e12)]
 
 
 class TunedOn(Section):
@@ -22,9 +25,9 @@ class FeatureWeight(Section):
     """The share of one feature of an n-best list in the log-odds of "no answer"."""
 
     name: Literal["null_odds", "margin", "length", "windows", "entropy"]  # see `lamella.inference.abstention`
-    mean: float
-    scale: float = Field(gt=0)
-    weight: float  # of (value - mean) / scale
+    mean: Score
+    scale: Divisor
+    weight: Score  # of (value - mean) / scale
 
 
 class Calibration(Section):
@@ -36,8 +39,8 @@ class Calibration(Section):
     """
 
     method: Literal["temperature", "isotonic", "features"]
-    temperature: float = Field(default=1.0, gt=0)
-    bias: float = 0.0
+    temperature: Divisor = 1.0
+    bias: Score = 0.0
     odds: list[float] = Field(default=[])
     probability: list[Share] = Field(default=[])
     features: list[FeatureWeight] = Field(default=[])

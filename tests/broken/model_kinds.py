@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import load_file, save
+
 from broken.damage import Damage
 from broken.data_kinds import TITAN, squad
 from broken.json_damage import broken_json, dump_json
@@ -98,6 +101,29 @@ def _encoders() -> Kind:
     return Kind("encoders", sound, _damage_all, commands, reports=True)
 
 
+def _checkpoints() -> Kind:
+    """Return question answering models as transformers saves them."""
+
+    def sound(folder: Path, _: Path) -> None:
+        folder.rmdir()
+        save_tiny_bert(folder)
+        tensors = {f"bert.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
+        width = tensors["bert.embeddings.LayerNorm.bias"].shape[0]
+        tensors["qa_outputs.weight"] = np.ones((2, width), np.float32)
+        tensors["qa_outputs.bias"] = np.zeros(2, np.float32)
+        (folder / "model.safetensors").write_bytes(save(tensors, {"format": "pt"}))
+        config = json.loads((folder / "config.json").read_bytes())
+        (folder / "config.json").write_text(json.dumps({**config, "architectures": ["BertForQuestionAnswering"]}))
+        options = json.loads((folder / "tokenizer_config.json").read_bytes())
+        (folder / "tokenizer_config.json").write_text(json.dumps({**options, "model_max_length": 128}))
+
+    def damages(files: Files) -> Iterator[Damage]:
+        for file in ("config.json", "tokenizer_config.json"):
+            yield from damage_file(file, files[file], structure="json")
+
+    return Kind("checkpoints", sound, damages, _ask)
+
+
 def _exported_models() -> Kind:
     def sound(folder: Path, beside: Path) -> None:
         folder.rmdir()
@@ -141,5 +167,6 @@ def model_kinds() -> Iterator[Kind]:
     yield _saved_models()
     yield _tampered_models()
     yield _encoders()
+    yield _checkpoints()
     yield _exported_models()
     yield _calibrations()

@@ -403,7 +403,25 @@ def damage(file: str, content: str) -> Callable[[Path], None]:
             lambda folder: edit_json(folder / "config.json", model_type=None),
             "config.json: expected the configuration of",
         ),
-        (lambda folder: edit_json(folder / "config.json", hidden_size="wide"), "config.json cannot be used: "),
+        (
+            lambda folder: edit_json(folder / "config.json", hidden_size="wide"),
+            "config.json: hidden_size: expected a whole number of at least 1, got 'wide'.",
+        ),
+        (lambda folder: edit_json(folder / "config.json", hidden_act=5), "config.json cannot be used: "),
+        *(
+            (
+                lambda folder, name=name, size=size: edit_json(folder / "config.json", **{name: size}),
+                f"config.json: {name}: expected at most ",
+            )
+            for name, size in (
+                ("num_hidden_layers", 1001),
+                ("hidden_size", 10**6),
+                ("num_attention_heads", 10**6),
+                ("vocab_size", 10**9),
+                ("max_position_embeddings", 10**300),
+                ("intermediate_size", 10**7),
+            )
+        ),
         (lambda folder: edit_json(folder / "config.json", num_attention_heads=5), "the weights cannot be loaded: "),
         (lambda folder: edit_json(folder / "config.json", hidden_act="none"), "the weights cannot be loaded: KeyError"),
         (damage("config.json", "[1]"), "config.json: expected the configuration of an encoder, with a model_type."),

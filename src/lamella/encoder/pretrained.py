@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lamella.data.windows.tokenizer_check import find_problem
+from lamella.encoder.config_check import read_configuration
 from lamella.encoder.encoder import Encoder
 from lamella.encoder.families import family_of
 from lamella.encoder.identity import Rounding
-from lamella.encoder.sources import MODEL_CONFIG, Source
+from lamella.encoder.sources import Source
 from lamella.errors import EncoderError, counted, one_line
-from lamella.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -99,7 +99,7 @@ def load_configuration(source: Source) -> Any:
     from transformers import AutoConfig
 
     folder = source.folder
-    family_of(_model_type(folder), str(folder))
+    family_of(read_configuration(source)["model_type"], str(folder))
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises a different class for each kind of invalid value
@@ -144,10 +144,3 @@ def quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(level)
         if bars:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def _model_type(folder: Path) -> str:
-    config = read_json(folder / MODEL_CONFIG)
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise EncoderError(f"{folder / MODEL_CONFIG}: expected the configuration of an encoder, with a model_type.")
-    return str(config["model_type"])

@@ -104,5 +104,5 @@ def read_encoder_config(config: Mapping[str, Any]) -> EncoderConfig:
             layer_norm_eps=float(values["layer_norm_eps"]),
             **{name: int(values[name]) for name, kind in EncoderConfig.__annotations__.items() if kind == "int"},
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise NoGraphError(f"the configuration of the encoder is incomplete ({error})") from None

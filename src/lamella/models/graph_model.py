@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lamella.config import HEAD_OPTIONS, DecodingOptions, WindowOptions
+from lamella.encoder.config_check import read_configuration
 from lamella.encoder.families import positions_of
 from lamella.encoder.identity import Difference
 from lamella.encoder.sources import (
-    MODEL_CONFIG,
     MODEL_WEIGHTS,
     Source,
     find_encoder,
@@ -33,7 +33,6 @@ from lamella.encoder.sources import (
     verified_hash,
 )
 from lamella.errors import EncoderError, ModelError
-from lamella.files import read_json
 from lamella.graph.encoder_config import EncoderConfig, read_encoder_config
 from lamella.graph.support import TASKS, VERSION, NoGraphError
 from lamella.models.base_identity import FoundTensors, check_base
@@ -153,7 +152,7 @@ def read_recipe(
     if not saved:
         check_architecture(folder)
     chain, base, original = _read_chain(folder) if saved else ([], source, None)
-    config = read_encoder_config(read_json(base.folder / MODEL_CONFIG))
+    config = read_encoder_config(read_configuration(base))
     if saved:
         options = chain[0][1].config
         head = {name: getattr(options.learner, name) for name in HEAD_OPTIONS}
@@ -214,7 +213,7 @@ def find_original(folder: Path, saved: SavedModel, base: Source, sha256: str, *,
 
 def _examine(saved: SavedModel, base: Source, sha256: str) -> FoundTensors:
     """Read the tensors of an encoder and compare them; only once, because a user may have no other file of it."""
-    config = read_encoder_config(read_json(base.folder / MODEL_CONFIG))
+    config = read_encoder_config(read_configuration(base))
 
     def compute() -> FoundTensors:
         from lamella.graph.tensor_files import read_tensor_files

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from lamella.encoder.config_check import read_configuration
 from lamella.encoder.sources import MODEL_CONFIG, MODEL_FORMAT, find_local_encoder, is_model, is_peft
 from lamella.errors import EncoderError
 from lamella.files import read_json
@@ -60,4 +61,4 @@ def _check_base(name: str, as_graph: bool) -> None:
     if is_model(source.folder):
         raise NoGraphError("its base is a reader")
     if as_graph:
-        read_encoder_config(read_json(source.folder / MODEL_CONFIG))
+        read_encoder_config(read_configuration(source))
