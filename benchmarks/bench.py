@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lamella.cores import busy_seconds
 from lamella.files import read_json, write_json, write_text
 from suite.catalogue import BENCHMARKS, Benchmark
 from suite.page import page
@@ -31,8 +32,6 @@ from suite.work import floor
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results" / "benchmarks"
 LIMITS = "limits"
-STAT = Path("/proc/stat")
-IDLE_FIELDS = (3, 4)  # of the first line of /proc/stat: idle, and waiting for the disk
 
 
 def main() -> None:
@@ -89,14 +88,6 @@ def measured(command: Sequence[str]) -> dict[str, Any]:
         seconds = time.perf_counter() - began
         others = max(0.0, busy_seconds() - busy - child_seconds() + own) / seconds
         return {**read_json(out), "others": others, "load": [load, os.getloadavg()[0]], "seconds": seconds}
-
-
-def busy_seconds() -> float:
-    """Return the seconds that all cores have been busy since the machine started; 0 on systems other than Linux."""
-    if not STAT.exists():
-        return 0.0
-    ticks = [int(field) for field in STAT.read_text().splitlines()[0].split()[1:9]]
-    return sum(ticks[at] for at in range(len(ticks)) if at not in IDLE_FIELDS) / os.sysconf("SC_CLK_TCK")
 
 
 def child_seconds() -> float:

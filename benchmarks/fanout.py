@@ -35,7 +35,6 @@ from lamella.training.fitting.processes import Processes
 from lamella.training.fitting.steps import Position, Steps
 from suite.work import encoder_flops
 
-FROZEN = EncoderOptions(tuning={"name": "frozen"})
 MIXERS = (
     {"name": "last"},
     {"name": "average"},
@@ -109,19 +108,24 @@ def main() -> None:
 
 
 def train(
-    learner_options: Sequence[LearnerOptions], base: LoadedEncoder, features: Features, options: TrainingOptions
+    learner_options: Sequence[LearnerOptions],
+    base: LoadedEncoder,
+    features: Features,
+    options: TrainingOptions,
+    tuning: str = "frozen",
 ) -> tuple[float, list[list[float]]]:
-    """Return the seconds of one pass, and the losses of each of its learners."""
+    """Return the seconds of one pass, and the losses of each of its learners; only a frozen encoder can be shared."""
     steps = Steps(lambda epoch: features, options, [1.0])
     learners = []
     for number, learner in enumerate(learner_options):
         torch.manual_seed(learner.seed)
-        model = ReaderModel(base, RunConfig(encoder=FROZEN, learner=learner))
+        model = ReaderModel(base, RunConfig(encoder=EncoderOptions(tuning={"name": tuning}), learner=learner))
         learners.append(make_learner(model, learner, steps.total, name=str(number)))
     watcher = Losses()
     processes = Processes(Accelerator(cpu=True))
     began = time.perf_counter()
-    fit(learners, steps, options, processes, watcher, encode=learners[0].model.encode)
+    encode = learners[0].model.encode if tuning == "frozen" else None
+    fit(learners, steps, options, processes, watcher, encode=encode)
     return time.perf_counter() - began, [watcher.losses[learner.name] for learner in learners]
 
 

@@ -40,6 +40,7 @@ ORDER = (
             "unpacking",
             "user_cache",
             "child_process",
+            "cores",
             "files",
             "environment",
             "runs",

@@ -76,6 +76,10 @@ BENCHMARKS = (
         "shared_encoder", "8 readers on one encoder, mixed", "one merged reader", COST,
         goal=Goal(1.3, "decisions/0044-deployment.md", at_most=True),
     ),
+    Benchmark(
+        "shared_machine", "training 8 heads beside two other programs per core", "a thread per core", FASTER,
+        remark="More in [a shared machine](#a-shared-machine).",
+    ),
 )  # fmt: skip
 
 # Scripts that `make bench` does not run, and why.

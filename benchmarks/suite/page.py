@@ -35,6 +35,11 @@ Which of them `auto` takes is measured per kind of processor:
   ([34](decisions/0034-graphs.md)). Without AMX, bf16 was slower than fp32, even with AVX512_BF16.
 - **ARM with bf16** (Neoverse N2, V1 and later): not measured. `auto` takes the graph in fp32 there."""
 
+SHARED = """\
+Threads of torch wait actively for one another. Where other programs use the cores, `lamella train` therefore takes
+fewer ([58](decisions/0058-shared-machine.md)). The last two columns are the peer's time divided by ours."""
+JOBS = {"heads": "8 heads on a frozen encoder", "full": "full fine-tuning"}
+
 
 def page(folder: Path) -> str:
     """Return the page of a folder of results."""
@@ -44,6 +49,8 @@ def page(folder: Path) -> str:
     parts += ["## What was compared", "\n".join(notes(found))]
     if "inference" in results:
         parts += ["## What `auto` chooses", variants(results["inference"]), OTHER_PROCESSORS]
+    if "shared_machine" in results:
+        parts += ["## A shared machine", shared(results["shared_machine"])]
     parts += ["## Not run by `make bench`", "\n".join(apart(results))]
     return "\n\n".join(parts) + "\n"
 
@@ -121,6 +128,20 @@ def variants(inference: Json) -> str:
         name = f"pipeline of transformers {inference['peer_versions']['transformers']}" if name == "peer" else name
         rows.append(f"| {name} | {digits(row['per_second'])} | {ratio} | {row['alone_ms']:.0f} | {row['f1']:.1f} |")
     return "\n".join(rows)
+
+
+def shared(result: Json) -> str:
+    """Return how training runs beside other programs, with the chosen number of threads and with one per core."""
+    rows = ["| | threads | ours | a thread per core | by the clock | CPU time |", "|---|---|---|---|---|---|"]
+    for place in ("busy", "idle"):
+        for job, row in result[place].items():
+            beside = f"{result['programs']} other programs" if place == "busy" else "none"
+            low, high = row["spread"]
+            rows.append(
+                f"| {JOBS[job]}; {beside} | {row['threads']} of {result['cores']} | {digits(row['ours'])} s | "
+                f"{digits(row['peer'])} s | {row['ratio']:.2f} ({low:.2f} to {high:.2f}) | {row['cpu']:.2f} |"
+            )
+    return "\n".join([SHARED, "", *rows])
 
 
 def apart(results: Json) -> Iterator[str]:

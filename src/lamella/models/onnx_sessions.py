@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lamella.cores import usable_cores
 from lamella.errors import MissingLibraryError, ModelError, one_line
 
 # Since version 1.29, onnxruntime reports its use to Microsoft, and stores an identifier of the device, unless this is
@@ -33,7 +34,7 @@ class Cores:
     """Runs windows on the cores of the machine; `threads` defaults to the number that this process may use."""
 
     def __init__(self, threads: int | None = None) -> None:
-        self.threads = threads or _cores()
+        self.threads = threads or usable_cores()
         self.sharing = min(self.threads, MOST_THREADS)  # the number of threads that share a window if there are few
         self._pool = ThreadPoolExecutor(self.threads, "lamella-onnx")
 
@@ -110,8 +111,3 @@ def explain_failure(tokens: int) -> Iterator[None]:
         if "allocate memory" in str(error):
             raise MemoryError(one_line(error)) from None
         raise ModelError(f"the exported graph cannot be run on {tokens} tokens: {one_line(error)}.") from None
-
-
-def _cores() -> int:
-    """Return the number of cores that this process may use, which can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lamella import runs
+from lamella.cores import CoreMeter
 from lamella.errors import DivergedError, RunError
 from lamella.files import read_json, write_json
 from lamella.plan import Pass, Plan
@@ -24,6 +25,7 @@ from lamella.training.overfit import check_memorised, overfit_plan
 from lamella.training.prepare import PreparedPass, prepare_pass, resolve_references
 from lamella.training.resume import ResumeState, read_resume_state
 from lamella.training.splits import SPLITS
+from lamella.training.threads import sharing_cores
 from lamella.training.train_pass import train_pass
 
 
@@ -111,6 +113,7 @@ class PlanTrainer:
     log: Log
     scores: dict[str, Record] = field(default_factory=dict)  # by run, of its saved model
     targets: dict[str, float] = field(default_factory=dict)  # of the overfit check
+    meter: CoreMeter = field(default_factory=CoreMeter)  # since the preparation of a pass
 
     def train(self, *, overwrite: bool, summary: bool) -> None:
         """Train the passes that are not over; with `summary`, write the scores of several runs side by side."""
@@ -139,6 +142,7 @@ class PlanTrainer:
                 self.log(line)
 
     def _prepare(self, configs: Pass) -> PreparedPass:
+        self.meter = CoreMeter()
         prepared = self.prepare(configs)
         if self.processes.count == 1:  # several could disagree, and those that go on would wait for the others
             check_memory(prepared, self.processes.device, auto_batch=self.auto_batch)
@@ -185,6 +189,9 @@ class PlanTrainer:
             checkpoint = load_checkpoint(self.folders.checkpoint, list(folders), self.processes, prepared.source_hashes)
         with ExitStack() as stack:
             stack.callback(prepared.windows.feed.close)
+            if self.processes.count == 1 and self.processes.device.type == "cpu":
+                before = None if checkpoint is None else checkpoint.threads
+                stack.enter_context(sharing_cores(self.meter, self.log, before=before))
             for folder in folders.values() if self.folders.several and self.processes.is_main else ():
                 stack.enter_context(
                     runs.new_run(folder, "train", overwrite=True, resume=checkpoint is not None, files=prepared.files)

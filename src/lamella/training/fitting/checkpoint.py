@@ -30,6 +30,7 @@ class Checkpoint:
     seconds: float = 0.0  # that the pass had trained
     learners: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the state of each
     random: Sequence[Any] = ()  # by process, then by learner: the state of its random numbers
+    threads: int | None = None  # of torch, on a CPU; they decide the order of sums
 
     def restore(self, learners: Sequence[Learner], processes: Processes) -> None:
         """Bring the learners to the state they had."""
@@ -68,6 +69,7 @@ def save_checkpoint(
         "histories": dict(histories),
         "made_from": dict(source_hashes),
         "seconds": seconds,
+        "threads": torch.get_num_threads(),
     }
     try:
         with new_file(path) as file:
@@ -110,4 +112,5 @@ def load_checkpoint(
         seconds=content["seconds"],
         learners=content["learners"],
         random=content["random"],
+        threads=content.get("threads"),
     )
