@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
@@ -85,9 +86,26 @@ class Trial:
         repair()
         if code == 0:
             return ""
-        assert (code, err.count("\n")) == (1, 1), err
+        assert code in (1, 2), err
+        assert err.count("\n") == 1, err
         self._complete(err.strip())
         return err.strip()
+
+    def refuse_a_second(self, other: ForkServer) -> str:
+        """Stop the command in the middle, run it in another process, and let it end; return the other's error."""
+        self.prepare()
+        first = self.forks.start(*self.case.command, prelude=self._prelude(self.changes // 2, signal.SIGSTOP))
+        while not first.stopped():
+            time.sleep(0.01)
+        try:
+            code, _, err = other.run(*(self.case.again or self.case.command), prelude=self._place())
+        finally:
+            os.kill(first.pid, signal.SIGCONT)
+        assert first.wait() == 0, first.err
+        assert (code, err.count("\n")) == (1, 1), err
+        assert self.case.view(self.folder) == self.whole
+        assert not self._left()
+        return err
 
     def random_moments(self, count: int, *, seed: int = 0) -> Iterator[float]:
         dice = random.Random(seed)
@@ -122,9 +140,13 @@ class Trial:
     def _run(self, command: tuple[str, ...], *, last: int | None = None) -> tuple[int, str, str]:
         return self.forks.run(*command, prelude=self._prelude(last))
 
-    def _prelude(self, last: int | None = None) -> str:
-        here = f"os.chdir({str(self.folder)!r}); os.environ.update({dict(self.case.environment)!r})"
-        return f"import os; {here}; {prelude(self.folder, self.counter, last=last)}"
+    def _prelude(self, last: int | None = None, number: int = signal.SIGKILL) -> str:
+        return f"{self._place()}; {prelude(self.folder, self.counter, last=last, number=number)}"
+
+    def _place(self) -> str:
+        """Return the code that brings a process into the folder."""
+        environment = dict(self.case.environment)
+        return f"import os; os.chdir({str(self.folder)!r}); os.environ.update({environment!r})"
 
     def prepare(self) -> None:
         """Bring the folder to the state before the command."""

@@ -68,6 +68,10 @@ class Command:
     def ended(self) -> bool:
         return not os.path.exists(f"/proc/{self.pid}")
 
+    def stopped(self) -> bool:
+        """Whether SIGSTOP has stopped it."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
     def kill(self) -> bool:
         """Kill it with SIGKILL, wait for it, and return whether it was still running."""
         with contextlib.suppress(ProcessLookupError):

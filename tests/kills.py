@@ -1,6 +1,6 @@
 """Kill a process at an exact, repeatable point: just before its n-th change of the files in a folder.
 
-Or remove something that it reads, at such a point.
+Or stop it there, or remove something that it reads.
 """
 
 from __future__ import annotations
@@ -25,13 +25,20 @@ CHANGES = {
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
-def prelude(folder: Path, counter: Path, *, last: int | None = None, removed: Path | None = None) -> str:
+def prelude(
+    folder: Path,
+    counter: Path,
+    *,
+    last: int | None = None,
+    number: int = signal.SIGKILL,
+    removed: Path | None = None,
+) -> str:
     """Return the code that a process runs first: count its changes in `counter`, and kill it at number `last`.
 
-    With `removed`, remove that folder instead.
+    It gets the signal `number`. With `removed`, that folder is removed instead.
     """
     here = str(Path(__file__).parent)
-    call = f"kills.watch({str(folder)!r}, {str(counter)!r}, {last!r}, {str(removed or '')!r})"
+    call = f"kills.watch({str(folder)!r}, {str(counter)!r}, {last!r}, {int(number)}, {str(removed or '')!r})"
     return f"import sys; sys.path.insert(0, {here!r}); import kills; {call}"
 
 
@@ -40,7 +47,7 @@ def changes(counter: Path) -> int:
     return counter.stat().st_size
 
 
-def watch(folder: str, counter: str, last: int | None, removed: str = "") -> None:
+def watch(folder: str, counter: str, last: int | None, number: int, removed: str) -> None:
     """Count the changes that this process makes in a folder, one byte of `counter` for each; act at the last."""
     root, count = os.path.realpath(folder), 0
     log = os.open(counter, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -65,7 +72,7 @@ def watch(folder: str, counter: str, last: int | None, removed: str = "") -> Non
         if count == last and removed:
             shutil.rmtree(removed)
         elif count == last:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
 
     sys.addaudithook(on_event)
 

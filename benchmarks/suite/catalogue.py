@@ -84,5 +84,6 @@ BENCHMARKS = (
 
 # Scripts that `make bench` does not run, and why.
 APART = {
+    "long_run": "measures memory over 45 minutes",
     "rounded_base": "measures answers and not time, with a model that was trained on a rounded copy of its encoder",
 }

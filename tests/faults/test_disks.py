@@ -20,7 +20,8 @@ from lamella import runs
 from outcomes import outcome
 
 slow = pytest.mark.slow
-AMPLE = 64 * 2**20
+AMPLE = 256 * 2**20
+PAGE = 4096  # the smallest disk
 WRITERS = [name for name in cases(Path()) if name != "ask"]  # answering goes on without its cache
 QUICK = ("calibrate --out",)
 NO_SPACE = re.compile(r"No space left on device|free disk space|is the disk full")
@@ -73,7 +74,7 @@ def test_a_disk_that_becomes_full(name: str, disk: Disk, material: Path, forks: 
     given = disk.used()
     errors = []
     for share in (0, 0.5, 0.9) if name not in QUICK else (0.5,):
-        size = given + int(share * (written - given if written > given else written))
+        size = max(PAGE, given + int(share * (written - given if written > given else written)))
         errors.append(trial.fail(lambda size=size: disk.resize(size), lambda: disk.resize(AMPLE)))
     assert trial.tally.losses == []
     assert NO_SPACE.search(errors[0]), errors
@@ -91,7 +92,7 @@ def test_a_read_only_disk(name: str, disk: Disk, material: Path, forks: ForkServ
 @pytest.mark.slow
 def test_answers_need_no_disk(disk: Disk, material: Path, forks: ForkServer) -> None:
     trial = Trial(cases(material)["ask"], disk.folder, forks)
-    assert trial.fail(lambda: disk.resize(4096), lambda: disk.resize(AMPLE)) == ""
+    assert trial.fail(lambda: disk.resize(PAGE), lambda: disk.resize(AMPLE)) == ""
     assert trial.fail(disk.read_only, disk.writable) == ""
 
 

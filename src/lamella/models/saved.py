@@ -202,10 +202,11 @@ def write_saved(
 def write_measured(folder: Path, saved: SavedModel, *, card: str) -> None:
     """Update the decoding options, the facts and the card of a model folder; everything else stays as it is.
 
-    The weights, by which other models identify this one, are not touched.
+    The weights, by which other models identify this one, are not touched. The options, which count, are written last:
+    after a kill before that, the model is as it was, and the same command writes both again.
     """
-    write_json(folder / MODEL_CONFIG, {**read_json(folder / MODEL_CONFIG), **saved.measured_json()})
     write_text(folder / CARD, card)
+    write_json(folder / MODEL_CONFIG, {**read_json(folder / MODEL_CONFIG), **saved.measured_json()})
 
 
 def read_chain(folder: Path, *, check_parts: bool = True) -> list[SavedModel]:
