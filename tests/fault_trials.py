@@ -79,17 +79,17 @@ class Trial:
         return with_signal
 
     def fail(self, spoil: Callable[[], object], repair: Callable[[], object]) -> str:
-        """Run the command while something is wrong, put that right and complete it; return the error, if any."""
+        """Run the command while something is wrong, put that right and complete it; return the output of a failure."""
         self.prepare()
         spoil()
-        code, _, err = self._run(self.case.command)
+        code, out, err = self._run(self.case.command)
         repair()
         if code == 0:
             return ""
         assert code in (1, 2), err
         assert err.count("\n") == 1, err
         self._complete(err.strip())
-        return err.strip()
+        return f"{out}{err}".strip()
 
     def refuse_a_second(self, other: ForkServer) -> str:
         """Stop the command in the middle, run it in another process, and let it end; return the other's error."""

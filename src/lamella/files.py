@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from lamella.text_encoding import decode_text
 
 DATA_SUFFIXES = (".json", ".jsonl", ".gz", ".safetensors", ".pt", ".onnx")  # of files in run and model folders
 IN_USE = "another process is writing here"
+RUST_ERROR = re.compile(r"\(os error (\d+)\)")  # how tokenizers and safetensors report errors of the system
 
 
 def check_output_file(path: Path, *, inputs: Iterable[str | Path] = (), overwrite: bool = False) -> None:
@@ -194,6 +196,10 @@ def new_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
         raise RunError(f"{folder}: {IN_USE}; wait for it, or choose another folder.") from None
     except OSError as error:
         raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
+    except Exception as error:
+        if (number := RUST_ERROR.search(str(error))) is None:
+            raise
+        raise RunError(f"{folder}: cannot be written ({os.strerror(int(number[1]))}).") from None
 
 
 def is_empty(folder: Path) -> bool:
