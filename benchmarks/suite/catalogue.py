@@ -80,6 +80,10 @@ BENCHMARKS = (
         "shared_machine", "training 8 heads beside two other programs per core", "a thread per core", FASTER,
         remark="More in [a shared machine](#a-shared-machine).",
     ),
+    Benchmark(
+        "growth", "64 heads in one pass of a frozen encoder", "64 passes with one head each", FASTER,
+        remark="The curves are in [growth](#growth-of-time-and-memory).",
+    ),
 )  # fmt: skip
 
 # Scripts that `make bench` does not run, and why.

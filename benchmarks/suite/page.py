@@ -40,6 +40,19 @@ Threads of torch wait actively for one another. Where other programs use the cor
 fewer ([58](decisions/0058-shared-machine.md)). The last two columns are the peer's time divided by ours."""
 JOBS = {"heads": "8 heads on a frozen encoder", "full": "full fine-tuning"}
 
+GROWTH = """\
+Medians of the repeats. The exponent is the slope between the last two points on logarithmic scales: 1 is linear growth.
+Memory is the peak of the process beyond that of the shortest text."""
+CURVES = {
+    "heads": "**heads**, a training step of 8 windows in one pass of MiniLM",
+    "windows": "**windows** in a training step of 8 heads",
+    "layers": "**layers** of an encoder of MiniLM's width, a training step of 8 windows and one head",
+    "contexts": "**bytes** of a context, from the text to the n-best list, without the encoder",
+    "compare": "**runs** that `lamella compare` compares",
+    "report": "**runs** in the page of `lamella report`",
+    "list": "**runs** that `lamella sweep --list` lists",
+}
+
 
 def page(folder: Path) -> str:
     """Return the page of a folder of results."""
@@ -51,6 +64,8 @@ def page(folder: Path) -> str:
         parts += ["## What `auto` chooses", variants(results["inference"]), OTHER_PROCESSORS]
     if "shared_machine" in results:
         parts += ["## A shared machine", shared(results["shared_machine"])]
+    if "growth" in results:
+        parts += ["## Growth of time and memory", growth(results["growth"])]
     parts += ["## Not run by `make bench`", "\n".join(apart(results))]
     return "\n\n".join(parts) + "\n"
 
@@ -142,6 +157,20 @@ def shared(result: Json) -> str:
                 f"{digits(row['peer'])} s | {row['ratio']:.2f} ({low:.2f} to {high:.2f}) | {row['cpu']:.2f} |"
             )
     return "\n".join([SHARED, "", *rows])
+
+
+def growth(result: Json) -> str:
+    """Return the curves as a table, with a point per cell."""
+    rows = ["| by the number of | points | exponent |", "|---|---|---|"]
+    for name, curve in result["curves"].items():
+        points = ", ".join(cell(int(size), point) for size, point in curve["points"].items())
+        rows.append(f"| {CURVES[name]} | {points} | {curve['exponent']:.2f} |")
+    return "\n".join([GROWTH, "", *rows])
+
+
+def cell(size: int, point: Json) -> str:
+    memory = f" and {point['mib']:.0f} MiB" if "mib" in point else ""
+    return f"{size:,}: {amount(point['seconds'], 's')}{memory}"
 
 
 def apart(results: Json) -> Iterator[str]:
