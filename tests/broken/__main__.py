@@ -14,6 +14,8 @@ from pathlib import Path
 from broken.kind import Bench, sample
 from broken.kinds import KINDS
 
+MOST_MEMORY = 16 << 30  # bytes of addresses; torch alone reserves several gigabytes that it does not use
+
 
 def main() -> None:
     """Print a line of JSON for every kind."""
@@ -23,6 +25,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="try only inputs whose name contains this text")
     arguments = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     for name in arguments.kinds or KINDS:
         with tempfile.TemporaryDirectory(prefix="lamella-broken-") as folder:
             os.environ["LAMELLA_CACHE"] = f"{folder}/cache"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +31,25 @@ def test_a_sample_of_each_kind(kind: str, tmp_path: Path) -> None:
             assert not fault, f"{damage.name}: {fault}"
             refused += outcome.code != 0
     assert refused or not bench.kind.refuses, "nothing was damaged"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_inputs_of_each_kind(kind: str) -> None:
+    """In a process of its own, with limited memory."""
+    done = subprocess.run(
+        [sys.executable, "-m", "broken", kind],
+        cwd=TESTS,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads(done.stdout)
+    assert not report["faults"]
+    assert report["memory_mib"] < 1500
+    assert report["longest_seconds"] < 60
 
 
 def test_the_corpus_is_large_and_has_no_name_twice(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""Try all broken inputs and the fuzzers, and keep the counts: python benchmarks/trust.py [KIND…] [--seconds N]
+
+Writes the sections `inputs` and `fuzzing` of results/trust.json, after every kind; other sections stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results" / "trust.json"
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=120, help="processor time of each fuzzer")
+    parser.add_argument("names", nargs="*", metavar="KIND", help="kinds of inputs, or fuzzing; default: all")
+    arguments = parser.parse_args()
+    from broken.kinds import KINDS
+
+    for name in arguments.names or [*KINDS, "fuzzing"]:
+        found = fuzz(arguments.seconds) if name == "fuzzing" else try_kind(name)
+        results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+        if name == "fuzzing":
+            results[name] = found
+        else:
+            kinds = {**results.get("inputs", {}).get("kinds", {}), name: found}
+            results["inputs"] = add_up({kind: kinds[kind] for kind in KINDS if kind in kinds})
+        RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+def try_kind(name: str) -> dict[str, Any]:
+    """Try the inputs of a kind in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "broken", name]
+    done = subprocess.run(command, cwd=ROOT / "tests", env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    report = json.loads(done.stdout)
+    for fault in report["faults"]:
+        print(f"{name}: {fault}", file=sys.stderr)
+    del report["kind"]
+    found = {**report, "faults": len(report["faults"])}
+    print(name, found, flush=True)
+    return found
+
+
+def add_up(kinds: dict[str, Any]) -> dict[str, Any]:
+    """Return the counts of all kinds, and those of each."""
+    outcomes: collections.Counter[str] = collections.Counter()
+    for kind in kinds.values():
+        outcomes.update(kind["outcomes"])
+    return {
+        "inputs": sum(kind["inputs"] for kind in kinds.values()),
+        "commands": outcomes.total(),
+        "outcomes": dict(sorted(outcomes.items())),
+        "tracebacks": outcomes["traceback"],
+        "faults": sum(kind["faults"] for kind in kinds.values()),
+        "largest_memory_mib": max(kind["memory_mib"] for kind in kinds.values()),
+        "longest_seconds": max(kind["longest_seconds"] for kind in kinds.values()),
+        "kinds": kinds,
+    }
+
+
+def fuzz(seconds: float) -> dict[str, Any]:
+    """Run each fuzzer for some seconds of processor time."""
+    from broken.fuzzing import FUZZERS
+
+    found = {}
+    for name, make in FUZZERS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["LAMELLA_CACHE"] = f"{folder}/cache"
+            fuzzer = make(Path(folder))
+            seeds = len(fuzzer.inputs)
+            fuzzer.fuzz(seconds)
+        for fault, data in fuzzer.faults.items():
+            print(f"{name}: {data[:2000]!r}\n{fault}", file=sys.stderr)
+        found[name] = {
+            "cpu_seconds": seconds,
+            "inputs": fuzzer.tried,
+            "kept": len(fuzzer.inputs) - seeds,
+            "lines_reached": len(fuzzer.lines),
+            "faults": len(fuzzer.faults),
+            "longest_seconds": round(fuzzer.longest, 2),
+        }
+        print(name, found[name], flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    main()
