@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import tomllib
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lamella.atomic import OLD, lock, new_file, remove_abandoned_workspace, replace_folder, workspace
-from lamella.errors import OutputError, RunError, UnreadableError, shorten
+from lamella.errors import OutputError, RunError, UnreadableError, shorten, truncate
 from lamella.text_encoding import decode_text
 
 DATA_SUFFIXES = (".json", ".jsonl", ".gz", ".safetensors", ".pt", ".onnx")  # of files in run and model folders
@@ -87,8 +88,8 @@ def write_bytes(path: Path, data: bytes | memoryview, *, private: bool = False) 
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically, as UTF-8."""
-    write_bytes(path, text.encode("utf-8"))
+    """Write a text file atomically, as UTF-8; half of a surrogate pair, which has no UTF-8 form, as an escape."""
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_json(path: Path, value: Mapping[str, Any] | list[Any]) -> None:
@@ -116,19 +117,29 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_json(path: Path, *, unique_keys: bool = False) -> Any:
-    """Read a JSON file; an error names the line and the column. `unique_keys` refuses an object with a repeated key."""
+def read_json(path: Path, *, unique_keys: bool = False, finite: bool = False) -> Any:
+    """Read a JSON file; an error names the line and the column.
+
+    `unique_keys` refuses an object with a repeated key, `finite` NaN and numbers that are too large for a float.
+    """
     text = read_text(path)
     if not text.strip():
         raise UnreadableError(f"{path}: the file is empty.")
     try:
-        return json.loads(text, object_pairs_hook=_unique if unique_keys else None)
+        return json.loads(
+            text,
+            object_pairs_hook=_unique if unique_keys else None,
+            parse_float=_finite if finite else None,
+            parse_constant=_finite if finite else None,
+        )
     except _RepeatedKeyError as error:
         raise UnreadableError(
             f"{path}: expected every key once, got {shorten(error.key)} more than once; remove all but one."
         ) from None
     except json.JSONDecodeError as error:
         raise UnreadableError(f"{path}:{error.lineno}:{error.colno}: broken JSON: {error.msg}.") from None
+    except _NotFiniteError as error:
+        raise UnreadableError(f"{path}: expected finite numbers, got {truncate(error.text)}.") from None
     except (RecursionError, ValueError):
         raise UnreadableError(f"{path}: JSON nested too deeply, or a number with too many digits.") from None
 
@@ -156,6 +167,18 @@ def read_text(path: Path) -> str:
 class _RepeatedKeyError(Exception):
     def __init__(self, key: str) -> None:
         self.key = key
+
+
+class _NotFiniteError(Exception):
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise _NotFiniteError(text)
+    return number
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lamella import runs
 from lamella.data.examples import Example
-from lamella.errors import LamellaError, RunError, UnreadableError, UsageError, counted
+from lamella.errors import LamellaError, RunError, UnreadableError, UsageError, counted, shorten
 from lamella.files import read_json
 from lamella.garbage import paused_garbage_collection
 from lamella.inference.questions import read_questions
@@ -42,6 +42,12 @@ TASK_SCORES = {
 DEFAULT_METRICS = {SPAN: "f1", ANSWERABILITY: "answerability_f1"}  # of runs whose `training.metric` was stored as null
 SEED_OPTIONS = (("learner", "seed"), ("training", "order_seed"))  # runs that differ only here are one reader
 BASE_OPTIONS = (("encoder", "name"), ("learner", "start"))  # may name a model of another run
+OPTION_TYPES: dict[tuple[str, str], tuple[type, ...]] = {  # of the options that runs are grouped by
+    ("learner", "seed"): (int,),
+    ("training", "order_seed"): (int, type(None)),
+    ("learner", "fraction"): (float, int),
+    ("training", "metric"): (str, type(None)),
+}
 _SEED_WORD = re.compile(r"[-_.](?:order_)?seed[-_=]?\d+(?=@|$)")
 
 
@@ -254,7 +260,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object; return an empty one if there is no such file."""
     if not path.is_file():
         return {}
-    content = read_json(path)
+    content = read_json(path, finite=True)
     if not isinstance(content, dict):
         raise UnreadableError(f"{path}: expected one JSON object, got {type(content).__name__}; the file is damaged.")
     return content
@@ -323,6 +329,11 @@ def _read_record(path: Path, name: str) -> RunRecord:
     config.pop("plugins", None)  # the only key that is no section
     if not all(isinstance(section, dict) for section in config.values()):
         raise UnreadableError(f"{path / runs.CONFIG}: expected the options of a run, by section; the file is damaged.")
+    for (section, option), kinds in OPTION_TYPES.items():
+        value = config.get(section, {}).get(option, kinds[0]())
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            where = f"{path / runs.CONFIG}: {section}.{option}"
+            raise UnreadableError(f"{where}: expected {kinds[0].__name__}, got {shorten(value)}; the file is damaged.")
     state = str(runs.run_state(path))
     return RunRecord(name, path, state, _with_metric(config), scores, cost, recorded_data_files(path))
 
