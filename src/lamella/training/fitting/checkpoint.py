@@ -74,8 +74,15 @@ def save_checkpoint(
     try:
         with new_file(path) as file:
             torch.save(content, file)
-    except (OSError, RuntimeError) as error:  # torch raises a RuntimeError on a full disk
-        raise RunError(f"{path}: the checkpoint cannot be written ({error}); is the disk full?") from None
+    except (OSError, RuntimeError) as error:
+        raise RunError(f"{path}: the checkpoint cannot be written ({_reason(error)}).") from None
+
+
+def _reason(error: BaseException | None) -> str:
+    """Return the error of the system behind an error: on a full disk, torch raises a RuntimeError about positions."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return (error and error.strerror) or "is the disk full?"
 
 
 def load_checkpoint(
