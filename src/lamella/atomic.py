@@ -63,7 +63,7 @@ def new_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """
     _remove_abandoned(path)
     with contextlib.ExitStack() as locks:
-        name = _claim(path, partial(Path.touch, mode=0o600 if private else 0o666, exist_ok=False), locks)
+        name = _claim(path, partial(_make_file, mode=0o600 if private else 0o666), locks)
         try:
             with open(name, "wb") as file:
                 yield file
@@ -164,6 +164,10 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _make_file(path: Path, *, mode: int) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
 
 
 def _claim(path: Path, make: Callable[[Path], None], locks: contextlib.ExitStack) -> Path:

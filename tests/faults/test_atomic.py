@@ -114,15 +114,15 @@ def test_a_name_that_another_process_took_for_abandoned_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may look between the moment a file is made and the moment it is locked."""
-    touch, made = Path.touch, []
+    make_file, made = atomic._make_file, []
 
-    def touch_and_lose(path: Path, mode: int, exist_ok: bool) -> None:
-        touch(path, mode, exist_ok)
+    def make_and_lose(path: Path, *, mode: int) -> None:
+        make_file(path, mode=mode)
         made.append(path)
         if len(made) == 1:
             path.unlink()
 
-    monkeypatch.setattr(Path, "touch", touch_and_lose)
+    monkeypatch.setattr(atomic, "_make_file", make_and_lose)
     write_text(tmp_path / "file.txt", "text")
     assert len(made) == 2
     assert names(tmp_path) == ["file.txt"]

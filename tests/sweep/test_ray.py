@@ -180,7 +180,9 @@ def test_a_run_whose_worker_is_killed_resumes_with_the_same_result(tmp_path: Pat
     assert outcome(out / "slow") == outcome(tmp_path / "whole" / "slow")
 
 
-def test_a_run_whose_worker_dies_too_often_fails(tmp_path: Path, encoder: Path) -> None:
+def test_a_run_whose_worker_dies_too_often_fails_and_resumes_when_the_sweep_is_repeated(
+    tmp_path: Path, encoder: Path
+) -> None:
     file = write(tmp_path / "doomed.toml", f'name = "{encoder}"', steps=60)
     out = tmp_path / "out"
     killed: list[int] = []
@@ -191,6 +193,12 @@ def test_a_run_whose_worker_dies_too_often_fails(tmp_path: Path, encoder: Path) 
     assert killed
     assert ended.state == "failed"
     assert "its worker was lost 1 time (" in str(ended.error)
+    left = out / f".sweep-{'0' * 32}"  # of a sweep that was killed itself
+    left.touch()
+    (ended,) = run_on_ray(read_sweep([file], out), out, log=quiet)
+    assert ended.state == "finished"
+    assert "resumed" in read_json(out / "doomed" / runs.RUN)
+    assert not left.exists()
 
 
 def test_more_resources_than_a_machine_has_are_an_error_before_anything_is_written(files: Path, tmp_path: Path) -> None:
