@@ -24,6 +24,7 @@ from lamella.heads.head import Head
 from lamella.models.head_group import HeadGroup
 from lamella.models.loading import load_model
 from lamella.models.names import find_model
+from lamella.models.recorded import RecordedPasses
 from lamella.models.tensor_bank import TensorBank
 from lamella.models.torch_encoders import TorchEncoders, TorchReader
 from lamella.models.window_engine import join_logits
@@ -207,9 +208,31 @@ def test_a_gpu_mixes_readers_in_half_precision(family: str, tmp_path: Path) -> N
     encoders = TorchEncoders("cuda", "bf16")
     readers = [open_reader(encoders, folder) for folder in folders]
     assert encoders.patience > 0
-    for mixed, folder in zip(mix(readers), folders, strict=True):
-        right = expected(folder)
-        assert 0 < np.abs(mixed - right).max() < 0.1 * np.abs(right).max()
+    for _ in range(4):  # without a graph, recorded, and replayed twice
+        for mixed, folder in zip(mix(readers), folders, strict=True):
+            right = expected(folder)
+            assert 0 < np.abs(mixed - right).max() < 0.1 * np.abs(right).max()
+    passes = readers[0].encoder.passes
+    assert passes.problem is None
+    assert len(passes) > 0
+
+
+def test_recorded_passes_of_mixed_readers_equal_plain_ones(trained: list[Path]) -> None:
+    plain, recorded = TorchEncoders("cpu"), TorchEncoders("cpu")
+    right, readers = ([open_reader(encoders, folder) for folder in trained] for encoders in (plain, recorded))
+    passes = readers[0].encoder.passes = RecordedPasses(torch.device("cpu"), capture=lambda body: body)
+    for order in ([0, 1, 2], [2, 0, 1], [1, 1, 0], [0, 0, 0], [2, 2, 2], [0, 1, 2]):
+        padded = windows_of(right[0])
+        rows, expected_rows = ([of[number].rows(padded)[0] for number in order] for of in (readers, right))
+        for output, other in zip(recorded.run(rows), plain.run(expected_rows), strict=True):
+            np.testing.assert_array_equal(output, other)
+    assert len(passes) > 0
+    open_reader(recorded, trained[0])
+    extra = [open_reader(recorded, folder) for folder in trained * 4]  # the bank is built anew
+    rows, expected_rows = ([of[0].rows(padded)[0], of[1].rows(padded)[0]] for of in (extra, right))
+    for output, other in zip(recorded.run(rows), plain.run(expected_rows), strict=True):
+        np.testing.assert_array_equal(output, other)
+    assert len(passes) == 0, "graphs of the old bank are dropped"
 
 
 def test_a_batch_is_cut_at_the_budget_of_tokens(trained: list[Path]) -> None:
@@ -256,9 +279,12 @@ def assert_together(group: HeadGroup, *, together: bool) -> None:
     mask = torch.arange(20) < torch.tensor([20, 12, 15])[:, None]
     hidden = HiddenStates(layers, mask, mask & (torch.arange(20) > 5), None, group.head.layers)
     with torch.inference_mode():
-        mixed = group.logits(hidden, [first, second, first])
+        mixed = group.logits(hidden, group.bank.gather([first, second, first]))
         assert group._together == together
-        alone = [group.logits(hidden[n : n + 1], [place]) for n, place in enumerate((first, second, first))]
+        alone = [
+            group.logits(hidden[n : n + 1], group.bank.gather([place]))
+            for n, place in enumerate((first, second, first))
+        ]
     torch.testing.assert_close(mixed, torch.cat(alone, dim=1), atol=1e-5, rtol=1e-5)
 
 

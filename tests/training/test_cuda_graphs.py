@@ -114,7 +114,7 @@ class FakeCuda:
         """Where there is a GPU, `torch.manual_seed` seeds its generators too."""
 
     @contextmanager
-    def graph(self, graph: Any, pool: Any) -> Iterator[None]:
+    def graph(self, graph: Any, pool: Any, capture_error_mode: str) -> Iterator[None]:
         self.stream = self.inside
         try:
             yield
@@ -194,7 +194,7 @@ def test_which_learners_capture_graphs_on_a_gpu(
     model = tiny_model(encoder={"tuning": {"name": tuning}})
     model.precision, random_stream = precision, RandomStream(model.device)
     monkeypatch.setattr(ReaderModel, "device", property(lambda self: torch.device("cuda")))
-    monkeypatch.setattr(cuda_graphs, "_make_capture", lambda: lambda body: body)
+    monkeypatch.setattr(cuda_graphs, "make_capture", lambda: lambda body: body)
     learner = make_learner(
         model, LearnerOptions(**options), 30, random_stream=random_stream, single_process=single_process
     )

@@ -5,7 +5,8 @@ Nothing here needs torch: the model may run on onnxruntime.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +21,7 @@ from lamella.errors import RunError, counted
 from lamella.inference.decode import WindowSpans, decode, decode_answerability
 from lamella.inference.doubts import Doubts
 from lamella.inference.prediction import Prediction
-from lamella.inference.protocols import AnswerSource, LogitsSink, QAModel
+from lamella.inference.protocols import AnswerSource, BeginsLogits, LogitsSink, QAModel
 from lamella.inference.question_ids import check_unique_ids
 from lamella.inference.window_merger import WindowMerger
 from lamella.overlap import read_ahead, run_behind
@@ -74,12 +75,35 @@ def predict(
 def iterate_batches(
     model: QAModel, features: Features, batch_size: int, clock: Stopwatch | None = None
 ) -> Iterator[tuple[Padded, NDArray[np.float32]]]:
-    """Yield batches of windows of similar length, with their logits."""
+    """Yield batches of windows of similar length, with their logits.
+
+    A model on a GPU computes a batch while the next one is padded, and the logits of the one before are used.
+    """
+    clock = clock or Stopwatch()
+    most_waiting = 1 if isinstance(model, BeginsLogits) else 0
+    waiting: deque[tuple[Padded, Callable[[], NDArray[np.float32]]]] = deque()
+
+    def finish() -> tuple[Padded, NDArray[np.float32]]:
+        padded, wait = waiting.popleft()
+        with explain_out_of_memory(padded), clock:
+            return padded, wait()
+
     for indices in longest_first(features.lengths, batch_size):
         padded = pad(features, indices)
-        with explain_out_of_memory(padded), clock or Stopwatch():
-            logits = model.logits(padded)
-        yield padded, logits
+        with explain_out_of_memory(padded), clock:
+            waiting.append((padded, _begin_logits(model, padded)))
+        if len(waiting) > most_waiting:
+            yield finish()
+    while waiting:
+        yield finish()
+
+
+def _begin_logits(model: QAModel, padded: Padded) -> Callable[[], NDArray[np.float32]]:
+    """Begin to compute logits, where the model does so beside this thread; return a function that waits for them."""
+    if isinstance(model, BeginsLogits):
+        return model.begin_logits(padded)
+    logits = model.logits(padded)
+    return lambda: logits
 
 
 def decode_batch(

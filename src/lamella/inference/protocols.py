@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,14 @@ class QAModel(AnswerSource, Protocol):
 
         The next call must not change the array: it is decoded while that runs.
         """
+
+
+@runtime_checkable
+class BeginsLogits(Protocol):
+    """A model that may compute logits beside the thread that asked for them, as a GPU does."""
+
+    def begin_logits(self, padded: Padded) -> Callable[[], NDArray[np.float32]]:
+        """Begin to compute the logits of some windows; return a function that waits for them."""
 
 
 class LogitsSink(Protocol):

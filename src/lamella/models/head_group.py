@@ -27,11 +27,11 @@ class HeadGroup:
         check_tensors(self._expected, tensors, where)
         return self.bank.add({name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()})
 
-    def logits(self, hidden: HiddenStates, places: Sequence[Place]) -> Tensor:
-        """Return the logits of windows, each with the head at its place, [O, B, T]."""
-        tensors = self.bank.gather(places)
+    def logits(self, hidden: HiddenStates, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the logits of windows, [O, B, T], with the tensors of the head of each, [B, …], or of one for all."""
+        heads = len(next(iter(tensors.values()), hidden.mask[:1]))
         with torch.autocast(hidden.mask.device.type, enabled=False):
-            if len(set(places)) == 1:
+            if heads == 1:
                 return self._run(tensors, 0, hidden)
             if self._together:
                 try:
@@ -42,7 +42,7 @@ class HeadGroup:
                     raise
                 except RuntimeError:  # a mixer of a plugin may do what vmap cannot, such as read a value back
                     self._together = False
-            numbers = range(len(places))
+            numbers = range(heads)
             return torch.cat([self._run(tensors, number, hidden[number : number + 1]) for number in numbers], dim=1)
 
     def _run(self, tensors: Mapping[str, Tensor], number: int, hidden: HiddenStates) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,6 +33,7 @@ from lamella.models.card import Contents, LayerWeightTable, model_card
 from lamella.models.facts import Facts
 from lamella.models.names import find_model
 from lamella.models.peft_tensors import read_model_tensors
+from lamella.models.recorded import RecordedPasses, encoder_inputs, enlarge_inputs
 from lamella.models.saved import SavedModel, check_weights, complete_head, read_saved, write_measured, write_saved
 from lamella.runs import MODEL, describe_run_without_model
 
@@ -69,6 +70,7 @@ class ReaderModel(nn.Module):
         self.plugins = self._plugins(config.plugins)  # the modules of other packages that it needs to be loaded
         self.precision = "fp32"
         self.inference_only = False  # True if the trained tensors were merged or rounded and cannot be saved
+        self._passes: RecordedPasses | None = None  # on a GPU
         self.facts = Facts()
         self.windows: WindowOptions = config.windows
         self.decoding: DecodingOptions = config.decoding
@@ -214,12 +216,28 @@ class ReaderModel(nn.Module):
             logits: Tensor = self.head(hidden.only(self.head.layers))
         return logits  # [O, B, T]
 
-    @torch.inference_mode()
     def logits(self, padded: Padded) -> NDArray[np.float32]:
-        """Return the logits of a padded batch as an array; the model must be in eval mode."""
+        """Return the logits of a padded batch as an array [O, B, T]; the model must be in eval mode."""
+        return self.begin_logits(padded)()
+
+    @torch.inference_mode()
+    def begin_logits(self, padded: Padded) -> Callable[[], NDArray[np.float32]]:
+        """Begin to compute the logits of a padded batch; return a function that waits for them.
+
+        Between the two, a GPU computes, and the caller can prepare the next batch.
+        """
         check_window_length(padded.mask.shape[1], self.positions)
-        logits: NDArray[np.float32] = self(Batch.of(padded).to(self.device)).float().cpu().numpy()
-        return logits  # [O, B, T]
+        device = self.device
+        if device.type != "cuda":
+            logits: NDArray[np.float32] = self(Batch.of(padded).to(device)).float().cpu().numpy()
+            return lambda: logits
+        if self._passes is None:
+            self._passes = RecordedPasses(device)
+        rows, width = padded.mask.shape
+        inputs = enlarge_inputs(encoder_inputs(padded), self.positions, self.tokenizer.pad_token_id or 0)
+        tensors = (self.precision, *(tensor.data_ptr() for tensor in (*self.parameters(), *self.buffers())))
+        pending = self._passes.begin(lambda own: self(Batch.of_inputs(own)), inputs, tensors=tensors)
+        return lambda: pending.get()[:, :rows, :width]
 
     def _check_savable(self) -> None:
         if self.inference_only:

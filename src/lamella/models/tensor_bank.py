@@ -57,7 +57,7 @@ class _Layout:
         return slots[:, begin : begin + math.prod(shape)].view(-1, *shape)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Values:
     """The tensors of all readers with one layout."""
 
@@ -65,6 +65,20 @@ class _Values:
     defaults: Tensor  # [size], on the CPU
     slots: Tensor  # [N, size], on the device
     taken: WeakKeyDictionary[Place, int] = field(default_factory=WeakKeyDictionary)
+
+
+@dataclass(frozen=True)
+class ChosenSlots:
+    """The slots of some readers in a bank, which may be built again meanwhile."""
+
+    values: _Values
+    slots: list[int]
+    names: tuple[str, ...]  # of the tensors that any of them has
+
+    def gather(self, slots: Tensor) -> dict[str, Tensor]:
+        """Return these tensors of the readers in some slots, [N, …]."""
+        rows = self.values.slots.index_select(0, slots)
+        return {name: self.values.layout.view(rows, name) for name in self.names}
 
 
 class TensorBank:
@@ -112,16 +126,19 @@ class TensorBank:
             self._values = values
         return place
 
-    def gather(self, places: Sequence[Place]) -> dict[str, Tensor]:
-        """Return the tensors of readers that any of them has, one row for each: [B, …], or [1, …] if all are one."""
+    def choose(self, places: Sequence[Place]) -> ChosenSlots:
+        """Return where the tensors of readers are now, one row for each, or one in all if they are one reader."""
         values = self._values
         slots = [values.taken[place] for place in places]
         if len(set(slots)) == 1:
-            rows = values.slots[slots[0]][None]
-        else:
-            rows = values.slots.index_select(0, send(torch.tensor(slots), self.device))
-        names = dict.fromkeys(name for place in dict.fromkeys(places) for name in place.shapes)
-        return {name: values.layout.view(rows, name) for name in names}
+            slots = slots[:1]
+        names = tuple(dict.fromkeys(name for place in dict.fromkeys(places) for name in place.shapes))
+        return ChosenSlots(values, slots, names)
+
+    def gather(self, places: Sequence[Place]) -> dict[str, Tensor]:
+        """Return the tensors of readers that any of them has, one row for each: [B, …], or [1, …] if all are one."""
+        chosen = self.choose(places)
+        return chosen.gather(send(torch.tensor(chosen.slots), self.device))
 
     def _has_wrong_size(self, values: _Values, added: Place) -> bool:
         """Return whether a bank has no free slot, or takes much more memory than the readers that are left need."""

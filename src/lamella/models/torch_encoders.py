@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from lamella.data.windows.batches import Batch, send
+from lamella.data.windows.batches import Batch
 from lamella.data.windows.padding import check_window_length
 from lamella.encoder.device import HALF_TYPES, choose_precision, find_device
+from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.row_modules import use_row_changes
 from lamella.encoder.sources import (
     MODEL_CONFIG,
@@ -39,9 +42,10 @@ from lamella.heads.head import Head
 from lamella.models.base_encoder import load_base, reported_as_damage
 from lamella.models.graph_model import find_original
 from lamella.models.head_group import HeadGroup
+from lamella.models.recorded import Inputs, RecordedPasses, encoder_inputs, enlarge_inputs
 from lamella.models.row_delta import RowDelta, without_values
 from lamella.models.saved import SavedModel, check_weights, read_saved
-from lamella.models.tensor_bank import TensorBank
+from lamella.models.tensor_bank import ChosenSlots, TensorBank
 from lamella.models.tokenizer_file import TOKENIZER, Tokenizers
 from lamella.models.window_engine import GPU_PATIENCE, Row, SharingModel, pad_rows
 from lamella.user_cache import remembered_sha256
@@ -73,7 +77,8 @@ class TorchEncoder:
         self.bank = TensorBank(device, dtype, partial(_default, model, self._own))
         self._deltas: dict[str, RowDelta] = {}
         self._heads: WeakValueDictionary[str, HeadGroup] = WeakValueDictionary()
-        self._lock, self._running = threading.Lock(), threading.Lock()
+        self.passes = RecordedPasses(device)  # which runs one at a time
+        self._lock = threading.Lock()
 
     def delta(self, tuning: dict[str, Any]) -> RowDelta:
         """Return what reads the changes of readers with this tuning."""
@@ -93,7 +98,7 @@ class TorchEncoder:
                 group = self._heads[key] = HeadGroup(head, self.device)
             return group
 
-    def read(self, folder: Path, saved: SavedModel) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def read(self, folder: Path, saved: SavedModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Read what a reader changes in the encoder, and the tensors of its head."""
         path = folder / MODEL_WEIGHTS
         tensors = read_tensors(path)
@@ -111,29 +116,74 @@ class TorchEncoder:
         longest = max(reader.windows.max_seq_length for reader in readers)
         padded = pad_rows(rows, self.pad_id or 0, longest)
         check_window_length(padded.mask.shape[1], self.encoder.longest_window)
-        batch = Batch.of(padded).to(self.device)
+        inputs = encoder_inputs(padded)
+        if self.device.type == "cuda":
+            inputs = enlarge_inputs(inputs, self.encoder.longest_window, self.pad_id or 0)
+            readers += readers[:1] * (len(inputs["mask"]) - len(readers))  # rows of padding are copies of the first
+        mixed = _MixedPass.of(self, readers)
+        inputs |= {name: torch.tensor(numbers) for name, numbers in mixed.numbers().items()}
+        logits = self.passes.begin(mixed.logits, inputs, key=mixed.key, tensors=mixed.changes.values).get()
+        widths = (len(row.input_ids) if row.delta.gives_text else 1 for row in rows)
+        return [logits[:, number, :width] for number, width in enumerate(widths)]
+
+    def hidden_layers(self, batch: Batch, layers: Sequence[int], changes: Mapping[str, Tensor]) -> HiddenStates:
+        """Run the encoder with the changes of each row, by path and kind."""
+        by_path: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in changes.items():
+            path, _, kind = name.rpartition(":")
+            by_path.setdefault(path, {})[kind] = tensor
+        self._changes.current = by_path
+        try:
+            hidden: HiddenStates = self.encoder(batch, layers)
+            return hidden
+        finally:
+            self._changes.current = {}
+
+
+@dataclass(frozen=True)
+class _MixedPass:
+    """A pass over windows of several readers: where the tensors of each are."""
+
+    encoder: TorchEncoder
+    changes: ChosenSlots
+    heads: dict[HeadGroup, tuple[ChosenSlots, list[int]]]  # and the windows that each group of heads has
+
+    @classmethod
+    def of(cls, encoder: TorchEncoder, readers: Sequence[TorchReader]) -> _MixedPass:
         groups: dict[HeadGroup, list[int]] = {}
         for number, reader in enumerate(readers):
             groups.setdefault(reader.head, []).append(number)
-        layers = sorted({layer for group in groups for layer in group.head.layers})
-        with self._running:
-            changes: dict[str, dict[str, torch.Tensor]] = {}
-            for name, tensor in self.bank.gather([reader.place for reader in readers]).items():
-                path, _, kind = name.rpartition(":")
-                changes.setdefault(path, {})[kind] = tensor
-            self._changes.current = changes
-            try:
-                hidden = self.encoder(batch, layers)
-            finally:
-                self._changes.current = {}
-        logits: list[NDArray[np.float32]] = [np.empty((2, 0), np.float32)] * len(rows)
-        for group, numbers in groups.items():
-            own = hidden.only(group.head.layers)
-            if len(groups) > 1:
-                own = own[send(torch.tensor(numbers), self.device)]
-            output = group.logits(own, [readers[number].head_place for number in numbers]).cpu().numpy()
-            for place, number in enumerate(numbers):
-                logits[number] = output[:, place, : len(rows[number].input_ids)]
+        heads = {
+            group: (group.bank.choose([readers[number].head_place for number in own]), own)
+            for group, own in groups.items()
+        }
+        return cls(encoder, encoder.bank.choose([reader.place for reader in readers]), heads)
+
+    @property
+    def key(self) -> Hashable:
+        """What decides, besides the shapes of its inputs, which operations this pass has."""
+        heads = tuple((group, slots.values, slots.names) for group, (slots, _) in self.heads.items())
+        return self.changes.names, heads
+
+    def numbers(self) -> dict[str, list[int]]:
+        """Return its inputs besides the windows: the slot of each reader, and the windows of each group of heads."""
+        numbers = {"slots": self.changes.slots}
+        for place, (slots, windows) in enumerate(self.heads.values()):
+            numbers |= {f"slots {place}": slots.slots, f"windows {place}": windows}
+        return numbers
+
+    def logits(self, inputs: Inputs) -> Tensor:
+        """Return the logits [2, B, T]; of a head that reads only [CLS], only the first position counts."""
+        batch = Batch.of_inputs(inputs)
+        layers = sorted({layer for group in self.heads for layer in group.head.layers})
+        hidden = self.encoder.hidden_layers(batch, layers, self.changes.gather(inputs["slots"]))
+        logits = torch.zeros(2, *batch.mask.shape, device=batch.mask.device)
+        for place, (group, (slots, _)) in enumerate(self.heads.items()):
+            own, windows = hidden.only(group.head.layers), inputs[f"windows {place}"]
+            if len(self.heads) > 1:
+                own = own[windows]
+            output = group.logits(own, slots.gather(inputs[f"slots {place}"]))
+            logits[:, :, : output.shape[2]].index_copy_(1, windows, output)
         return logits
 
 
@@ -258,7 +308,7 @@ class TorchEncoders:
             return encoder
 
 
-def _default(model: torch.nn.Module, own: dict[str, torch.Tensor], name: str) -> torch.Tensor | float:
+def _default(model: torch.nn.Module, own: dict[str, Tensor], name: str) -> Tensor | float:
     """Return what changes nothing: own values, factors of 1, and 0 for what is added."""
     path, _, kind = name.rpartition(":")
     if kind in ("weight", "bias") and not isinstance(model.get_submodule(path), torch.nn.Linear):
@@ -266,5 +316,5 @@ def _default(model: torch.nn.Module, own: dict[str, torch.Tensor], name: str) ->
     return 1.0 if kind in FACTORS else 0.0
 
 
-def _under(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

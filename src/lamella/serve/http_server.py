@@ -56,7 +56,8 @@ def bind(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError):
         raise UsageError(f"{where}: expected a host name or an IP address of this machine.") from None
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    # With its protocol: asyncio turns off the delay of small packets only for sockets that name TCP.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if os.name == "posix":  # a port of a server that has just ended is free
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -8,7 +8,7 @@ run can resume in the middle of an epoch, and two runs with the same seed see th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from lamella.data.windows.features import Features
 from lamella.data.windows.padding import PAD_TO_MULTIPLE_OF, Indices, Padded, pad
 
 Count = float | Tensor  # a tensor of shape [] in a recorded step: see training/fitting/cuda_graphs.py
+ENCODER_INPUTS = ("input_ids", "mask", "token_types", "is_context")
 BUCKET_BATCHES = 32  # batches sorted by length together: more means less padding, but less mixing of the data
 
 
@@ -53,6 +54,13 @@ class Batch:
         names = [field.name for field in fields(cls) if field.name != "windows"]
         tensors: dict[str, Any] = {name: torch.from_numpy(getattr(padded, name)) for name in names}
         return cls(**tensors, windows=padded.windows)
+
+    @classmethod
+    def of_inputs(cls, inputs: Mapping[str, Tensor]) -> Batch:
+        """Make a batch of the inputs of an encoder; its labels are not known."""
+        unknown = torch.zeros(len(inputs["mask"]), dtype=torch.long, device=inputs["mask"].device)
+        named: dict[str, Any] = {name: inputs[name] for name in ENCODER_INPUTS}
+        return cls(**named, start=unknown, end=unknown, windows=np.arange(len(unknown)))
 
     @property
     def has_answer(self) -> Tensor:

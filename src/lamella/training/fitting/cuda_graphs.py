@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from lamella.data.windows.batches import Batch, Totals
+from lamella.encoder.capture import Capture, make_capture
 from lamella.errors import one_line
-from lamella.garbage import paused_garbage_collection
 
 Terms = dict[str, Tensor]
 Backward = Callable[[Batch, Tensor | None, Totals], Terms]
-Capture = Callable[[Callable[[], Terms]], Callable[[], Terms]]
 
 PAD_TO_MULTIPLE_OF = 16  # every width is captured once: up to 384 tokens there are 24, for 5 % of padding
 
@@ -35,8 +34,8 @@ class GraphedBackward:
     Gradients must keep their tensors between steps: they are set to zero, not removed.
     """
 
-    def __init__(self, backward: Backward, capture: Capture | None = None) -> None:
-        self.backward, self.capture = backward, capture or _make_capture()
+    def __init__(self, backward: Backward, capture: Capture[Terms] | None = None) -> None:
+        self.backward, self.capture = backward, capture or make_capture()
         self.problem: str | None = None  # why nothing can be captured; every step is then computed without a graph
         self.seen: set[tuple[Any, ...]] = set()
         self.graphs: dict[tuple[Any, ...], _CapturedGraph] = {}
@@ -62,7 +61,7 @@ class GraphedBackward:
 class _CapturedGraph:
     """The graph of one shape, with the tensors that it reads."""
 
-    def __init__(self, backward: Backward, capture: Capture, batch: Batch, stored_logits: Tensor | None) -> None:
+    def __init__(self, backward: Backward, capture: Capture[Terms], batch: Batch, stored_logits: Tensor | None) -> None:
         self.inputs = {name: tensor.clone() for name, tensor in _tensors(batch).items()}
         self.stored_logits = None if stored_logits is None else stored_logits.clone()
         self.counts = torch.ones(3, device=batch.input_ids.device)
@@ -82,46 +81,3 @@ class _CapturedGraph:
 
 def _tensors(batch: Batch) -> dict[str, Tensor]:
     return {field.name: value for field in fields(batch) if isinstance(value := getattr(batch, field.name), Tensor)}
-
-
-def _make_capture() -> Capture:
-    """Return a function that captures graphs into one memory pool.
-
-    Graphs can share a pool because no two run at once, and the outputs of one are read before the next one runs. A
-    graph of an earlier learner must not be garbage-collected while another is captured: freeing it is a command to the
-    GPU, and would be captured too.
-    """
-    pool = torch.cuda.graph_pool_handle()
-    gc.collect()
-
-    def capture(body: Callable[[], Terms]) -> Callable[[], Terms]:
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        try:
-            with paused_garbage_collection(), torch.cuda.graph(graph, pool=pool):
-                terms = body()
-        except RuntimeError:
-            if torch.cuda.current_stream() != stream:
-                _clean_up_failed_capture(stream, pool)
-            raise
-
-        def replay() -> Terms:
-            graph.replay()
-            return terms
-
-        return replay
-
-    return capture
-
-
-def _clean_up_failed_capture(stream: torch.cuda.Stream, pool: Any) -> None:
-    """Do what PyTorch leaves undone when a value read back breaks a capture: it raises before it cleans up.
-
-    The captured stream is still the current one, the pool still counts as being captured to, and the random generator
-    waits for the end of the capture: every draw would raise. A copy of its state gives the same numbers, and waits for
-    nothing.
-    """
-    torch.cuda.set_stream(stream)
-    generator = torch.cuda.default_generators[stream.device_index]
-    generator.graphsafe_set_state(generator.clone_state())
-    torch._C._cuda_endAllocateToPool(stream.device_index, pool)
-    torch._C._cuda_releasePool(stream.device_index, pool)
