@@ -139,3 +139,9 @@ def test_too_many_connections_are_refused_as_json(protocol: str) -> None:
         assert (await read_response(reader))[0] == 200
 
     with_server(protocol, test, most=2, seconds=1.5)
+
+
+def test_small_packets_are_sent_at_once() -> None:
+    # asyncio sets TCP_NODELAY only on sockets that name TCP; without it, an answer may wait 40 ms for the client.
+    with bind("127.0.0.1", 0) as listening:
+        assert listening.proto == socket.IPPROTO_TCP

@@ -74,14 +74,14 @@ def serve(
         int | None, typer.Option("--threads", min=1, help="Cores to use on a CPU; default: all of them.")
     ] = None,
     memory: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--memory",
             min=1,
             help="MiB for the tensors of readers that share an encoder; the least recently used are read again when "
-            "they are asked.",
+            "they are asked. Default: 48 on a CPU, 1,024 on a GPU.",
         ),
-    ] = 48,
+    ] = None,
     loaded: Annotated[
         int, typer.Option("--loaded", min=1, help="Encoders kept in memory, each shared by readers or of one alone.")
     ] = 8,
@@ -114,7 +114,7 @@ def serve(
         device=device,
         precision=precision,
         threads=threads,
-        memory=memory * MEBIBYTE,
+        memory=None if memory is None else memory * MEBIBYTE,
         most_loaded=loaded,
         queue=queue,
         timeout=timeout,

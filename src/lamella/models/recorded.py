@@ -75,7 +75,8 @@ class RecordedPasses:
     """
 
     def __init__(self, device: torch.device, capture: Capture[Tensor] | None = None) -> None:
-        self.device, self._capture = device, capture
+        self.device, self._given = device, capture
+        self._capture = capture  # made with the first graph
         self._records = device.type == "cuda" or capture is not None
         self.problem: str | None = None  # why nothing can be recorded
         self._seen: set[Hashable] = set()
@@ -137,6 +138,7 @@ class RecordedPasses:
         if self._graphs:
             self._graphs.clear()
             gc.collect()
+        self._capture = self._given  # the memory pool of the graphs is gone with the last of them
         self._seen.clear()
 
 

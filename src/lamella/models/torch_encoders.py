@@ -47,7 +47,7 @@ from lamella.models.row_delta import RowDelta, without_values
 from lamella.models.saved import SavedModel, check_weights, read_saved
 from lamella.models.tensor_bank import ChosenSlots, TensorBank
 from lamella.models.tokenizer_file import TOKENIZER, Tokenizers
-from lamella.models.window_engine import GPU_PATIENCE, Row, SharingModel, pad_rows
+from lamella.models.window_engine import CPU_MEMORY, GPU_MEMORY, GPU_PATIENCE, Row, SharingModel, pad_rows
 from lamella.user_cache import remembered_sha256
 
 ENCODER, HEAD = "encoder.model.", "head."
@@ -240,6 +240,11 @@ class TorchEncoders:
     def patience(self) -> float:
         """Seconds worth waiting for more windows."""
         return 0.0 if self.device.type == "cpu" else GPU_PATIENCE
+
+    @property
+    def usual_memory(self) -> int:
+        """Bytes for the tensors of readers, unless the user sets them."""
+        return CPU_MEMORY if self.device.type == "cpu" else GPU_MEMORY
 
     def overlap(self, windows: int) -> int:
         """Return 0: a batch runs as a whole."""

@@ -17,6 +17,7 @@ from lamella.data.windows.padding import PAD_TO_MULTIPLE_OF, Padded
 from lamella.models.onnx_sessions import Cores
 
 GPU_PATIENCE = 0.003  # seconds
+CPU_MEMORY, GPU_MEMORY = 48 << 20, 1 << 30  # usual bytes for the tensors of readers on shared encoders
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,7 +47,7 @@ class RayOptions(BaseModel):
     folder: Path | None = None  # at the same path on every machine
     keys: Path | None = None  # file with keys; default: LAMELLA_API_KEYS of the process that deploys
     precision: Precision = "auto"
-    memory: Annotated[int, Field(ge=1)] = 48  # MiB per replica for the tensors of readers that share an encoder
+    memory: Annotated[int | None, Field(ge=1)] = None  # MiB per replica, as for `lamella serve`
     queue: Annotated[int, Field(ge=1)] = 128  # requests that a replica accepts at the same time
     timeout: Annotated[float, Field(gt=0)] = 30.0  # seconds per question
 
@@ -67,7 +67,7 @@ class RayOptions(BaseModel):
             precision=self.precision,
             device="cuda" if self.gpus else None,
             threads=max(1, int(self.cpus)),
-            memory=self.memory * MEBIBYTE,
+            memory=None if self.memory is None else self.memory * MEBIBYTE,
             queue=self.queue,
             timeout=self.timeout,
         )

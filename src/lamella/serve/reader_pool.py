@@ -200,10 +200,11 @@ class ReaderPool:
         used = dict.fromkeys(loaded.encoder for loaded in [*lasting, *reversed(readers)])
         encoders = set(list(used)[: self._settings.most_loaded]) | {loaded.encoder for loaded in lasting}
         memory = sum(loaded.nbytes for loaded in readers if loaded.encoder in encoders)
+        most = self._settings.memory or self._encoders.usual_memory
         removed = []
         for loaded in readers:
             beyond = loaded.encoder not in encoders
-            if beyond or (loaded not in lasting and loaded.nbytes and memory > self._settings.memory):
+            if beyond or (loaded not in lasting and loaded.nbytes and memory > most):
                 removed.append(self._loaded.pop(loaded.listed.name))
                 memory -= 0 if beyond else loaded.nbytes
         return removed

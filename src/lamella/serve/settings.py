@@ -25,7 +25,7 @@ class Settings:
     backend: Backend = "auto"
     device: str | None = None
     threads: int | None = None  # of onnxruntime; None: all cores
-    memory: int = 48 * MEBIBYTE  # for the tensors of readers that share an encoder
+    memory: int | None = None  # for the tensors of readers that share an encoder; None: as the device has room
     most_loaded: int = 8  # encoders in memory, each of one reader or shared by many
 
     batch_tokens: int = 16_384  # most tokens that the encoder gets at once

@@ -18,6 +18,7 @@ from lamella.data.windows.feature_cache import cached_features
 from lamella.data.windows.features import Features
 from lamella.data.windows.feed import Feed, Recipe
 from lamella.encoder.cache import open_cache
+from lamella.encoder.compiled_layers import compile_layers
 from lamella.encoder.device import choose_precision
 from lamella.encoder.pretrained import LoadedEncoder
 from lamella.encoder.tuning import trainable_line
@@ -204,6 +205,8 @@ def make_learners(
             single_process=processes.count == 1,
             train=None if windows.feed.augments else windows.train,
         )
+        if config.training.compile and built.model.device.type == "cuda" and built.model.encoder.trainable:
+            compile_layers(built.model.encoder)
         teachers = list(learner.objective.teacher_facts)
         learner.model.facts = learner.model.facts.model_copy(update={"teachers": teachers})
         learners.append(learner)

@@ -1,0 +1,73 @@
+"""Compiled layers train as plain ones do, and their copies have weights of their own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from doubles import tiny_batch, tiny_encoder
+from lamella.encoder import compiled_layers
+from lamella.encoder.compiled_layers import compile_layers
+from lamella.encoder.encoder import Encoder
+
+FAMILIES = ("albert", "bert", "deberta-v2", "modernbert", "mpnet")
+
+
+def gradients(encoder: Encoder, device: str = "cpu") -> dict[str, torch.Tensor]:
+    encoder.zero_grad()
+    hidden = encoder(tiny_batch(encoder.model.config.model_type).to(torch.device(device)), [encoder.depth])
+    (hidden.layers[0] * hidden.mask[..., None]).square().sum().backward()
+    return {name: value.grad for name, value in encoder.named_parameters() if value.grad is not None}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Record what compiled code is called with; compiling itself takes a minute on a CPU."""
+    calls: list[Any] = []
+
+    def watched(function: Any, dynamic: bool) -> Any:
+        def run(layer: Any, *arguments: Any, **options: Any) -> Any:
+            calls.append(layer)
+            return function(layer, *arguments, **options)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", watched)
+    monkeypatch.setattr(compiled_layers, "_compiled", compiled_layers._compiled.__wrapped__)
+    return calls
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_layers_run_in_training_only(family: str, calls: list[Any]) -> None:
+    options = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    plain, compiled = (tiny_encoder(family, **({} if family == "modernbert" else options)).encoder for _ in range(2))
+    compile_layers(compiled)
+    right = gradients(plain.train())
+    assert not calls
+    found = gradients(compiled.train())
+    assert calls == (compiled.layer_modules * compiled.depth)[: compiled.depth]
+    torch.testing.assert_close(found, right)
+    compiled.eval()(tiny_batch(family), [0])
+    assert len(calls) == compiled.depth, "none in evaluation"
+
+
+def test_a_copy_runs_with_its_own_weights(calls: list[Any]) -> None:
+    encoder = tiny_encoder().encoder.train()
+    compile_layers(encoder)
+    other = copy.deepcopy(encoder)
+    gradients(other)
+    assert calls == other.layer_modules
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_gradients_equal_plain_ones(family: str) -> None:
+    options = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    plain, compiled = (
+        tiny_encoder(family, **({} if family == "modernbert" else options)).encoder.cuda().train() for _ in range(2)
+    )
+    compile_layers(compiled)
+    torch.testing.assert_close(gradients(compiled, "cuda"), gradients(plain, "cuda"), atol=1e-4, rtol=1e-3)
