@@ -17,7 +17,8 @@ from lamella.encoder.encoder import Encoder
 def compile_layers(encoder: Encoder) -> None:
     """Let the layers of an encoder be compiled when they are first trained; their weights stay the same objects."""
     for layer in encoder.layer_modules:
-        layer.__class__ = _compiled(type(layer))
+        kind: Any = type(layer)
+        layer.__class__ = _compiled(kind)
 
 
 @functools.cache
