@@ -17,9 +17,9 @@ from transformers import ModernBertForQuestionAnswering
 
 from doubles import DEPTH, tiny_batch, tiny_config, tiny_encoder
 from lamella.data.windows.batches import Batch
-from lamella.encoder import fast_modernbert
 from lamella.encoder.acceleration import model_inputs, use_fast_attention
 from lamella.encoder.encoder import Encoder
+from lamella.encoder.fast_attention import find_bounds
 from lamella.encoder.fast_modernbert import FastModernBertAttention, WindowBounds
 from lamella.encoder.packing import pack
 from lamella.encoder.tuning import full
@@ -154,14 +154,14 @@ def test_a_batch_is_packed_and_unpacked() -> None:
 
 def test_bounds_separate_tokens_from_padding() -> None:
     mask = torch.arange(5) < torch.tensor([[5], [2], [1]])
-    assert fast_modernbert._find_bounds(mask).tolist() == [0, 5, 5, 7, 10, 11, 15]
+    assert find_bounds(mask).tolist() == [0, 5, 5, 7, 10, 11, 15]
 
 
 def test_bounds_give_the_logits_and_gradients_of_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the kernel of a GPU replaced by its definition: all else is as on a GPU."""
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend_as_defined)
     batch = make_batch((40, 23, 1))
-    windows = WindowBounds(fast_modernbert._find_bounds(batch.mask), 40)
+    windows = WindowBounds(find_bounds(batch.mask), 40)
     inputs = {"input_ids": batch.input_ids, "attention_mask": dict.fromkeys(KINDS, windows)}
     stock, ours = pair()
     gradients = []

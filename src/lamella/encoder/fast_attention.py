@@ -4,8 +4,9 @@ On a CPU, PyTorch computes attention for a whole batch, including the padding. W
 [B, heads, T, T], so large that they are requested from the system each time. One window at a time, without padding, the
 arrays fit into the processor's cache. Without dropout and gradients, its kernel runs on one window at a time.
 
-On a GPU, nothing may be read back during a step. cuDNN's kernel is excluded: it is planned again for every shape, which
-takes tens of milliseconds, and batches of texts have many shapes.
+On a GPU, nothing may be read back during a step. In half precision, the kernel for rows of windows with different
+lengths takes a padded batch as such a row, which needs no mask. Otherwise PyTorch chooses, but not cuDNN's kernel: that
+is planned again for every shape, which takes tens of milliseconds, and batches of texts have many shapes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from lamella.encoder.device import HALF_TYPES
 from lamella.encoder.dropout import draw_kept
 
 ATTENTION = "lamella"  # the name of this implementation in transformers
@@ -49,6 +51,8 @@ def attend(
     without dropout, in half precision, on other devices, in an exported graph and for local attention.
     """
     dropped = dropout if module.training else 0.0
+    if attention_mask is not None and attention_mask.dim() == 1:
+        return _attend_between(query, key, value, attention_mask, dropped, scaling), None
     ours = 0 < dropped < 1 or (dropped == 0 and not torch.is_grad_enabled())
     ours = ours and more.get("sliding_window") is None
     ours = ours and query.device.type == "cpu" and query.dtype == torch.float32 and not torch.compiler.is_compiling()
@@ -66,6 +70,39 @@ def attend(
         attended = _Attention.apply(query, key, value, lengths, scale, dropped)  # type: ignore[no-untyped-call]
         return attended.transpose(1, 2).contiguous(), None  # [B, T, N, D]
     return _attend_windows(query, key, value, lengths, scale), None
+
+
+@functools.cache
+def has_bounded_kernel(width: int) -> bool:
+    """Return whether this GPU has the kernel for windows of different lengths, with heads of this width."""
+    return torch.cuda.get_device_capability() >= (8, 0) and width % 8 == 0 and width <= 256
+
+
+def find_bounds(mask: Tensor) -> Tensor:
+    """Return where the tokens and the padding of each window begin when all windows are one row, and where it ends.
+
+    All padding must be at the end of its window. Windows have two parts: tokens see tokens, and padding sees padding,
+    which nothing reads. So the shape, [2B + 1], does not depend on the lengths.
+    """
+    B, T = mask.shape
+    begins = torch.arange(0, B * T, T, dtype=torch.int32, device=mask.device)
+    bounds = torch.stack([begins, begins + mask.sum(1, dtype=torch.int32)], dim=1).flatten()  # [2B]
+    return torch.cat([bounds, begins[-1:] + T])
+
+
+def _attend_between(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, dropout: float, scaling: float | None
+) -> Tensor:
+    """Attend within the bounds, [B, T, N, D].
+
+    The public function for this kernel, `varlen_attn`, has no dropout.
+    """
+    B, N, T, D = query.shape
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))  # [B · T, N, D]
+    attended: Tensor = torch.ops.aten._flash_attention_forward(
+        q, k, v, bounds, bounds, T, T, dropout, False, False, scale=scaling
+    )[0]
+    return attended.view(B, T, N, D)
 
 
 def _attend_windows(query: Tensor, key: Tensor, value: Tensor, lengths: list[int], scale: float) -> Tensor:
@@ -135,6 +172,15 @@ class _Attention(torch.autograd.Function):
         return query_grad.mul_(context.scale), key_grad.mul_(context.scale), value_grad, None, None, None
 
 
+def _takes_bounds(options: dict[str, Any]) -> bool:
+    """Return whether a mask of transformers hides nothing but padding, from a kernel that takes bounds instead."""
+    config: Any = options["config"]
+    kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else options["dtype"]
+    plain = options.get("local_size") is None and not options.get("use_vmap")
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return plain and kind in HALF_TYPES.values() and has_bounded_kernel(width)
+
+
 @functools.cache
 def register_attention() -> None:
     """Register this attention. Imports transformers, which is slow, only here: heads and run files do not need it."""
@@ -144,6 +190,8 @@ def register_attention() -> None:
     def mask(**options: Any) -> Tensor | None:
         """Build the padding mask of transformers, without its check for padding on a GPU, which would wait for it."""
         padding, kind = options.get("attention_mask"), options.get("dtype")
+        if padding is not None and padding.device.type == "cuda" and _takes_bounds(options):
+            return find_bounds(padding)
         if padding is not None and padding.device.type != "cpu":
             options["allow_is_bidirectional_skip"] = False
         built: Tensor | None = sdpa_mask(**options)

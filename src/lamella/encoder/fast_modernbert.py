@@ -13,7 +13,6 @@ Queries and keys are rotated together, with fewer passes over the memory than in
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.models.modernbert.modeling_modernbert import ModernBertAttention
 
 from lamella.encoder.device import HALF_TYPES, dtype_of_products
-from lamella.encoder.fast_attention import ATTENTION, attend
+from lamella.encoder.fast_attention import ATTENTION, attend, find_bounds, has_bounded_kernel
 from lamella.encoder.packing import Packing, pack
 
 if TYPE_CHECKING:
@@ -75,16 +74,10 @@ def inputs_without_masks(model: PreTrainedModel, batch: Batch) -> tuple[dict[str
         return {**inputs, "attention_mask": dict.fromkeys(config.layer_types, windows)}, packing
     longest = batch.input_ids.shape[1]
     width = config.hidden_size // config.num_attention_heads
-    if device == "cuda" and kind in HALF_TYPES.values() and longest > LONG and _has_kernel(width):
-        windows = WindowBounds(_find_bounds(batch.mask), longest)
+    if device == "cuda" and kind in HALF_TYPES.values() and longest > LONG and has_bounded_kernel(width):
+        windows = WindowBounds(find_bounds(batch.mask), longest)
         return {"input_ids": batch.input_ids, "attention_mask": dict.fromkeys(config.layer_types, windows)}, None
     return {}, None
-
-
-@functools.cache
-def _has_kernel(width: int) -> bool:
-    """Return whether this GPU has the kernel for windows of different lengths and heads of this width."""
-    return torch.cuda.get_device_capability() >= (8, 0) and width % 8 == 0 and width <= 256
 
 
 class FastModernBertAttention(ModernBertAttention):
@@ -153,18 +146,6 @@ def _make_band(reach: int, dtype: torch.dtype) -> Tensor:
     """Return what is added to the scores of a block of `reach` tokens with itself and the blocks on either side."""
     distances = torch.arange(reach)[:, None] + reach - torch.arange(3 * reach)
     return torch.zeros(distances.shape, dtype=dtype).masked_fill_(distances.abs() > reach, -torch.inf)
-
-
-def _find_bounds(mask: Tensor) -> Tensor:
-    """Return where the tokens and the padding of each window begin when all windows are one row, and where it ends.
-
-    Windows have two parts: tokens see tokens, and padding sees padding, which nothing reads. So the shape does not
-    depend on the lengths.
-    """
-    B, T = mask.shape
-    begins = torch.arange(0, B * T, T, dtype=torch.int32, device=mask.device)
-    bounds = torch.stack([begins, begins + mask.sum(1, dtype=torch.int32)], dim=1).flatten()  # [2B]
-    return torch.cat([bounds, begins[-1:] + T])
 
 
 def _attend_between(query: Tensor, key: Tensor, value: Tensor, windows: WindowBounds, reach: int | None) -> Tensor:
