@@ -12,6 +12,7 @@ from doubles import tiny_batch, tiny_encoder
 from lamella.encoder import compiled_layers
 from lamella.encoder.compiled_layers import compile_layers
 from lamella.encoder.encoder import Encoder
+from lamella.errors import UsageError
 
 FAMILIES = ("albert", "bert", "deberta-v2", "modernbert", "mpnet")
 
@@ -36,6 +37,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return run
 
     monkeypatch.setattr(torch, "compile", watched)
+    monkeypatch.setattr(compiled_layers, "_can_compile", lambda: True)
     monkeypatch.setattr(compiled_layers, "_compiled", compiled_layers._compiled.__wrapped__)
     return calls
 
@@ -62,7 +64,14 @@ def test_a_copy_runs_with_its_own_weights(calls: list[Any]) -> None:
     assert calls == other.layer_modules
 
 
+def test_a_missing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(UsageError, match=r"training\.compile: needs Triton and a C compiler"):
+        compile_layers(tiny_encoder().encoder)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler itself
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_gradients_equal_plain_ones(family: str) -> None:
     options = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -6,19 +6,32 @@ All layers of an encoder share the compiled code, for batches of any shape. Eval
 from __future__ import annotations
 
 import functools
+import os
+import shutil
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import nn
 
 from lamella.encoder.encoder import Encoder
+from lamella.errors import UsageError
 
 
 def compile_layers(encoder: Encoder) -> None:
     """Let the layers of an encoder be compiled when they are first trained; their weights stay the same objects."""
+    if not _can_compile():
+        raise UsageError(
+            "training.compile: needs Triton and a C compiler, such as gcc; install them, or set it to false."
+        )
     for layer in encoder.layer_modules:
         kind: Any = type(layer)
         layer.__class__ = _compiled(kind)
+
+
+def _can_compile() -> bool:
+    compiler = os.environ.get("CC", "").split()[:1] or ["gcc", "cc", "clang"]
+    return find_spec("triton") is not None and any(map(shutil.which, compiler))
 
 
 @functools.cache

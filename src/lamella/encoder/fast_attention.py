@@ -98,7 +98,8 @@ def _attend_between(
     The public function for this kernel, `varlen_attn`, has no dropout.
     """
     B, N, T, D = query.shape
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))  # [B · T, N, D]
+    kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else value.dtype
+    q, k, v = (x.transpose(1, 2).flatten(0, 1).to(kind) for x in (query, key, value))  # [B · T, N, D]
     attended: Tensor = torch.ops.aten._flash_attention_forward(
         q, k, v, bounds, bounds, T, T, dropout, False, False, scale=scaling
     )[0]
