@@ -73,7 +73,7 @@ def read_answers(folder: Path) -> AnswerSet:
     try:
         predictions = {id: _prediction(candidates) for id, candidates in best.items()}
         return AnswerSet(predictions, {id: str(texts[id]) for id in predictions})
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise UnreadableError(
             f"{folder}: expected text, probability, score, start and end of every candidate in {runs.NBEST}, and a "
             f"text for every question in {runs.PREDICTIONS}; predict again."

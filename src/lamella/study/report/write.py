@@ -55,7 +55,7 @@ def write_report(
 
         text, count, notes = html_report(folders, data=data, title=title, layers=layers)
     write_text(out, text)
-    return {"report": str(out), "runs": count, "bytes": len(text.encode()), "notes": notes}
+    return {"report": str(out), "runs": count, "bytes": out.stat().st_size, "notes": notes}
 
 
 def _write_paper(
