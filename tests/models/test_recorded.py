@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,17 @@ def test_a_cpu_records_nothing() -> None:
     for _ in range(3):
         passes.begin(double, {"x": torch.ones(1, 1)})
     assert len(passes) == 0
+
+
+def test_a_copy_records_its_own_passes() -> None:
+    model = tiny_model(layers=1)
+    graphs = Graphs()
+    model._passes = RecordedPasses(CPU, graphs)
+    for _ in range(2):
+        model._passes.begin(double, {"x": torch.ones(1, 1)})
+    copied = copy.deepcopy(model)
+    assert copied._passes is not None
+    assert (len(copied._passes), len(model._passes)) == (0, 1)
 
 
 def test_shapes_are_few_and_within_the_positions() -> None:

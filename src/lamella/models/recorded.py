@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,6 +84,10 @@ class RecordedPasses:
         self._graphs: OrderedDict[Hashable, _Recorded] = OrderedDict()  # the least recently used first
         self._tensors: Hashable = None  # identifies what the graphs read besides their inputs
         self._running = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a copy of a model record its own passes."""
+        return type(self), (self.device, self._given)
 
     def __len__(self) -> int:
         """Return the number of graphs."""
