@@ -144,7 +144,7 @@ def test_saving_replaces_an_older_model_as_a_whole(model: ReaderModel, saved: Pa
         (saved_module, "write_bytes"),
         (saved_module, "write_json"),
         (saved_module, "write_text"),
-        (files, "_replace_folder"),
+        (files, "replace_folder"),
     ],
 )
 def test_a_save_that_fails_leaves_the_older_model_and_nothing_else(
