@@ -39,7 +39,7 @@ if not HAS_TORCH:
         "flows/test_tuned_training.py",
         *(f"inference/test_{name}.py" for name in ("answer_layers", "ensemble", "reader", "several_contexts")),
         *(f"models/test_{name}.py" for name in ("base_identity", "card", "default_reader", "model", "shipped_models")),
-        *("models/test_recorded.py", "models/test_rounded_base.py", "models/test_torch_encoders.py"),
+        *(f"models/test_{name}.py" for name in ("base_tokenizer", "recorded", "rounded_base", "torch_encoders")),
         *(f"numbers/test_{name}.py" for name in ("bert_parity", "formulas", "learning", "overfit", "paper_counts")),
         "numbers/test_trainer_parity.py",
         *("scoring/test_cost.py", "scoring/test_evaluate.py"),

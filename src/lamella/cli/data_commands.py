@@ -301,8 +301,9 @@ def _mixture(config: RunConfig, files: Sequence[DataFile]) -> list[dict[str, Any
 def _counting_tokenizer(encoder: str | None, configs: Sequence[RunConfig]) -> Any:
     """Return the tokenizer of the encoder; by default that of a run file, if local, or the bundled one."""
     from lamella.config import DEFAULT_ENCODER
-    from lamella.encoder.sources import find_encoder, find_local_encoder, packaged_encoder
+    from lamella.encoder.sources import Source, find_encoder, find_local_encoder, packaged_encoder
     from lamella.errors import EncoderError
+    from lamella.models.base_tokenizer import tokenizer_folder
     from lamella.models.tokenizer_file import TOKENIZER, read_tokenizer
 
     source = find_encoder(encoder) if encoder else None
@@ -311,16 +312,17 @@ def _counting_tokenizer(encoder: str | None, configs: Sequence[RunConfig]) -> An
         source = next(filter(None, map(find_local_encoder, named)), None) or packaged_encoder(DEFAULT_ENCODER)
     if source is None:
         return None
-    if not (source.folder / TOKENIZER).is_file():  # an older tokenizer, which transformers converts
+    folder = tokenizer_folder(source.folder)
+    if not (folder / TOKENIZER).is_file():  # an older tokenizer, which transformers converts
         try:
             from lamella.encoder.pretrained import load_tokenizer
         except ModuleNotFoundError:
             raise EncoderError(
-                f"{source.folder}: expected tokenizer.json to count tokens with; the file is missing, and "
+                f"{folder}: expected tokenizer.json to count tokens with; the file is missing, and "
                 "other tokenizers need torch."
             ) from None
-        return load_tokenizer(source).backend_tokenizer
-    return read_tokenizer(source.folder)
+        return load_tokenizer(Source(source.name, folder, source.kind)).backend_tokenizer
+    return read_tokenizer(folder)
 
 
 def _fix_targets(out: Path | None, files: list[str], overwrite: bool) -> dict[str, Path]:

@@ -114,6 +114,13 @@ def export(
             help="With --half: record that the base encoder is a copy rounded to 8 bits, to accept the original too.",
         ),
     ] = False,
+    base_tokenizer: Annotated[
+        bool,
+        typer.Option(
+            "--base-tokenizer",
+            help="With --half: write no tokenizer files; the model uses the tokenizer of its base encoder.",
+        ),
+    ] = False,
     as_transformers: Annotated[
         Path | None,
         typer.Option("--as-transformers", metavar="DIR", help="Write a checkpoint for AutoModelForQuestionAnswering."),
@@ -154,6 +161,8 @@ def export(
         raise UsageError("export: --int8 and --data need --onnx.")
     if half is None and rounded_base:
         raise UsageError("export: --rounded-base needs --half.")
+    if half is None and base_tokenizer:
+        raise UsageError("export: --base-tokenizer needs --half.")
     if onnx is not None:
         from lamella.export.onnx_export import export_onnx
 
@@ -167,7 +176,7 @@ def export(
 
     write: dict[str, Callable[[str, Path], object]] = {
         "--flatten": write_flat,
-        "--half": partial(halve, rounded_base=rounded_base),
+        "--half": partial(halve, rounded_base=rounded_base, base_tokenizer=base_tokenizer),
         "--as-transformers": save_as_transformers,
         "--peft": save_as_peft,
     }

@@ -47,6 +47,7 @@ class LoadedEncoder:
     folders: tuple[Path, ...] = ()  # the folder it was loaded from, then the folders of its base models
     tensors_sha256: str | None = None  # of a pretrained encoder, before any training: see hash_parameters
     rounding: Rounding | None = None  # of a pretrained encoder, if a model records that it is a rounded copy
+    tokenizer_sha256: str | None = None  # of the base encoder, if a model has no tokenizer files of its own
     original_sha256: str | None = None  # hash of the tensors, if the original was loaded instead of the rounded copy
 
     @property
@@ -106,14 +107,20 @@ def load_configuration(source: Source) -> Any:
         raise EncoderError(f"{folder}: config.json cannot be used: {one_line(error)}.") from None
 
 
-def load_tokenizer(source: Source) -> PreTrainedTokenizerFast:
-    """Load the tokenizer that is stored beside the weights."""
-    from transformers import AutoTokenizer
+def load_tokenizer(source: Source, *, as_stored: bool = False) -> PreTrainedTokenizerFast:
+    """Load the tokenizer that is stored beside the weights.
+
+    `as_stored` takes the rules of its tokenizer.json. Otherwise transformers decides: for some encoders it takes only
+    the vocabulary from the file, and rules of its own, such as how white space is split.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    kind = PreTrainedTokenizerFast if as_stored else AutoTokenizer
 
     folder = source.folder
     with quiet():
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             problem = find_problem(tokenizer.backend_tokenizer) if getattr(tokenizer, "is_fast", False) else None
         except Exception as error:  # a damaged file can fail anywhere in the library
             raise EncoderError(f"{folder}: the tokenizer cannot be loaded: {one_line(error)}.") from None

@@ -24,8 +24,10 @@ from lamella.encoder.tensors import hash_parameters, parameters_of, put_tensors
 from lamella.encoder.tuning import merge, tune_in_turn
 from lamella.errors import ConfigError, EncoderError, MissingLibraryError, ModelError, UsageError
 from lamella.models.base_identity import FoundTensors, check_base
+from lamella.models.base_tokenizer import Record, check_tokenizer, hash_tokenizer
 from lamella.models.peft_tensors import read_model_tensors
 from lamella.models.saved import SavedModel, check_weights, read_saved
+from lamella.models.tokenizer_file import TOKENIZER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -50,7 +52,7 @@ def load_base(
     The file hash is cheap. If it differs, compare the tensor hashes: the same encoder may be stored in another file.
     They exclude the pooler, so they do not help a head that reads it. The recorded hashes are kept, also when the model
     is saved again, because models built on this one know it by them. The original of a rounded copy is accepted with a
-    warning. The tokenizer comes from the model folder and has no hash.
+    warning. The tokenizer comes from the model folder, or is that of the base encoder if its hash is recorded.
     """
     try:
         base = _load(saved.base_name, dropout, pooler, loading=(*loading, folder.resolve()))
@@ -63,18 +65,31 @@ def load_base(
     original = check_base(folder, saved, base.sha256, None if pooler else examine)
     return replace(
         base,
-        tokenizer=_tokenizer(folder, saved) or base.tokenizer,
+        tokenizer=_tokenizer(folder, saved, base),
         sha256=saved.base_sha256,
         tensors_sha256=saved.base_tensors_sha256,
         rounding=saved.rounding,
+        tokenizer_sha256=saved.base_tokenizer_sha256,
         original_sha256=original or base.original_sha256,
     )
 
 
-def _tokenizer(folder: Path, saved: SavedModel) -> PreTrainedTokenizerFast | None:
+def stored_tokenizer(base: LoadedEncoder) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of an encoder as its tokenizer.json describes it, which is what answers without torch."""
+    folder = base.folders[0]
+    if is_model(folder) or not (folder / TOKENIZER).is_file():
+        return base.tokenizer
+    return load_tokenizer(Source(base.name, folder, "folder"), as_stored=True)
+
+
+def _tokenizer(folder: Path, saved: SavedModel, base: LoadedEncoder) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a model folder; peft saves none."""
+    if saved.base_tokenizer_sha256 is not None:
+        tokenizer = stored_tokenizer(base)
+        check_tokenizer(folder, Record(saved.base_name, saved.base_tokenizer_sha256), hash_tokenizer(tokenizer))
+        return tokenizer
     if is_peft(folder) and not (folder / "tokenizer_config.json").is_file():
-        return None
+        return base.tokenizer
     return load_tokenizer(Source(saved.base_name, folder, "folder"))
 
 
@@ -130,4 +145,6 @@ def _load_tuned(
         loaded.encoder.model.add_module("pooler", None)
     folders = (source.folder, *loaded.folders)
     name = portable_name(source)
-    return replace(loaded, name=name, sha256=sha256, folders=folders, tensors_sha256=None, rounding=None)
+    return replace(
+        loaded, name=name, sha256=sha256, folders=folders, tensors_sha256=None, rounding=None, tokenizer_sha256=None
+    )

@@ -112,11 +112,13 @@ def _code(gives_text: bool, name: str) -> str:
 
 def _use(saved: SavedModel, gives_text: bool, name: str) -> str:
     head, start, teachers = saved.head, saved.facts.start, saved.facts.teachers
+    tokenizer = saved.base_tokenizer_sha256
     table = [
         ("base encoder", f"`{_base(saved)}`"),
         ("sha256 of its file", f"`{saved.base_sha256}`"),
         ("sha256 of its tensors", f"`{saved.base_tensors_sha256}`" if saved.base_tensors_sha256 else ""),
         ("rounding", _rounding(saved)),
+        ("tokenizer", f"of the base encoder (sha256 `{tokenizer}`)" if tokenizer else ""),
         ("tuning", ", then ".join(_part("tuning", tuning) for tuning in saved.tunings)),
         ("task", _part("task", head["task"])),
         ("mixer", _parts("mixer", head["mixer"])),

@@ -36,6 +36,7 @@ from lamella.errors import EncoderError, ModelError
 from lamella.graph.encoder_config import EncoderConfig, read_encoder_config
 from lamella.graph.support import TASKS, VERSION, NoGraphError
 from lamella.models.base_identity import FoundTensors, check_base
+from lamella.models.base_tokenizer import open_tokenizer_of
 from lamella.models.graph_cache import open_cached
 from lamella.models.onnx_model import ExportConfig, Identity, OnnxModel
 from lamella.models.saved import SavedModel, check_weights, read_saved
@@ -164,7 +165,7 @@ def read_recipe(
         raise NoGraphError(f"the task {head['task']['name']} has no graph builder")
     if saved and windows.max_seq_length > (positions_of(config) or 0):
         raise NoGraphError("its windows are longer than the positions of its encoder")
-    tokenizer = open_tokenizer(folder, config.model_type) if (folder / TOKENIZER).is_file() else None
+    tokenizer = open_tokenizer_of(folder, config.model_type, open_tokenizer)
     if tokenizer is None:
         raise NoGraphError(f"its tokenizer has no {TOKENIZER} with a first token, and needs transformers")
     sha256 = verified_hash(source, hash_file=remembered_sha256)

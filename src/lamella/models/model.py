@@ -59,6 +59,7 @@ class ReaderModel(nn.Module):
         super().__init__()
         self.base_name, self.base_sha256 = base.name, base.sha256
         self.base_tensors_sha256, self.base_rounding = base.tensors_sha256, base.rounding
+        self.base_tokenizer_sha256 = base.tokenizer_sha256  # None: it is saved with a tokenizer of its own
         self.loaded_sha256, self.original_sha256 = base.loaded_sha256, base.original_sha256
         self.base_folders = base.folders
         self.folders = base.folders  # a loaded model puts its own folder in front
@@ -269,6 +270,7 @@ class ReaderModel(nn.Module):
             before,
             facts,
             rounding=self.base_rounding,
+            base_tokenizer_sha256=self.base_tokenizer_sha256,
         )
 
     def _card_contents(self, name: str, size: int, *, half: bool) -> Contents:

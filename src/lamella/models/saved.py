@@ -5,7 +5,7 @@ The folder holds only what training changed. The rest is the base encoder, recor
     config.json         format, base encoder, hash of the tensors, tuning, head, windows, decoding, facts about training
     model.safetensors   the trained tensors; names start with `encoder.` or `head.`
     README.md           the model card
-    tokenizer files
+    tokenizer files, unless config.json records that the tokenizer is that of the base encoder
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from lamella.encoder.sources import (
 )
 from lamella.errors import ConfigError, ModelError, PluginError, UntrustedPluginError
 from lamella.files import file_sha256, new_folder, read_json, write_bytes, write_json, write_text
+from lamella.models.base_tokenizer import RECORD
 from lamella.models.facts import Facts, read_facts
 from lamella.models.peft_folder import read_peft
 from lamella.plugins import TRUSTED, import_trusted_plugin
@@ -58,6 +59,7 @@ class SavedModel:
     facts: Facts
     weights_sha256: str | None = None  # None until it is written, and in folders of older versions
     rounding: Rounding | None = None  # of the base encoder, if it is a rounded copy and its original will do too
+    base_tokenizer_sha256: str | None = None  # of the base encoder, if the folder has no tokenizer files
 
     @property
     def tunings(self) -> list[dict[str, Any]]:
@@ -73,11 +75,12 @@ class SavedModel:
         """Return the table that config.json holds."""
         tensors = {"tensors_sha256": self.base_tensors_sha256} if self.base_tensors_sha256 else {}
         rounding = {"rounding": asdict(self.rounding)} if self.rounding else {}
+        tokenizer = {RECORD: self.base_tokenizer_sha256} if self.base_tokenizer_sha256 else {}
         *before, tuning = (registry.complete("tuning", spec) for spec in self.tunings)
         return {
             MODEL_FORMAT: FORMAT_VERSION,
             **({"plugins": self.config.plugins} if self.config.plugins else {}),
-            "base": {"name": self.base_name, "sha256": self.base_sha256, **tensors, **rounding},
+            "base": {"name": self.base_name, "sha256": self.base_sha256, **tensors, **tokenizer, **rounding},
             **({"weights_sha256": self.weights_sha256} if self.weights_sha256 else {}),
             **({"tuned_before": before} if before else {}),
             "tuning": tuning,
@@ -111,6 +114,7 @@ def read_saved(folder: Path, *, check_parts: bool = True) -> SavedModel:
         name, sha256 = str(saved["base"]["name"]), str(saved["base"]["sha256"])
         tensors_sha256 = saved["base"].get("tensors_sha256")
         rounding = Rounding(**saved["base"]["rounding"]) if "rounding" in saved["base"] else None
+        tokenizer = str(saved["base"][RECORD]) if RECORD in saved["base"] else None
         weights = str(saved["weights_sha256"]) if "weights_sha256" in saved else None
         before, measured = list(saved.get("tuned_before", [])), dict(saved.get("facts", {}))
         head, plugins = saved["head"], list(saved.get("plugins", []))
@@ -136,7 +140,7 @@ def read_saved(folder: Path, *, check_parts: bool = True) -> SavedModel:
         raise ModelError(f"{path}: damaged, or written by another version of lamella: {problems}") from None
     tuned_before = tuple(config.encoder.tuning for config in earlier)
     facts = read_facts(measured, str(path))
-    return SavedModel(name, sha256, tensors_sha256, config, tuned_before, facts, weights, rounding)
+    return SavedModel(name, sha256, tensors_sha256, config, tuned_before, facts, weights, rounding, tokenizer)
 
 
 def _read_peft(folder: Path) -> SavedModel:
@@ -192,8 +196,9 @@ def write_saved(
 
     with new_folder(folder, replace=replace_model) as fresh:
         write_bytes(fresh / MODEL_WEIGHTS, weights)
-        with quiet():
-            tokenizer.save_pretrained(fresh)
+        if saved.base_tokenizer_sha256 is None:
+            with quiet():
+                tokenizer.save_pretrained(fresh)
         sha256 = hashlib.sha256(weights).hexdigest()
         write_json(fresh / MODEL_CONFIG, replace(saved, weights_sha256=sha256).to_json())
         write_text(fresh / CARD, card)

@@ -17,6 +17,7 @@ from lamella.files import read_json
 from lamella.graph.encoder_config import read_encoder_config
 from lamella.graph.support import TASKS, NoGraphError
 from lamella.graph.tuned_tensors import TUNINGS
+from lamella.models.base_tokenizer import tokenizer_folder
 from lamella.models.onnx_model import ONNX_FORMAT
 from lamella.models.tokenizer_file import TOKENIZER
 
@@ -38,9 +39,9 @@ def check_sharing(folder: Path, *, as_graph: bool) -> None:
     _check_tuning(config["tuning"])
     if as_graph and config["head"]["task"]["name"] not in TASKS:
         raise NoGraphError(f"the task {config['head']['task']['name']} has no graph builder")
-    if not (folder / TOKENIZER).is_file():
-        raise NoGraphError(f"its tokenizer has no {TOKENIZER} with a first token")
     _check_base(config["base"]["name"], as_graph)
+    if not (tokenizer_folder(folder, find=find_local_encoder) / TOKENIZER).is_file():
+        raise NoGraphError(f"its tokenizer has no {TOKENIZER} with a first token")
 
 
 def _check_tuning(tuning: Mapping[str, Any]) -> None:

@@ -40,6 +40,7 @@ from lamella.files import read_json
 from lamella.graph.support import NoGraphError
 from lamella.heads.head import Head
 from lamella.models.base_encoder import load_base, reported_as_damage
+from lamella.models.base_tokenizer import open_tokenizer_of
 from lamella.models.graph_model import find_original
 from lamella.models.head_group import HeadGroup
 from lamella.models.recorded import Inputs, RecordedPasses, encoder_inputs, enlarge_inputs
@@ -268,8 +269,7 @@ class TorchEncoders:
             raise NoGraphError("its base is a reader")
         config = read_json(base.folder / MODEL_CONFIG)
         encoder = self._encoder(folder, saved, base, config)
-        has_file = (folder / TOKENIZER).is_file()
-        tokenizer = self._tokenizers.open(folder, str(config.get("model_type"))) if has_file else None
+        tokenizer = open_tokenizer_of(folder, str(config.get("model_type")), self._tokenizers.open)
         if tokenizer is None:
             raise NoGraphError(f"its tokenizer has no {TOKENIZER} with a first token")
         return TorchReader(encoder, folder, saved, tokenizer, self)

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 
 from lamella.data.examples import Example
 from lamella.data.windows.tokens import tokenise_contexts, tokenise_questions
-from lamella.encoder.sources import model_folder
+from lamella.encoder.sources import find_local_encoder, model_folder
+from lamella.models.base_tokenizer import tokenizer_folder
 from lamella.models.tokenizer_file import TOKENIZER, read_tokenizer
 from lamella.scoring.metrics import QuestionScores
 from lamella.study.analysis.mistake_kinds import count_words, gold_spans
@@ -53,7 +54,7 @@ def groupings(examples: Sequence[Example], tokenizer: Tokenizer | None = None) -
 def tokenizer_of_runs(folders: Iterable[Path]) -> Tokenizer | None:
     """Return the tokenizer of the first run that holds a model; None if none does."""
     for folder in folders:
-        saved = model_folder(folder)
+        saved = tokenizer_folder(model_folder(folder), find=find_local_encoder)
         if (saved / TOKENIZER).is_file():
             tokenizer = read_tokenizer(saved)
             tokenizer.no_truncation()
