@@ -1,7 +1,7 @@
 """Measure what a reader that was trained on a rounded copy of its encoder loses on the original, by simulation.
 
     python benchmarks/rounded_base.py --model MODEL --data FILE [FILE ...] [--draws 5] [--questions 1000]
-                                      [--device cpu] [--quick] [--out rounded-base.json]
+                                      [--device cpu] [--quick] [--out rounded-base.json] [--card]
 
 The original lies within half a rounding step of each weight of the copy. Each draw adds to each weight an error that is
 uniform in that range, so it is one of the encoders that could be the original, and answers the same questions with it.
@@ -11,6 +11,7 @@ The steps are found in the weights. Values that fp16 can hold have at least the 
 differs from the answer on the copy. Both are given as mean, smallest and largest over the draws. `difference` is the
 distance of the draws from the copy in multiples of the expected error, by which a model that records the rounding
 (`lamella export MODEL --half DIR --rounded-base`) recognises the original: the largest in all, and of a tensor.
+`--card` adds the changes to the model and its card.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from lamella.files import write_json
 from lamella.inference.predict import predict
 from lamella.inference.questions import read_questions
 from lamella.models.base_encoder import load_base
+from lamella.models.facts import RoundedBaseFacts
 from lamella.models.model import ReaderModel
 from lamella.models.names import find_model
 from lamella.models.saved import SavedModel, read_saved
@@ -52,6 +54,7 @@ def main() -> None:
     parser.add_argument("--device", help="cpu or cuda; default: the fastest")
     parser.add_argument("--quick", action="store_true", help="2 draws, 16 questions")
     parser.add_argument("--out", type=Path, help="write the numbers to this json file")
+    parser.add_argument("--card", action="store_true", help="add the numbers to the card of the model, a folder")
     options = parser.parse_args()
     draws, most = (2, 16) if options.quick else (options.draws, options.questions)
 
@@ -88,6 +91,8 @@ def main() -> None:
             f"{row['change']['mean']:+.2f} ({row['change']['smallest']:+.2f} to {row['change']['largest']:+.2f}); "
             f"{row['changed']['mean']:.1%} of the answers differ"
         )
+    if options.card:
+        ReaderModel.load(folder).save_facts(folder, rounded_base=[card_facts(row, draws) for row in rows])
     if options.out is not None:
         difference = {key: max(getattr(found, key) for found in differences) for key in ("in_all", "largest")}
         record = {"model": folder.name, "encoder": saved.base_name, "draws": draws, "difference": difference}
@@ -141,6 +146,20 @@ def summarise(file: str, copy: Scored, draws: Sequence[Scored]) -> dict[str, Any
         "change": _range([draw.f1 - copy.f1 for draw in draws]),
         "changed": _range(changed),
     }
+
+
+def card_facts(row: dict[str, Any], draws: int) -> RoundedBaseFacts:
+    change = row["change"]
+    return RoundedBaseFacts(
+        data=row["data"],
+        questions=row["questions"],
+        draws=draws,
+        f1=round(row["f1"], 2),
+        change=round(change["mean"], 2),
+        change_low=round(change["smallest"], 2),
+        change_high=round(change["largest"], 2),
+        changed=round(100 * row["changed"]["mean"], 2),
+    )
 
 
 def _range(values: Sequence[float]) -> dict[str, float]:

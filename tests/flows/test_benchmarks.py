@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from doubles import save_tiny_encoder
+from lamella.models.model import ReaderModel
 from rounded_encoders import change_file, round_weights
 from trained_readers import save_trained
 
@@ -154,7 +155,7 @@ def test_a_draw_of_the_original_rounds_back_to_the_copy(
     encoder = change_file(save_tiny_encoder(tmp_path / "encoder", num_hidden_layers=1), round_weights)
     reader = save_trained(tmp_path / "reader", encoder, encoder={"tuning": "lora"})
     path = BENCHMARKS[0].with_name("rounded_base.py")
-    arguments = ["--model", reader, "--device", "cpu", "--quick", "--out", tmp_path / "out.json"]
+    arguments = ["--model", reader, "--device", "cpu", "--quick", "--card", "--out", tmp_path / "out.json"]
     monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
     script = runpy.run_path(str(path), run_name="__main__")
 
@@ -170,3 +171,5 @@ def test_a_draw_of_the_original_rounds_back_to_the_copy(
     assert 0.3 < result["difference"]["in_all"] < 1 < result["difference"]["largest"] < 1.74
     assert 0 <= result["files"][0]["changed"]["smallest"] <= result["files"][0]["changed"]["largest"] < 1
     assert "of the answers differ" in capsys.readouterr().out
+    (fact,) = ReaderModel.load(reader).facts.rounded_base
+    assert fact.changed == pytest.approx(100 * result["files"][0]["changed"]["mean"], abs=0.01)

@@ -18,7 +18,7 @@ from lamella.errors import ModelError
 from lamella.export.flatten import flatten
 from lamella.export.half import halve
 from lamella.models.base_encoder import load_encoder
-from lamella.models.facts import Facts, Int8Facts, data_facts
+from lamella.models.facts import Facts, Int8Facts, RoundedBaseFacts, data_facts
 from lamella.models.model import ReaderModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -94,6 +94,17 @@ def test_a_card_shows_the_effect_of_int8(base: Path, tmp_path: Path) -> None:
     line = "F1 on the 1,234 questions of `dev.json` is 71.02 instead of 71.24, and 98.8 % of the answers are the same."
     assert line in card(tmp_path / "model")[1]
     assert ReaderModel.from_pretrained(tmp_path / "model").facts.int8 == measured
+
+
+def test_a_card_shows_what_is_lost_on_the_original_encoder(base: Path, tmp_path: Path) -> None:
+    ReaderModel(load_encoder(str(base)), tiny_run_config()).eval().save(tmp_path / "model")
+    assert "original" not in card(tmp_path / "model")[1]
+    numbers = {"f1": 71.24, "change": -0.1, "change_low": -0.31, "change_high": 0.05, "changed": 2.34}
+    measured = [RoundedBaseFacts(data="dev.json", questions=1234, draws=3, **numbers)]
+    model = ReaderModel.from_pretrained(tmp_path / "model")
+    model.save_facts(tmp_path / "model", rounded_base=measured)
+    assert "| `dev.json` | 1,234 | 3 | 71.24 | -0.10 (-0.31, +0.05) | 2.3 % |" in card(tmp_path / "model")[1]
+    assert ReaderModel.from_pretrained(tmp_path / "model").facts.rounded_base == measured
 
 
 def test_a_card_shows_how_to_load_the_reader(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

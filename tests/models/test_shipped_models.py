@@ -21,11 +21,20 @@ HELD_OUT = ", ".join(
     for kind in ("held", "long")
     for name in ("squad2-train-backtranslated", "squad-train-human", "tydi-en-train")
 )
+KOREAN = "korquad-train-held.json.gz, tydi-ko-train-held.json.gz"
+KOREAN_RESULTS = RESULTS / "korean" / "reader"
+KOREAN_SETS = {
+    "korquad-dev": "KorQuAD 1.0, dev",
+    "korquad-dev-mixed": "the same, mixed",
+    "tydi-ko-dev": "TyDi QA, Korean dev",
+    "cs224n-dev": "CS224n, dev (English)",
+}
 # The folder of a reader, the run that trained it, and the data that its threshold was tuned on.
 SHIPPED = {
     READERS / "default": ("minilm-mixed-retaught", HELD_OUT),
     ROOT / "models" / "e5-small": ("e5-small-mixed-retaught", HELD_OUT),
     ROOT / "models" / "mpnet": ("mpnet-mixed-thin", HELD_OUT),
+    ROOT / "models" / "korean": ("korean/reader/korean", KOREAN),
 }
 
 
@@ -59,6 +68,23 @@ def test_a_shipped_reader_is_thin_and_documented(folder: Path) -> None:
     assert (folder / CARD).read_text(encoding="utf-8") == model_card(saved, contents), "generate the card again"
 
 
+def test_the_korean_reader_leaves_out_what_its_encoder_brings() -> None:
+    saved = read_saved(ROOT / "models" / "korean")
+    assert {path.name for path in (ROOT / "models" / "korean").iterdir()} == {CARD, "config.json", "model.safetensors"}
+    assert saved.base_tokenizer_sha256 is not None
+    assert saved.rounding is not None, "it must load on the original encoder, which users have"
+
+
+def test_the_page_of_the_korean_reader_has_its_scores() -> None:
+    page = (ROOT / "docs" / "results" / "korean-reader.md").read_text(encoding="utf-8")
+    scores = json.loads((KOREAN_RESULTS / "scores.json").read_text())
+    for data, title in KOREAN_SETS.items():
+        thin, full = scores["korean"][data], scores["korean-full"][data]
+        row = f"| {title} | {thin['total']:,} ({thin.get('NoAns_total', 0):,}) | "
+        row += " | ".join(f"{value:.1f}" for value in (thin["exact"], thin["f1"], full["exact"], full["f1"]))
+        assert f"{row} |\n" in page
+
+
 def test_every_reader_in_the_folder_is_tested() -> None:
     assert {folder for folder in SHIPPED if folder.parent == ROOT / "models"} == set((ROOT / "models").iterdir())
 
@@ -66,6 +92,6 @@ def test_every_reader_in_the_folder_is_tested() -> None:
 def test_the_cards_have_the_scores_of_the_page() -> None:
     scores = json.loads((RESULTS / "wild" / "scores.json").read_text())
     wild = {entry["reader"]: entry["domains"] for entry in scores["readers"]}
-    for folder in SHIPPED:
+    for folder in SHIPPED.keys() - {ROOT / "models" / "korean"}:
         name = folder.name if folder.parent == READERS else f"models/{folder.name}"
         assert [domain.model_dump() for domain in read_saved(folder).facts.domains] == wild[name]

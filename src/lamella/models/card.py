@@ -14,7 +14,7 @@ from typing import Any
 from lamella import registry
 from lamella.encoder.sources import hub_id
 from lamella.errors import counted
-from lamella.models.facts import DomainScores, Facts, FileShareFacts
+from lamella.models.facts import DomainScores, Facts, FileShareFacts, RoundedBaseFacts
 from lamella.models.names import short_model_name
 from lamella.models.saved import SavedModel
 from lamella.runs import MODEL, MODELS
@@ -50,6 +50,7 @@ def model_card(saved: SavedModel, contents: Contents) -> str:
         "Results": _results(saved),
         "Threshold": _threshold(saved),
         "Other texts": _domains(saved.facts.domains),
+        "The original encoder": _rounded_base(saved.facts.rounded_base),
         "Cost": _cost(contents, saved.facts),
         "Layer weights": _layer_weights(contents.layer_weights),
         "Limits": _limits(saved, contents.gives_text),
@@ -285,6 +286,23 @@ def _domains(domains: Sequence[DomainScores]) -> str:
         "answer, *coverage* the share of questions that it can answer with a mean F1 of 80 if it chooses the surest."
     )
     return "\n".join([text, "", head, "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|", *rows])
+
+
+def _rounded_base(measured: Sequence[RoundedBaseFacts]) -> str:
+    """Show what the reader loses on the original of the rounded copy that it was trained on."""
+    if not measured:
+        return ""
+    text = (
+        "The reader was trained on a rounded copy of its encoder. This simulates the original: each draw moves every "
+        "weight of the copy at random, by up to half a rounding step. F1 is measured at the reader's threshold."
+    )
+    head = "| data | questions | draws | F1 on the copy | change on the draws (lowest, highest) | other answers |"
+    rows = [
+        f"| `{row.data}` | {row.questions:,} | {row.draws} | {row.f1:.2f} | {row.change:+.2f} "
+        f"({row.change_low:+.2f}, {row.change_high:+.2f}) | {row.changed:.1f} % |"
+        for row in measured
+    ]
+    return "\n".join([text, "", head, "|---|---:|---:|---:|---:|---:|", *rows])
 
 
 def _number(value: float | None) -> str:

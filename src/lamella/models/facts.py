@@ -70,6 +70,19 @@ class Int8Facts(Section):
     equal: float  # share of the questions with the same answer
 
 
+class RoundedBaseFacts(Section):
+    """What a reader trained on a rounded copy of its encoder loses on possible originals; in percent."""
+
+    data: str  # name of the file, without folder
+    questions: int
+    draws: int  # number of originals that were tried
+    f1: float  # on the copy, at the reader's threshold
+    change: float  # of F1, mean over the draws
+    change_low: float  # smallest
+    change_high: float  # largest
+    changed: float  # share of the questions with another answer, mean over the draws
+
+
 class TeacherFacts(Section):
     """A teacher: a model, or a run with stored logits and, if known, the model that computed them."""
 
@@ -96,6 +109,7 @@ class Facts(Section):
     teachers: list[TeacherFacts] = Field(default=[])
     domains: list[DomainScores] = Field(default=[])  # on other kinds of texts
     int8: Int8Facts | None = None  # None: not measured
+    rounded_base: list[RoundedBaseFacts] = Field(default=[])  # by benchmarks/rounded_base.py
     keep: Literal["best", "last"] = "best"  # which checkpoint this is
     results: dict[str, Any] = Field(default={})  # on the dev data
     calibrated: dict[str, Any] = Field(default={})  # the report of `lamella calibrate` on the stored threshold
