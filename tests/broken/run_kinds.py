@@ -12,6 +12,7 @@ from broken.json_damage import broken_json
 from broken.kind import Files, Folders, Kind, damage_file
 from broken.oracle import run_command
 from made_runs import QUESTIONS, make_run
+from samples import HAS_TORCH
 
 COST: dict[str, Any] = {
     "trainable_parameters": 100,
@@ -64,7 +65,8 @@ def _runs() -> Kind:
         yield ["compare", *both, "--json"]
         yield ["compare", *both, "--keep", folders.output]
         yield ["recommend", *both, "--max-ms", "5"]
-        yield ["analyse", *both, "--sample", "0", "--out", folders.output]
+        if HAS_TORCH:
+            yield ["analyse", *both, "--sample", "0", "--out", folders.output]
         yield ["report", *both, "--out", folders.output / "report.html"]
         yield ["report", *both, "--out", folders.output / "report.md"]
 

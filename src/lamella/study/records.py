@@ -256,11 +256,11 @@ def recorded_data_files(folder: Path) -> tuple[str, ...]:
     return ()
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object; return an empty one if there is no such file."""
+def read_json_object(path: Path, *, finite: bool = True) -> dict[str, Any]:
+    """Read a file that holds one JSON object, of `finite` numbers; return an empty one if there is no such file."""
     if not path.is_file():
         return {}
-    content = read_json(path, finite=True)
+    content = read_json(path, finite=finite)
     if not isinstance(content, dict):
         raise UnreadableError(f"{path}: expected one JSON object, got {type(content).__name__}; the file is damaged.")
     return content
@@ -325,7 +325,8 @@ def _read_record(path: Path, name: str) -> RunRecord:
         data_files = tuple(str(file["name"]) for file in result.content["dev"]["files"])
         config, cost = _with_metric(result.config()), result.content["cost"]
         return RunRecord(name, path, "finished", config, result.scores(), cost, data_files, result)
-    config, scores, cost = (read_json_object(path / file) for file in (runs.CONFIG, runs.RESULTS, runs.COST))
+    config, scores = (read_json_object(path / file) for file in (runs.CONFIG, runs.RESULTS))
+    cost = read_json_object(path / runs.COST, finite=False)  # a cost that is not finite is unknown
     config.pop("plugins", None)  # the only key that is no section
     if not all(isinstance(section, dict) for section in config.values()):
         raise UnreadableError(f"{path / runs.CONFIG}: expected the options of a run, by section; the file is damaged.")

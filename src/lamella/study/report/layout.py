@@ -49,6 +49,7 @@ class Layout(Section):
     costs: list[str] = Field(default=list(COST_TITLES))  # to rank readers by; empty for no ranking
     names: dict[str, str] = Field(default={})  # the words for files, encoders and columns
     section: list[LayoutSection] = Field(default=[])
+    elsewhere: list[str] = Field(default=[])  # JSON files in the folder that are no results of readers
 
 
 def read_layout(path: Path) -> Layout:

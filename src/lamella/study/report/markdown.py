@@ -100,7 +100,7 @@ def _section_runs(section: LayoutSection, records: Sequence[RunRecord], where: s
 def _check_all_shown(layout_file: Path, layout: Layout, records: Sequence[Sequence[RunRecord]]) -> None:
     """Check that no result in the folder is silently left out of the report."""
     shown = {run.folder.name for section_records in records for run in section_records}
-    shown |= {section.file for section in layout.section if section.file}
+    shown |= {section.file for section in layout.section if section.file} | set(layout.elsewhere)
     if missing := [file.name for file in json_files(layout_file.parent) if file.name not in shown]:
         raise UsageError(f"{layout_file}: expected a section for every result, got none for {', '.join(missing)}.")
 
