@@ -83,6 +83,25 @@ def test_the_page_of_the_korean_reader_has_its_scores() -> None:
         row = f"| {title} | {thin['total']:,} ({thin.get('NoAns_total', 0):,}) | "
         row += " | ".join(f"{value:.1f}" for value in (thin["exact"], thin["f1"], full["exact"], full["f1"]))
         assert f"{row} |\n" in page
+    domains = {row["data"]: row for row in json.loads((KOREAN_RESULTS / "domains.json").read_text())}
+    for data, shipped in scores["models/korean"].items():
+        refused = domains[f"{data}.json.gz"]["refused"]
+        row = f"| {KOREAN_SETS[data]} | {shipped['total']:,} | {shipped['exact']:.1f} | {shipped['f1']:.1f} | "
+        assert f"{row}{shipped['f1_at_0']:.1f} | {refused:.1f} % |\n" in page
+        assert shipped["f1_at_0"] == pytest.approx(scores["korean"][data]["f1"], abs=0.1), "scored on a GPU"
+
+
+def test_the_korean_reader_shows_what_it_loses_on_the_original() -> None:
+    page = (ROOT / "docs" / "results" / "korean-reader.md").read_text(encoding="utf-8")
+    measured = read_saved(ROOT / "models" / "korean").facts.rounded_base
+    result = json.loads((KOREAN_RESULTS / "rounded-base.json").read_text())
+    assert [(row.data, row.questions, row.draws) for row in measured] == [
+        (row["data"], row["questions"], result["draws"]) for row in result["files"]
+    ]
+    for row, source in zip(measured, result["files"], strict=True):
+        assert row.change == pytest.approx(source["change"]["mean"], abs=0.005)
+        line = f"{row.f1:.2f} | {row.change:+.2f} ({row.change_low:+.2f}, {row.change_high:+.2f}) | {row.changed:.1f} %"
+        assert f"| {KOREAN_SETS[row.data.partition('.')[0]]} | {row.questions} | {line} |\n" in page
 
 
 def test_every_reader_in_the_folder_is_tested() -> None:
@@ -92,6 +111,7 @@ def test_every_reader_in_the_folder_is_tested() -> None:
 def test_the_cards_have_the_scores_of_the_page() -> None:
     scores = json.loads((RESULTS / "wild" / "scores.json").read_text())
     wild = {entry["reader"]: entry["domains"] for entry in scores["readers"]}
-    for folder in SHIPPED.keys() - {ROOT / "models" / "korean"}:
+    wild["models/korean"] = json.loads((KOREAN_RESULTS / "domains.json").read_text())
+    for folder in SHIPPED:
         name = folder.name if folder.parent == READERS else f"models/{folder.name}"
         assert [domain.model_dump() for domain in read_saved(folder).facts.domains] == wild[name]
