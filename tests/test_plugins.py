@@ -105,19 +105,19 @@ def test_an_entry_point_adds_parts_that_are_named_like_ours(install: Install) ->
         ("def (", "SyntaxError: .*"),
         (
             MIXER.format(name="last"),
-            r"mixer 'last' is registered twice: by lamella\.heads\.pooling\.Last and by broken\.parts\.Mine; rename "
+            r"mixer 'last' is registered twice: by lamella\.heads\.pooling\.Last and by wrecked\.parts\.Mine; rename "
             r"one of them",
         ),
         (MIXER.format(name="x").replace('"mixer"', '"mixr"'), r"family 'mixr' does not exist. Did you mean 'mixer'\?"),
     ],
 )
 def test_a_broken_plugin_is_one_line_with_its_package(code: str, reason: str, install: Install, lamella: Any) -> None:
-    install("broken", code)
+    install("wrecked", code)
     for _ in range(2):  # it stays broken
         exit_code, out, err = lamella("parts", "mixer")
         assert (exit_code, out) == (2, "")
         assert len(err.splitlines()) == 1
-        with pytest.raises(PluginError, match=f"^plugin 'broken.parts' of broken 1.2 cannot be imported: {reason}"):
+        with pytest.raises(PluginError, match=f"^plugin 'wrecked.parts' of wrecked 1.2 cannot be imported: {reason}"):
             registry.names("mixer")
     assert err.endswith("; repair it, or uninstall its package.\n")
 

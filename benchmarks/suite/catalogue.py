@@ -89,5 +89,6 @@ BENCHMARKS = (
 # Scripts that `make bench` does not run, and why.
 APART = {
     "long_run": "measures memory over 45 minutes",
+    "trust": "tries broken inputs, and counts what becomes of them",
     "rounded_base": "measures answers and not time, with a model that was trained on a rounded copy of its encoder",
 }

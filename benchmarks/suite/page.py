@@ -62,8 +62,8 @@ def page(folder: Path) -> str:
     parts += ["## What was compared", "\n".join(notes(found))]
     if "inference" in results:
         parts += ["## What `auto` chooses", variants(results["inference"]), OTHER_PROCESSORS]
-    if "shared_machine" in results:
-        parts += ["## A shared machine", shared(results["shared_machine"])]
+    machine_shared = shared(results["shared_machine"]) if "shared_machine" in results else "No result yet."
+    parts += ["## A shared machine", machine_shared]
     if "growth" in results:
         parts += ["## Growth of time and memory", growth(results["growth"])]
     parts += ["## Not run by `make bench`", "\n".join(apart(results))]

@@ -5,11 +5,15 @@ A library that builds the encoder first, and compares its weights later, would t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from lamella.encoder.families import FAMILIES
 from lamella.encoder.sources import MODEL_CONFIG, Source
-from lamella.errors import EncoderError, shorten
+from lamella.errors import EncoderError, ModelError, one_line, shorten
 from lamella.files import read_json
 
 # Each size under the names that families have for it; a file may lack any of them.
@@ -44,9 +48,20 @@ def read_configuration(source: Source) -> dict[str, Any]:
     }
     for name, most in limits.items():
         if sizes[name] > most:
+            _check_weights(source.weights)  # files that were cut off are too small for any size
             found = shorten(sizes[name])
             raise EncoderError(f"{path}: {name}: expected at most {most:,}, by the size of the weights, got {found}.")
     return config
+
+
+def _check_weights(files: Sequence[Path]) -> None:
+    """Raise an error if a file of weights is damaged."""
+    for path in files:
+        try:
+            with safe_open(path, "numpy"):
+                pass
+        except SafetensorError as error:
+            raise ModelError(f"{path}: expected a safetensors file, found a damaged one ({one_line(error)}).") from None
 
 
 def _size(config: dict[str, Any], name: str, where: str) -> int:
