@@ -115,6 +115,7 @@ def test_every_problem_of_a_file_is_reported_at_once(tmp_path: Path) -> None:
         ),
         ({"encoder": {"dropout": 1.5}}, "encoder.dropout: expected at most 1.0, got 1.5."),
         ({"encoder": {"name": ""}}, "encoder.name: expected a text of at least 1 character(s), got ''."),
+        ({"encoder": {"name": "a\0b"}}, r"encoder.name: expected the name of a file, got 'a\x00b'."),
         ({"learner": {"mixer": []}}, "learner.mixer: expected a list of at least 1, got []."),
         ({"learner": {"seed": 2**32}}, "learner.seed: expected at most 4294967295, got 4294967296."),
         ({"encoder": {"form": "first"}}, "encoder.form: no such option. Did you mean 'from'?"),

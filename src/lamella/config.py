@@ -23,7 +23,7 @@ from pydantic import (
 
 from lamella import registry
 from lamella.calibration import Calibration, TunedOn
-from lamella.section import FileName, Section, Share
+from lamella.section import FileName, Section, Share, file_name
 
 DEFAULT_ENCODER = "all-MiniLM-L6-v2"
 POOLED = -1  # the encoder's pooled output, where layers are given by number
@@ -183,9 +183,8 @@ class WindowOptions(Section):
 class EncoderOptions(Section):
     """The pretrained encoder, and which of its weights are trained."""
 
-    name: str = Field(
+    name: Annotated[str, Field(min_length=1), AfterValidator(file_name)] = Field(
         default=DEFAULT_ENCODER,
-        min_length=1,
         description="a folder, a saved model, a packaged encoder or a Hugging Face hub id",
     )
     from_run: str | None = Field(

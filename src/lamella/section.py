@@ -9,14 +9,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from lamella import registry
 
 
-def _file_name(value: str) -> str:
+def file_name(value: str) -> str:
+    """Return a name if a file can have it."""
     if not value or "\0" in value:
         raise ValueError("the name of a file")
     return value
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
-FileName = Annotated[str, AfterValidator(_file_name)]
+FileName = Annotated[str, AfterValidator(file_name)]
 
 
 class Section(BaseModel):
