@@ -11,7 +11,6 @@ would use the time that it is kept waiting. The processes are started in turn; t
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import resource
 import statistics
@@ -19,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from lamella.config import DEFAULT_ENCODER
 from lamella.encoder.sources import find_encoder
 from lamella.environment import library_versions
 from lamella.files import write_json
+from suite.programs import other_programs
 from suite.work import reading_flops
 
 TEXT = Path(__file__).parents[1] / "examples" / "titan.txt"
@@ -59,7 +58,7 @@ def main() -> None:
         for turn in range(repeats + 1):
             for name, command in commands.items():
                 cache = Path(folder) / (f"first-{turn}" if name == "first" else "cache")
-                with other_work(name == "busy"):
+                with other_programs((os.cpu_count() or 1) if name == "busy" else 0):
                     began, before = time.perf_counter(), cpu_seconds()
                     environment = os.environ | {"LAMELLA_CACHE": str(cache)}
                     subprocess.run(command, check=True, capture_output=True, env=environment)
@@ -105,19 +104,6 @@ def cpu_seconds() -> float:
     """Return the CPU seconds of all processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
-
-
-@contextlib.contextmanager
-def other_work(there_is: bool) -> Iterator[None]:
-    """Keep every core busy."""
-    spin = [sys.executable, "-c", "while True: pass"]
-    processes = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1 if there_is else 0)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 if __name__ == "__main__":

@@ -14,11 +14,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +29,7 @@ from lamella.data.windows.features import featurise
 from lamella.environment import library_versions
 from lamella.files import write_json
 from lamella.models.base_encoder import load_encoder
+from suite.programs import other_programs
 from suite.work import encoder_flops
 
 FULL = (LearnerOptions(learning_rate=1e-4),)
@@ -111,18 +109,6 @@ def compare(job: Callable[[], object], repeats: int) -> dict[str, Any]:
         "peer": statistics.median(wall["peer"]),
         "threads": threads,
     }
-
-
-@contextmanager
-def other_programs(count: int) -> Iterator[None]:
-    """Keep processes running that do nothing but use the cores."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 if __name__ == "__main__":

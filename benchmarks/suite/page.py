@@ -18,7 +18,7 @@ INTRODUCTION = """\
 
 # Benchmarks
 
-`make bench` measures all of this on your machine in under 20 minutes on two idle cores, and writes this page. Every
+`make bench` measures all of this on your machine, which should be idle meanwhile, and writes this page. Every
 number is a ratio against a peer that ran in turn with it. The settings are small (`--quick`); each script in
 `benchmarks/` also runs alone with larger ones, and its `--help` describes exactly what is compared."""
 HOW_TO_READ = """\
