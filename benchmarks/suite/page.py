@@ -58,7 +58,9 @@ def page(folder: Path) -> str:
     """Return the page of a folder of results."""
     results = {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
     found = [(each, results[each.name]) for each in BENCHMARKS if each.name in results]
-    parts = [INTRODUCTION, *machine(results["limits"]), "## Results", table(found), HOW_TO_READ, *noise(results)]
+    minutes = sum(result["seconds"] for result in results.values()) / 60
+    introduction = f"{INTRODUCTION} The runs below took {minutes:.0f} minutes in all."
+    parts = [introduction, *machine(results["limits"]), "## Results", table(found), HOW_TO_READ, *noise(results)]
     parts += ["## What was compared", "\n".join(notes(found))]
     if "inference" in results:
         parts += ["## What `auto` chooses", variants(results["inference"]), OTHER_PROCESSORS]

@@ -70,6 +70,7 @@ def test_a_missing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
         compile_layers(tiny_encoder().encoder)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.11, while it traces
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler itself
 @pytest.mark.parametrize("family", FAMILIES)
