@@ -199,3 +199,8 @@ def printable(text: str) -> str:
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun: "1 question", "2,000 questions", "3 passes" with `plural="passes"`."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def sized(size: int) -> str:
+    """Return a number of bytes as a size: "9 kB", "2.2 MB"."""
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"

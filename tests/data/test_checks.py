@@ -910,6 +910,14 @@ def test_published_files_have_no_errors_and_few_warnings(name: str, most_warning
     assert len(report.warnings) <= most_warnings
 
 
+def test_an_empty_context_is_located_by_its_questions() -> None:
+    context = Context(" ")
+    blank = tuple(Example(id, "Where?", context, ()) for id in ("q1", "q2", "q3"))
+    problems = check([DataFile("memory", "flat", None, blank, ())]).problems
+    reasons = [problem.reason for problem in problems if problem.kind == "empty_context"]
+    assert reasons == ["context ' ' is empty (question 'q1' and 2 more)"]
+
+
 def test_examples_made_in_python_can_be_checked() -> None:
     broken = Example("q", "Where?", Context("In Rome."), (Answer("Oslo", 3),))
     report = check([DataFile("memory", "flat", None, (broken,), ())])

@@ -418,7 +418,12 @@ def test_repeated_keys_and_constants_are_located(tmp_path: Path) -> None:
             b"id,question,answer\n1,Who?,he\n",
             ":1: expected a CSV header with the columns question and context, got 'id'",
         ),
-        (b"id;context\n1;It rains.\n", "got 'id', 'context'; add the column question, or rename"),
+        (
+            b"id;context\n1;It rains.\n",
+            "got 'id', 'context'; add the column question, or rename the one that holds it.",
+        ),
+        (b"id;text\n1;It rains.\n", "add the columns question and context, or rename those that hold them."),
+        (gzip.compress(gzip.compress(b"[]")), "got a gzip file; unpack it."),
         (b"question,context,context\na,b,c\n", ":1: expected every column once, got 'context' 2 times"),
         (b"Id,Predicted\n1,he\n", "got predictions (the columns 'id', 'predicted'); score them with: lamella evaluate"),
         (b"\0" * 99, "contains only zero bytes"),

@@ -379,7 +379,7 @@ class TestIndex:
         """Its hash is right; the files are read instead, as if it were damaged."""
         write_by_hand(indexed / INDEX, folder / INDEX, name, change)
         with pytest.warns(
-            LamellaWarning, match=rf"cannot be used \({message}.*replace it with: lamella index"
+            LamellaWarning, match=rf"cannot be used \({message}.*replace it with: lamella index \S"
         ) as caught:
             documents = Documents(folder)
         assert len(caught) == 1
@@ -387,7 +387,7 @@ class TestIndex:
 
     def test_a_text_that_is_not_utf8_is_reported(self, indexed: Path, tmp_path: Path) -> None:
         write_by_hand(indexed / INDEX, tmp_path / INDEX, "texts", lambda tensor: np.full_like(tensor, 0xFF))
-        with pytest.raises(DataError, match=r"the text of \S+ is not UTF-8; replace it with: lamella index$"):
+        with pytest.raises(DataError, match=r"the text of \S+ is not UTF-8; replace it with: lamella index \S+$"):
             StoredIndex(tmp_path / INDEX).text(0)
 
     @pytest.mark.skipif(os.name == "nt", reason="Windows has other access rights")

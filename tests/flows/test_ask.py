@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 
 from forks import ForkServer
 from lamella import progress
+from lamella.cli import ask_command
 from lamella.inference import reader as reader_module
 from samples import needs_torch
 
@@ -42,6 +44,16 @@ def test_an_answer_is_shown_in_its_sentence(lamella: Any) -> None:
     assert second == "  J. Comas Solà saw its air in [1907]!"
     out = lamella("ask", QUESTIONS[1], "-c", "titan.txt", "-t", "Nothing.")[1]
     assert out.splitlines()[1] == "  In [1655] Christiaan Huygens discovered Titan."
+
+
+def test_an_answer_is_one_line_without_control_characters(lamella: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask_command, "LONGEST_ANSWER", 10)
+    text = "In 1655 Christiaan\nHuygens discovered \x1b[31mTitan."
+    first, second = lamella("ask", QUESTIONS[0], "-t", text, "--threshold", 1000)[1].splitlines()
+    assert first.startswith("Chris … ygens  [0.")
+    assert second == "  In 1655 [Chris … ygens] discovered \ufffd[31mTitan."
+    record = json.loads(lamella("ask", QUESTIONS[0], "-t", text, "--threshold", 1000, "--json")[1])
+    assert record["answers"][0]["answer"] == "Christiaan\nHuygens"
 
 
 def test_the_questions_of_a_file(lamella: Any) -> None:
@@ -130,10 +142,16 @@ def test_how_eager_to_answer(lamella: Any) -> None:
         (["--questions", "-", "-c", "-"], "standard input can be read only once"),
         (["Who?", "-c", "titan.txt", "--passages", "some"], "--passages: expected a number of at least 1, auto or all"),
         ([], "give --in DIR, --context FILE or --text TEXT."),
+        (["Who?", "-c", "x.pdf"], "ask --context x.pdf: expected a text or HTML file, got a PDF file; --in reads PDF"),
+        (["Who?", "-c", "x.gz"], "got a gzip file; --in reads PDF, docx and gzip files."),
+        (["Who?", "-c", "binary.txt"], "ask --context binary.txt: expected a text or HTML file, got binary data"),
     ],
 )
 def test_mistakes_get_one_line(arguments: list[str], message: str, lamella: Any) -> None:
     Path("empty.txt").write_text(" \n\n")
+    Path("x.pdf").write_bytes(b"%PDF-1.7 and more")
+    Path("x.gz").write_bytes(gzip.compress(b"A text."))
+    Path("binary.txt").write_bytes(b"one\0two three four five six")
     code, out, err = lamella("ask", *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import sys
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 LAYERS_SHOWN = 4  # of the layers that an answer was read from, those with the largest weights
 LONGEST_ECHO = 60  # characters of a wrong value that an error message repeats
+LONGEST_ANSWER = 400  # characters of an answer that are printed; --json has all of them
 
 
 @app.command()
@@ -201,13 +203,12 @@ class _Session:
 
         place = f"characters {answer['start']}-{answer['end']}"
         if self.several:
-            place = f"{answer['file']}, {place}"
+            place = f"{printable(answer['file'])}, {place}"
         elif "file" in answer:
             unit = next(unit for unit in ("page", "line", "paragraph") if unit in answer)
             separator = ":" if unit == "line" else f", {unit} "  # terminals and editors open file:line
             place = f"{printable(answer['file'])}{separator}{answer[unit]}"
-        text = " ".join(answer["answer"].split()) if "sentence" in answer else answer["answer"]
-        typer.echo(f"{label}{text}  [{answer['probability']:.2f}, {place}]")
+        typer.echo(f"{label}{_one_line(answer['answer'])}  [{answer['probability']:.2f}, {place}]")
         _print_sentence(answer)
         if "layers" in answer:
             _print_layers(answer["layers"])
@@ -233,7 +234,8 @@ def _split_words(words: Sequence[str], sources: Sequence[str]) -> tuple[str | No
 
 def _print_sentence(answer: Answer) -> None:
     """Print the sentence of an answer, with the answer highlighted on a terminal, or else in brackets."""
-    before, found, after = answer.sentence()
+    before, found, after = map(_without_controls, answer.sentence())
+    found = _shorten_middle(found)
     if sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb":
         from rich.console import Console
         from rich.text import Text
@@ -242,6 +244,21 @@ def _print_sentence(answer: Answer) -> None:
         Console(highlight=False).print(line, soft_wrap=True)
     else:
         typer.echo(f"  {before}[{found}]{after}")
+
+
+def _one_line(text: str) -> str:
+    """Return an answer as a line shows it: white space collapsed, the middle of a very long one left out."""
+    return _shorten_middle(_without_controls(" ".join(text.split())))
+
+
+def _without_controls(text: str) -> str:
+    """Replace control characters, which a terminal would obey: a text may come from anybody."""
+    return "".join("\ufffd" if unicodedata.category(character) == "Cc" else character for character in text)
+
+
+def _shorten_middle(text: str) -> str:
+    half = LONGEST_ANSWER // 2
+    return text if len(text) <= LONGEST_ANSWER else f"{text[:half]} … {text[-half:]}"
 
 
 def _print_layers(found: dict[str, Any]) -> None:
@@ -296,13 +313,21 @@ def _read_questions(source: str, encoding: str | None) -> list[str]:
 
 
 def _read_text(source: str, encoding: str | None, option: str) -> str:
+    from lamella.data.file_formats.file_types import recognise_binary
     from lamella.data.html_text import looks_like_html, text_of_html
-    from lamella.errors import UnreadableError, truncate
+    from lamella.errors import UnreadableError, printable, truncate
     from lamella.text_encoding import decode_text
 
     try:
         data = sys.stdin.buffer.read() if source == "-" else Path(os.path.expanduser(source)).read_bytes()
+        where = f"ask {option} {printable(source)}"
+        if encoding is None and (binary := recognise_binary(data)) is not None:
+            raise UnreadableError(
+                f"{where}: expected a text or HTML file, got {binary.name}; --in reads PDF, docx and gzip files."
+            )
         text = decode_text(data, source, encoding, advice="save it as UTF-8, or pass --encoding {encoding}")
+        if "\0" in text:
+            raise UnreadableError(f"{where}: expected a text or HTML file, got binary data; save it as text first.")
         if option == "--questions" or not (
             looks_like_html(text) or source.lower().endswith((".html", ".htm", ".xhtml"))
         ):

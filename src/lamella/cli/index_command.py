@@ -22,7 +22,7 @@ def index(
     The next `lamella index` reads only what changed.
     """
     from lamella.documents.collection import Documents
-    from lamella.errors import counted, printable
+    from lamella.errors import counted, printable, sized
 
     documents = Documents.index(folder, encoding)
     path = documents.index_file
@@ -43,5 +43,5 @@ def index(
     typer.echo(
         f"{printable(str(path))}: {counted(len(documents), 'document')} in "
         f"{counted(len(documents.passages), 'passage')} "
-        f"({documents.read:,} read, {documents.removed:,} removed{skipped}), {size / 1e6:.1f} MB"
+        f"({documents.read:,} read, {documents.removed:,} removed{skipped}), {sized(size)}"
     )

@@ -96,16 +96,14 @@ def report(
 
     It is one file that opens offline: plots, tables, sample answers.
     """
-    from lamella.errors import counted
+    from lamella.errors import counted, sized
     from lamella.study.report.write import write_report
 
     written = write_report(folders, out, data=data, title=title, paper=paper, layers=layers, overwrite=overwrite)
     if as_json:
         typer.echo(json.dumps(written, ensure_ascii=False))
         return
-    count, size = written["runs"], written["bytes"]
-    size_text = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
-    typer.echo(f"{out}: {counted(count, 'run')}, {size_text}")
+    typer.echo(f"{out}: {counted(written['runs'], 'run')}, {sized(written['bytes'])}")
     for note in written["notes"]:
         typer.echo(f"note: {note}")
 

@@ -255,8 +255,8 @@ def _open_index(path: Path) -> StoredIndex | None:
     try:
         return StoredIndex(path)
     except ValueError as error:
-        reason, advice = f"cannot be used ({one_line(error)})", "so the files are read; replace it with: lamella index"
-        warn(f"{printable(str(path))}: {reason}, {advice}")
+        advice = f"so the files are read; replace it with: lamella index {printable(str(path.parent))}"
+        warn(f"{printable(str(path))}: cannot be used ({one_line(error)}), {advice}")
         return None
 
 

@@ -72,7 +72,8 @@ class StoredIndex:
 
         open_file: Any = safe_open  # it has no types
         try:
-            self._path, self._file = printable(str(path)), open_file(path, framework="numpy")
+            self._path, self._folder = printable(str(path)), printable(str(path.parent))
+            self._file = open_file(path, framework="numpy")
             metadata = self._file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise ValueError("has another format")
@@ -99,7 +100,8 @@ class StoredIndex:
             return bytes(self._texts[begin:end]).decode("utf-8") if end > begin else ""
         except UnicodeDecodeError:  # only in an index that was made by hand; decoding all texts at once would take long
             name = printable(self.records[number].name)
-            raise DataError(f"{self._path}: the text of {name} is not UTF-8; replace it with: lamella index") from None
+            advice = f"replace it with: lamella index {self._folder}"
+            raise DataError(f"{self._path}: the text of {name} is not UTF-8; {advice}") from None
 
     def spans_of(self, number: int) -> NDArray[np.int64]:
         """Return begin and end of the passages of a document."""

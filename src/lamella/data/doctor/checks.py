@@ -94,7 +94,10 @@ def _check_contexts(file: DataFile) -> Iterator[Problem]:
     for context in contexts_of(file):
         article = context.title or None
         if not context.text.strip():
-            yield Problem("empty_context", file.path, f"context {quote(context.text)} is empty", article)
+            ids = [example.id for example in file.examples if example.context is context]
+            more = f" and {len(ids) - 1:,} more" if len(ids) > 1 else ""
+            reason = f"context {quote(context.text)} is empty (question {quote(ids[0])}{more})"
+            yield Problem("empty_context", file.path, reason, article)
             continue
         for kind, reason in _odd_characters(context.text):
             yield Problem(kind, file.path, f"context {quote(context.text)}: {reason}", article)

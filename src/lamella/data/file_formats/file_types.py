@@ -33,6 +33,7 @@ _SIGNATURES: tuple[tuple[int, bytes, FileType], ...] = (
     (0, b"ARROW1", FileType("an Arrow file", _CONVERT)),
     (0, b"\xff\xff\xff\xff", FileType("an Arrow stream", "load it with `datasets` and pass the data set to Python")),
     (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", _OLD_EXCEL),
+    (0, b"\x1f\x8b", FileType("a gzip file", "unpack it")),  # of data files: gzip within gzip
     (0, b"BZh", FileType("a bzip2 file", _UNPACK)),
     (0, b"\xfd7zXZ\x00", FileType("an xz file", _UNPACK)),
     (0, b"\x28\xb5\x2f\xfd", FileType("a Zstandard file", _UNPACK)),

@@ -89,10 +89,11 @@ def _explain(text: str, error: json.JSONDecodeError, path: str) -> str:
             f"lamella evaluate DATA {path}"
         )
     if len(header) > 1 and COLUMNS.intersection(header):
-        missing = " and ".join(sorted(NEEDED_COLUMNS.difference(header), reverse=True))
+        missing = sorted(NEEDED_COLUMNS.difference(header), reverse=True)
+        nouns = ("column", "the one that holds it") if len(missing) == 1 else ("columns", "those that hold them")
         return (
             f"{path}:1: expected a CSV header with the columns question and context, got {_list(header)}; add the "
-            f"column {missing}, or rename the one that holds it."
+            f"{nouns[0]} {' and '.join(missing)}, or rename {nouns[1]}."
         )
     found = "an HTML page" if looks_like_html(text) else f"text that begins with {quote(text.strip())}"
     return f"{path}: expected JSON, JSONL, or CSV with a header of the columns question and context, got {found}."
