@@ -4,9 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LIGHT := .venv-light/.installed
-PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+LOWEST := .venv-lowest/.installed
+PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-light test-slow bench smoke dist lint audit docs clean
+.PHONY: demo test test-light test-lowest test-slow bench smoke dist lint audit docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/lamella ask "When did the probe land on Titan?" --context examples/titan.txt --top-k 3
@@ -25,6 +26,12 @@ test: $(INSTALLED)
 # The tests that need no torch, in an environment without it.
 test-light: $(LIGHT)
 	.venv-light/bin/python -m pytest -m "not slow" -n 2 --dist worksteal
+
+# The tests with the lowest version of each dependency. Its own dependencies are today's, about which it may warn.
+# On x86, pip takes a build of this torch with gigabytes of GPU packages.
+test-lowest: $(LOWEST)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= .venv-lowest/bin/python -m pytest -m "not slow" -n 2 --dist worksteal \
+		-W ignore::DeprecationWarning
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
@@ -60,15 +67,20 @@ docs: $(INSTALLED)
 	$(BIN)/python docs/wild.py --page
 
 clean:
-	rm -rf $(VENV) .venv-light runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-light .venv-lowest runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Environments are updated when the dependencies change.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP) -e ".[all,dev]"
+	$(BIN)/python $(PIP) -c constraints.txt -e ".[all,dev]"
 	touch $@
 
 $(LIGHT): pyproject.toml constraints.txt
 	test -x .venv-light/bin/python || $(PYTHON) -m venv .venv-light
-	.venv-light/bin/python $(PIP) -e ".[bundled,serve]" httpx2 hypothesis pytest pytest-xdist
+	.venv-light/bin/python $(PIP) -c constraints.txt -e ".[bundled,serve]" httpx2 hypothesis pytest pytest-xdist
+	touch $@
+
+$(LOWEST): pyproject.toml constraints-lowest.txt
+	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python $(PIP) -c constraints-lowest.txt -e ".[all,dev]"
 	touch $@

@@ -68,6 +68,7 @@ def test_the_sdist_has_what_the_tests_need(dist: Path) -> None:
     for folder in ("src", "tests", "benchmarks", "configs", "docs", "examples", "models", "results"):
         expected = {name for name in tracked.splitlines() if name.startswith(f"{folder}/")}
         assert expected <= names, folder
-    assert {"Makefile", "constraints.txt", "README.md", "LICENSE", "pyproject.toml", ".ci/smoke"} <= names
+    pins = {"constraints.txt", "constraints-lowest.txt"}
+    assert {"Makefile", "README.md", "LICENSE", "pyproject.toml", ".ci/smoke", *pins} <= names
     assert not {name for name in names if name.startswith((".venv", "runs/", ".git/")) or "__pycache__" in name}
     assert path.stat().st_size < 28e6

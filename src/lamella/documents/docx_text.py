@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from typing import IO
-from xml.etree import ElementTree  # nosec B405 - expat limits how far entities expand
+from xml.etree import ElementTree  # nosec B405  # expat limits how far entities expand
 
 MOST_XML = 64 << 20  # bytes of an unpacked part; a book has 10 MB
 OLD_WORD = b"\xd0\xcf\x11\xe0"  # how files of Word 97 begin, and docx files with a password
