@@ -55,3 +55,35 @@ def make_docx(body: str, **parts: str) -> bytes:
 
 def paragraph(text: str) -> str:
     return f"<w:p><w:r><w:t>{text}</w:t></w:r></w:p>"
+
+
+def make_xlsx(rows: list[list[str | int | None]], cells: str = "") -> bytes:
+    """Return an Excel file with these rows, and with `cells` as further XML behind them."""
+    main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    relations = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    packages = "http://schemas.openxmlformats.org/package/2006"
+    types = "application/vnd.openxmlformats-officedocument.spreadsheetml"
+    sheet = "".join(f"<row>{''.join(map(_excel_cell, row))}</row>" for row in rows)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in {
+            "[Content_Types].xml": f'<Types xmlns="{packages}/content-types">'
+            '<Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
+            f'<Override PartName="/xl/workbook.xml" ContentType="{types}.sheet.main+xml"/>'
+            f'<Override PartName="/xl/worksheets/sheet1.xml" ContentType="{types}.worksheet+xml"/></Types>',
+            "_rels/.rels": f'<Relationships xmlns="{packages}/relationships">'
+            f'<Relationship Id="r" Type="{relations}/officeDocument" Target="xl/workbook.xml"/></Relationships>',
+            "xl/workbook.xml": f'<workbook xmlns="{main}" xmlns:r="{relations}"><sheets>'
+            '<sheet name="rows" sheetId="1" r:id="s"/></sheets></workbook>',
+            "xl/_rels/workbook.xml.rels": f'<Relationships xmlns="{packages}/relationships">'
+            f'<Relationship Id="s" Type="{relations}/worksheet" Target="worksheets/sheet1.xml"/></Relationships>',
+            "xl/worksheets/sheet1.xml": f'<worksheet xmlns="{main}"><sheetData>{sheet}{cells}</sheetData></worksheet>',
+        }.items():
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    return file.getvalue()
+
+
+def _excel_cell(value: str | int | None) -> str:
+    if isinstance(value, str):
+        return f'<c t="inlineStr"><is><t>{value}</t></is></c>'
+    return f"<c><v>{value}</v></c>" if value is not None else "<c/>"

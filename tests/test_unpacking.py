@@ -6,18 +6,20 @@ import gzip
 import io
 import json
 import resource
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lamella import unpacking
 from lamella.data.file_formats.file_types import recognise_binary
 from lamella.data.file_formats.formats import read
-from lamella.data.file_formats.tables import read_with_pandas
 from lamella.errors import UnreadableError
 from lamella.unpacking import ALWAYS_ALLOWED, TooLargeFileError, unpack_gzip
+from made_files import make_xlsx
 
 MIB = 1 << 20
 ZEROS = gzip.compress(bytes(64 * MIB), 6, mtime=0)
@@ -78,9 +80,24 @@ def zip_bomb(name: str) -> bytes:
     return buffer.getvalue()
 
 
-def test_a_spreadsheet_that_is_a_bomb_is_refused_before_pandas_reads_it() -> None:
-    with pytest.raises(TooLargeFileError, match=r"^rows\.xlsx: expected a ZIP archive that unpacks to at most"):
-        read_with_pandas(zip_bomb("xl/worksheets/sheet1.xml"), "read_excel", "pandas openpyxl", "rows.xlsx")
+def test_a_spreadsheet_that_is_a_bomb_is_refused_before_pandas_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace())
+    (tmp_path / "rows.xlsx").write_bytes(zip_bomb("xl/worksheets/sheet1.xml"))
+    with pytest.raises(TooLargeFileError, match=r"rows\.xlsx: expected a ZIP archive that unpacks to at most"):
+        read(tmp_path / "rows.xlsx")
+
+
+@pytest.mark.parametrize("cell", ["XFD1048576", "A1048576", "XFD99"])
+def test_a_value_far_from_its_table_is_refused_before_pandas_fills_the_gap(
+    cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace())
+    row = f'<row><c r="{cell}"><v>1</v></c></row>'
+    (tmp_path / "rows.xlsx").write_bytes(make_xlsx([["question", "context"]], row))
+    with pytest.raises(TooLargeFileError, match=r"rows\.xlsx: expected a table of ordinary data, got [0-9,]+ rows and"):
+        read(tmp_path / "rows.xlsx")
 
 
 def test_the_kind_of_an_archive_is_recognised_without_unpacking_it(monkeypatch: pytest.MonkeyPatch) -> None:

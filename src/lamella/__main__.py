@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-LONGEST_LINE = 1500  # characters of a message
-
 
 def main() -> None:
     """Run a command; `--debug`, anywhere among the arguments, shows the traceback of an error."""
@@ -53,14 +51,9 @@ def main() -> None:
 
 
 def _print_error(message: str) -> None:
-    """Print a message, which may quote files: no line is endless, and none has control characters."""
-    sys.stderr.write(f"lamella: {_for_terminal(message)}\n")
+    from lamella.errors import for_terminal
 
-
-def _for_terminal(message: str) -> str:
-    from lamella.errors import printable, truncate
-
-    return "\n".join(printable(truncate(line, LONGEST_LINE)) for line in message.split("\n"))
+    sys.stderr.write(f"lamella: {for_terminal(message)}\n")
 
 
 def _missing_with(library: str) -> list[str]:
@@ -85,7 +78,7 @@ def _is_installed(library: str) -> bool:
 @contextlib.contextmanager
 def _warnings_in_one_line() -> Iterator[None]:
     """Print the warnings of this package without the line of code that issued them, each once."""
-    from lamella.errors import LamellaWarning
+    from lamella.errors import LamellaWarning, for_terminal
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", LamellaWarning)
@@ -96,7 +89,7 @@ def _warnings_in_one_line() -> Iterator[None]:
                 show(message, category, *place, **options)
             elif str(message) not in shown:
                 shown.add(str(message))
-                sys.stderr.write(f"warning: {_for_terminal(str(message))}\n")
+                sys.stderr.write(f"warning: {for_terminal(str(message))}\n")
 
         warnings.showwarning = print_line
         yield

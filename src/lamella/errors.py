@@ -80,6 +80,7 @@ EXTRAS = {
 
 
 # What PyTorch and CUDA's libraries write where memory runs out.
+LONGEST_LINE = 1500  # characters of a message on the command line
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -194,6 +195,11 @@ def truncate(text: str, limit: int = 80) -> str:
 def printable(text: str) -> str:
     """Return a name as a line can show it: with escapes, if it has line breaks or other control characters."""
     return text if text.isprintable() else repr(text)[1:-1]
+
+
+def for_terminal(message: str) -> str:
+    """Return a message, which may quote files, without endless lines and without control characters."""
+    return "\n".join(printable(truncate(line, LONGEST_LINE)) for line in message.split("\n"))
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:

@@ -58,7 +58,7 @@ DOCUMENTS: dict[str, Any] = {
 }
 
 
-def _read_data(folders: Folders) -> Iterator[list[object]]:
+def read_data(folders: Folders) -> Iterator[list[object]]:
     """Check every data file, and convert it to both formats."""
     encoder = folders.beside / "encoder"
     if not encoder.is_dir():
@@ -76,7 +76,7 @@ def _one_file_kind(name: str, file: str, data: bytes, structure: str = "") -> Ki
     def damages(files: Files) -> Iterator[Damage]:
         yield from damage_file(file, data, structure=structure)
 
-    return Kind(name, sound, damages, _read_data, reports=True)
+    return Kind(name, sound, damages, read_data, reports=True)
 
 
 def _json_lines() -> Kind:
@@ -87,7 +87,7 @@ def _json_lines() -> Kind:
         for name, row in broken_json(ROWS[0]):
             yield Damage(f"rows.jsonl: {name}", "rows.jsonl", row + b"\n" + json.dumps(ROWS[1]).encode())
 
-    return Kind("jsonl", lambda folder, _: _write(folder / "rows.jsonl", data), damages, _read_data, reports=True)
+    return Kind("jsonl", lambda folder, _: _write(folder / "rows.jsonl", data), damages, read_data, reports=True)
 
 
 def csv_text(delimiter: str = ",") -> str:
@@ -122,7 +122,7 @@ def _tables() -> Kind:
                     new = "\n".join([*lines[:number], *changed, *lines[number + 1 :]])
                     yield Damage(f"rows.csv: line {number} {name}, by {delimiter!r}", "rows.csv", new.encode())
 
-    return Kind("csv", sound, damages, _read_data, reports=True)
+    return Kind("csv", sound, damages, read_data, reports=True)
 
 
 def _predictions() -> Kind:

@@ -16,6 +16,7 @@ from broken.json_damage import broken_json
 from broken.oracle import Outcome, find_fault, run_command
 
 Files = Mapping[str, bytes]
+STRUCTURES = {".json": "json", ".safetensors": "safetensors"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Kind:
     commands: Callable[[Folders], Iterator[Sequence[object] | Callable[[], Outcome]]]
     reports: bool = False  # whether problems are listed on standard output
     refuses: bool = True  # False if a file that cannot be read is skipped, with a note
+    needs: Sequence[str] = ()  # libraries beside those of every installation
 
 
 class Bench:
@@ -101,3 +103,9 @@ def damage_file(file: str, data: bytes, *, structure: str = "") -> Iterator[Dama
     if structure:
         for name, changed in structures[structure]():
             yield Damage(f"{file}: {name}", file, changed)
+
+
+def damage_all(files: Files) -> Iterator[Damage]:
+    """Yield all damages to all files."""
+    for file, data in files.items():
+        yield from damage_file(file, data, structure=STRUCTURES.get(Path(file).suffix, ""))

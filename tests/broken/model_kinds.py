@@ -15,11 +15,10 @@ from safetensors.numpy import load_file, save
 from broken.damage import Damage
 from broken.data_kinds import TITAN, squad
 from broken.json_damage import broken_json, dump_json
-from broken.kind import Files, Folders, Kind, damage_file
+from broken.kind import Files, Folders, Kind, damage_all, damage_file
 from broken.oracle import run_command
-from tiny_reader import save_tiny_bert, save_tiny_reader
+from tiny_reader import HIDDEN, save_tiny_bert, save_tiny_reader
 
-STRUCTURES = {".json": "json", ".safetensors": "safetensors"}
 QUESTION = ("Who discovered Titan?", "--text", TITAN)
 CALIBRATIONS: dict[str, dict[str, Any]] = {
     "temperature": {"method": "temperature", "temperature": 2.0, "bias": 0.5, "answerable": 0.5},
@@ -31,11 +30,23 @@ CALIBRATIONS: dict[str, dict[str, Any]] = {
         "fitted_on": {"data": "dev.json", "questions": 100, "sha256": "0" * 64},
     },
 }
-
-
-def _damage_all(files: Files) -> Iterator[Damage]:
-    for file, data in files.items():
-        yield from damage_file(file, data, structure=STRUCTURES.get(Path(file).suffix, ""))
+PEFT_PREFIX = "base_model.model."
+PEFT_OPTIONS: dict[str, Any] = {
+    "peft_type": "LORA",
+    "task_type": "QUESTION_ANS",
+    "r": 4,
+    "lora_alpha": 8,
+    "lora_dropout": 0.1,
+    "alpha_pattern": {"encoder.layer.0.attention.self.value": 16},
+    "rank_pattern": {},
+    "target_modules": ["query", "value"],
+    "modules_to_save": ["qa_outputs"],
+    "init_lora_weights": True,
+    "use_dora": False,
+    "use_rslora": False,
+    "bias": "none",
+    "revision": None,
+}
 
 
 def _ask(folders: Folders) -> Iterator[list[object]]:
@@ -49,7 +60,7 @@ def _saved_models() -> Kind:
         save_tiny_reader(folder, beside / "encoder")
         (folder / "README.md").unlink()
 
-    return Kind("saved models", sound, _damage_all, _ask)
+    return Kind("saved models", sound, damage_all, _ask)
 
 
 def _tampered_models() -> Kind:
@@ -98,7 +109,7 @@ def _encoders() -> Kind:
         yield ["ask", *QUESTION, "--model", reader]
         yield ["check", folders.beside / "data.json", "--encoder", folders.inputs]
 
-    return Kind("encoders", sound, _damage_all, commands, reports=True)
+    return Kind("encoders", sound, damage_all, commands, reports=True)
 
 
 def _checkpoints() -> Kind:
@@ -124,6 +135,25 @@ def _checkpoints() -> Kind:
     return Kind("checkpoints", sound, damages, _ask)
 
 
+def _peft_folders() -> Kind:
+    """Return LoRA folders as peft saves them."""
+
+    def sound(folder: Path, beside: Path) -> None:
+        save_tiny_bert(beside / "encoder")
+        random = np.random.default_rng(0)
+        tensors = {f"{PEFT_PREFIX}qa_outputs.weight": random.normal(0, 1, (2, HIDDEN)).astype(np.float32)}
+        tensors[f"{PEFT_PREFIX}qa_outputs.bias"] = np.zeros(2, np.float32)
+        for name in ("query", "value"):
+            path = f"{PEFT_PREFIX}bert.encoder.layer.0.attention.self.{name}"
+            tensors[f"{path}.lora_A.weight"] = random.normal(0, 1, (4, HIDDEN)).astype(np.float32)
+            tensors[f"{path}.lora_B.weight"] = random.normal(0, 1, (HIDDEN, 4)).astype(np.float32)
+        (folder / "adapter_model.safetensors").write_bytes(save(tensors, {"format": "pt"}))
+        config = {"base_model_name_or_path": str(beside / "encoder"), **PEFT_OPTIONS}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+
+    return Kind("peft folders", sound, damage_all, _ask, needs=["torch"])
+
+
 def _exported_models() -> Kind:
     def sound(folder: Path, beside: Path) -> None:
         folder.rmdir()
@@ -132,7 +162,7 @@ def _exported_models() -> Kind:
         outcome = run_command(["export", beside / "reader", "--onnx", folder])
         assert outcome.code == 0, outcome
 
-    return Kind("exported models", sound, _damage_all, _ask)
+    return Kind("exported models", sound, damage_all, _ask)
 
 
 def _calibrations() -> Kind:
@@ -168,5 +198,6 @@ def model_kinds() -> Iterator[Kind]:
     yield _tampered_models()
     yield _encoders()
     yield _checkpoints()
+    yield _peft_folders()
     yield _exported_models()
     yield _calibrations()

@@ -10,10 +10,11 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 LONGEST_LINE = 2000  # characters of a message
 
@@ -44,10 +45,28 @@ def run_command(arguments: Sequence[object], *, limit: float = 60.0) -> Outcome:
     """Run the command line in this process, for at most `limit` seconds."""
     from lamella.__main__ import main
 
+    with mock.patch.object(sys, "argv", ["lamella", *map(str, arguments)]):
+        return _observe(main, limit)
+
+
+def run_function(function: Callable[[], object], *, limit: float = 60.0) -> Outcome:
+    """Call a function; an error that a user can cause becomes the exit code and the message of a command."""
+    from lamella.errors import LamellaError
+
+    def call() -> None:
+        try:
+            function()
+        except LamellaError as error:
+            sys.stderr.write(f"lamella: {error}\n")
+            sys.exit(error.exit_code)
+
+    return _observe(call, limit)
+
+
+def _observe(function: Callable[[], object], limit: float) -> Outcome:
     out, err, began = io.StringIO(), io.StringIO(), time.perf_counter()
     code: int | None = None
-    problem, argv = "", sys.argv
-    sys.argv = ["lamella", *map(str, arguments)]
+    problem = ""
     try:
         with (
             contextlib.redirect_stdout(out),
@@ -56,7 +75,7 @@ def run_command(arguments: Sequence[object], *, limit: float = 60.0) -> Outcome:
             alarm(limit),
         ):
             warnings.simplefilter("error")
-            main()
+            function()
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
@@ -64,8 +83,6 @@ def run_command(arguments: Sequence[object], *, limit: float = 60.0) -> Outcome:
         if isinstance(error, KeyboardInterrupt):
             raise
         problem = "".join(traceback.format_exception(error)[-4:])
-    finally:
-        sys.argv = argv
     return Outcome(code, out.getvalue(), err.getvalue(), time.perf_counter() - began, problem)
 
 

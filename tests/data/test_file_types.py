@@ -19,6 +19,7 @@ from lamella.cli import app
 from lamella.data.examples import Answer
 from lamella.data.file_formats.formats import read
 from lamella.errors import UnreadableError
+from lamella.unpacking import TooLargeFileError
 
 ROW = {"id": 7, "question": "Who?", "context": "Huygens found it.", "answers": "Huygens"}
 
@@ -68,17 +69,13 @@ def test_a_binary_file_is_named(data: bytes, name: str, advice: str, tmp_path: P
     assert "\n" not in message
 
 
-@pytest.mark.parametrize(
-    ("data", "reader"),
-    [(PARQUET, "read_parquet"), (XLSX, "read_excel"), (zipped("mimetype"), "read_excel")],
-    ids=["parquet", "xlsx", "ods"],
-)
-def test_tables_are_read_with_pandas(data: bytes, reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("data", [XLSX, zipped("mimetype")], ids=["xlsx", "ods"])
+def test_spreadsheets_are_read_with_pandas(data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def make_frame(file: Any, **options: Any) -> Any:
         assert file.read() == data
         return SimpleNamespace(to_dict=lambda orient: [ROW | {"title": float("nan")}])
 
-    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(**{reader: make_frame}))
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(read_excel=make_frame))
     (tmp_path / "table").write_bytes(data)
     file = read(tmp_path / "table")
     (example,) = file.examples
@@ -87,24 +84,49 @@ def test_tables_are_read_with_pandas(data: bytes, reader: str, tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    ("data", "libraries"), [(PARQUET, "pandas pyarrow"), (XLSX, "pandas openpyxl")], ids=["parquet", "xlsx"]
+    ("data", "libraries"), [(PARQUET, "pyarrow"), (XLSX, "pandas openpyxl")], ids=["parquet", "xlsx"]
 )
-def test_without_pandas_the_error_names_what_to_install(
+def test_without_the_libraries_the_error_names_what_to_install(
     data: bytes, libraries: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "table").write_bytes(data)
     with pytest.raises(UnreadableError) as error:
         read(tmp_path / "table")
     assert f"(pip install {libraries}), or convert it to CSV or JSONL." in str(error.value)
 
 
+def test_a_parquet_file_is_read_with_pyarrow(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    answers = [{"text": ["Huygens"], "answer_start": [0]}, {"text": [], "answer_start": []}]
+    columns = {
+        "id": ["a", "b"],
+        "question": ["Who?", "Why?"],
+        "context": ["Huygens did."] * 2,
+        "title": ["Titan", None],
+    }
+    parquet.write_table(arrow.table({**columns, "answers": answers}), tmp_path / "table")
+    file = read(tmp_path / "table")
+    assert [example.answers for example in file.examples] == [(Answer("Huygens", 0),), ()]
+    assert file.problems == ()
+
+
+@pytest.mark.parametrize(("text", "rows"), [("Titan", 2_000_000), ("Titan " * 20_000, 2_000)], ids=["rows", "bytes"])
+def test_a_parquet_file_that_repeats_a_text_too_often_is_refused(text: str, rows: int, tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    cells = arrow.DictionaryArray.from_arrays(arrow.repeat(arrow.scalar(0, arrow.int32()), rows), [text])
+    parquet.write_table(arrow.table({"question": cells, "context": cells}), tmp_path / "table")
+    with pytest.raises(TooLargeFileError, match=r"table: expected a (table|Parquet file) .*ordinary data"):
+        read(tmp_path / "table")
+
+
 def test_a_damaged_table_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(file: Any) -> Any:
+    def fail(file: Any, **options: Any) -> Any:
         raise ValueError("broken\nfooter")
 
-    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(read_parquet=fail))
-    (tmp_path / "table").write_bytes(PARQUET)
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(read_excel=fail))
+    (tmp_path / "table").write_bytes(XLSX)
     with pytest.raises(UnreadableError, match=r"pandas cannot read this file \(broken footer\)"):
         read(tmp_path / "table")
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sample_of_each_kind(kind: str, tmp_path: Path) -> None:
+    _skip_without_libraries(kind)
     bench = Bench(KINDS[kind], tmp_path)
     for outcome, fault in bench.attempt(None):
         assert not fault
@@ -37,6 +39,7 @@ def test_a_sample_of_each_kind(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_inputs_of_each_kind(kind: str) -> None:
     """In a process of its own, with limited memory."""
+    _skip_without_libraries(kind)
     done = subprocess.run(
         [sys.executable, "-m", "broken", kind],
         cwd=TESTS,
@@ -56,3 +59,9 @@ def test_the_corpus_is_large_and_has_no_name_twice(tmp_path: Path) -> None:
     names = [damage.name for damage in Bench(KINDS["squad"], tmp_path).damages]
     assert len(names) > 800
     assert len(set(names)) == len(names)
+
+
+def _skip_without_libraries(kind: str) -> None:
+    for library in KINDS[kind].needs:
+        if find_spec(library) is None:
+            pytest.skip(f"needs {library}")

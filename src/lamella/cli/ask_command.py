@@ -159,13 +159,13 @@ class _Session:
 
     def ask_each(self, questions: Iterator[str]) -> None:
         """Answer each question as soon as it comes."""
-        from lamella.errors import LamellaError
+        from lamella.errors import LamellaError, for_terminal
 
         for question in questions:
             try:
                 self.ask([question], name_questions=self.as_json)
             except LamellaError as error:
-                typer.echo(f"lamella: {error}", err=True)
+                typer.echo(f"lamella: {for_terminal(str(error))}", err=True)
             sys.stdout.flush()
 
     def ask(self, questions: Sequence[str], *, name_questions: bool = True) -> None:

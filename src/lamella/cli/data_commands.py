@@ -57,7 +57,7 @@ def check(
     from lamella.data.doctor.fixes import fix as fix_file
     from lamella.data.file_formats.formats import read
     from lamella.data.file_formats.writers import write
-    from lamella.errors import UnreadableError, UsageError, counted
+    from lamella.errors import UnreadableError, UsageError, counted, for_terminal
 
     if fix:  # it used to take the next word as its output, which could be a data file
         raise UsageError("check --fix: expected --fix-to OUT, the file to write the fixed copy to.")
@@ -118,7 +118,7 @@ def check(
             err=as_json,
         )
     for line in unreadable:
-        typer.echo(f"lamella: {line}", err=True)
+        typer.echo(f"lamella: {for_terminal(line)}", err=True)
     raise typer.Exit(2 if unreadable else 0 if report.clean else 1)
 
 

@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from lamella.config import POOLED
 from lamella.encoder.encoder import HiddenStates
@@ -195,6 +196,14 @@ class Parts:
     first_row: dict[int, int]  # of each layer
 
 
+class Windows(TypedDict):
+    """A description that identifies the windows of a split."""
+
+    windows: int
+    tokens: int
+    sha256: str
+
+
 @dataclass(frozen=True)
 class Index:
     """The contents of index.json or extracting.json."""
@@ -204,7 +213,7 @@ class Index:
     precision: str  # of the encoder
     layers: tuple[int, ...]  # sorted; POOLED, if stored, comes first
     hidden_size: int
-    splits: dict[str, dict[str, Any]]
+    splits: dict[str, Windows]
     shards: tuple[Shard, ...]
 
     @property
@@ -217,7 +226,7 @@ class Index:
 
     @property
     def tokens(self) -> int:
-        return sum(int(split["tokens"]) for split in self.splits.values())
+        return sum(split["tokens"] for split in self.splits.values())
 
     @property
     def errors(self) -> dict[int, float]:
@@ -274,7 +283,7 @@ def stored_order(lengths: Indices) -> Indices:
     return np.argsort(-lengths, kind="stable")
 
 
-def describe_windows(features: Features) -> dict[str, Any]:
+def describe_windows(features: Features) -> Windows:
     """Return a description that identifies windows: everything that the encoder reads of them, and their order."""
     digest = hashlib.sha256(str(features.template.context_type).encode())
     for array in (features.rows, features.context_begin, features.input_ids):

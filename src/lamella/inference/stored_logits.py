@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -28,7 +28,7 @@ from lamella.data.examples import Context, Example
 from lamella.data.windows.feature_arrays import NAMES, context_indices, from_arrays, to_arrays
 from lamella.data.windows.features import Features, PairTemplate, join_features
 from lamella.data.windows.padding import Padded
-from lamella.errors import UnreadableError, UsageError
+from lamella.errors import UnreadableError, UsageError, shorten
 from lamella.files import file_sha256, read_json, write_bytes, write_entries
 from lamella.inference.decode import mask_logits
 from lamella.inference.protocols import AnswerSource
@@ -97,19 +97,20 @@ class StoredLogits:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        path, index = folder / LOGITS, read_json(folder / LOGITS_INDEX)
+        path, table = folder / LOGITS, read_json(folder / LOGITS_INDEX)
+        if isinstance(table, dict) and table.get("format", FORMAT) != FORMAT:
+            raise UnreadableError(
+                f"{folder / LOGITS_INDEX}: expected format {FORMAT}, got {shorten(table['format'])}, written by "
+                "another version of lamella; predict again with --keep-logits."
+            )
         try:
-            if index["format"] != FORMAT:
-                raise UnreadableError(
-                    f"{folder / LOGITS_INDEX}: expected format {FORMAT}, got {index['format']!r}, written by another "
-                    "version of lamella; predict again with --keep-logits."
-                )
+            index = _INDEX.validate_python(table)
             self._file = cast(Any, safe_open(path, framework="numpy"))
-            if "sha256" in index and index["sha256"] != file_sha256(path):  # older files have no hash
+            if index.sha256 not in (None, file_sha256(path)):
                 raise ValueError("the files do not belong together")
             self._logits, self.tops = self._file.get_slice("logits"), self._file.get_tensor("tops")
-            self.decoding = DecodingOptions(**index["decoding"])
-            self.model: dict[str, str] = dict(index.get("model", {}))  # name, base, sha256; empty if not recorded
+            self.decoding = index.decoding
+            self.model = index.model
             self.features = self._windows(index)
             shapes = (self._logits.get_shape(), list(self.tops.shape))
             if shapes != ([len(self.features.input_ids), 2], [len(self.features), 2]) or not _is_consistent(
@@ -120,7 +121,7 @@ class StoredLogits:
             raise UnreadableError(
                 f"{path}: no such file, although {LOGITS_INDEX} exists; predict again with --keep-logits."
             ) from None
-        except (KeyError, IndexError, TypeError, ValueError, SafetensorError, ValidationError):
+        except (KeyError, IndexError, TypeError, ValueError, SafetensorError, ValidationError, OSError):
             raise UnreadableError(
                 f"{folder}: its stored logits are damaged, or {LOGITS} and {LOGITS_INDEX} belong to different runs; "
                 "predict again with --keep-logits."
@@ -139,19 +140,37 @@ class StoredLogits:
         logits: NDArray[np.float16] = self._logits[begin:end]
         return logits
 
-    def _windows(self, index: dict[str, Any]) -> Features:
-        contexts = [Context(context["text"], context["title"]) for context in index["contexts"]]
-        template: dict[str, Any] = {
-            field.name: tuple(value) if isinstance(value := index["template"][field.name], list) else value
-            for field in fields(PairTemplate)
-        }
+    def _windows(self, index: _Index) -> Features:
         return from_arrays(
             {name: self._file.get_tensor(name) for name in NAMES},
-            [Example(row["id"], row["question"], contexts[row["context"]]) for row in index["questions"]],
-            template=PairTemplate(**template),
-            max_seq_length=index["max_seq_length"],
+            [Example(row.id, row.question, index.contexts[row.context]) for row in index.questions],
+            template=index.template,
+            max_seq_length=index.max_seq_length,
             lost_answers=0,
         )
+
+
+@dataclass(frozen=True)
+class _Question:
+    id: str
+    question: str
+    context: NonNegativeInt
+
+
+@dataclass(frozen=True)
+class _Index:
+    """The contents of logits.json."""
+
+    decoding: DecodingOptions
+    max_seq_length: PositiveInt
+    template: PairTemplate
+    contexts: list[Context]
+    questions: list[_Question]
+    model: dict[str, str] = field(default_factory=dict)  # name, base, sha256; empty if not recorded
+    sha256: str | None = None  # older files have none
+
+
+_INDEX = TypeAdapter(_Index)
 
 
 def has_logits(folder: Path) -> bool:
@@ -193,6 +212,9 @@ def _is_consistent(features: Features) -> bool:
     if (features.rows[0], features.rows[-1], len(features.max_context)) != (0, *2 * (len(features.input_ids),)):
         return False
     if not ((features.example >= 0) & (features.example < len(features.examples))).all():
+        return False
+    longest, most = features.lengths.max(initial=0), np.iinfo(np.int32).max
+    if longest > features.max_seq_length or not 0 <= features.template.pad_id <= most:
         return False
     tokens = np.array([len(offsets) for offsets in features.offsets])[features.example]
     inside = (begin >= 0) & (begin <= end) & (end <= features.lengths) & (first >= 0) & (first + end - begin <= tokens)

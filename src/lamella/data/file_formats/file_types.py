@@ -5,15 +5,15 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class FileType(NamedTuple):
-    """A kind of binary file: `reader` is the pandas function that reads it, `advice` what to do with it otherwise."""
+    """A kind of binary file: `reader` is how its table is read, if it is, `advice` what to do with it otherwise."""
 
     name: str
     advice: str
-    reader: str = ""
+    reader: Literal["spreadsheet", "parquet", ""] = ""
     libraries: str = ""
 
 
@@ -23,13 +23,13 @@ _UNPACK = "unpack it, or compress it with gzip, which can be read directly"
 _CONVERT = "convert it to CSV or JSONL"
 _EXTRACT = "extract the text first, and save questions and contexts as CSV or JSONL"
 
-_EXCEL = FileType("an Excel file", _CONVERT, "read_excel", "pandas openpyxl")
-_OLD_EXCEL = FileType("an old Excel file", _CONVERT, "read_excel", "pandas xlrd")
-_ODS = FileType("an OpenDocument spreadsheet", _CONVERT, "read_excel", "pandas odfpy")
+_EXCEL = FileType("an Excel file", _CONVERT, "spreadsheet", "pandas openpyxl")
+_OLD_EXCEL = FileType("an old Excel file", _CONVERT, "spreadsheet", "pandas xlrd")
+_ODS = FileType("an OpenDocument spreadsheet", _CONVERT, "spreadsheet", "pandas odfpy")
 _ZIP = FileType("a ZIP archive", _UNPACK)
 
 _SIGNATURES: tuple[tuple[int, bytes, FileType], ...] = (
-    (0, b"PAR1", FileType("a Parquet file", _CONVERT, "read_parquet", "pandas pyarrow")),
+    (0, b"PAR1", FileType("a Parquet file", _CONVERT, "parquet", "pyarrow")),
     (0, b"ARROW1", FileType("an Arrow file", _CONVERT)),
     (0, b"\xff\xff\xff\xff", FileType("an Arrow stream", "load it with `datasets` and pass the data set to Python")),
     (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", _OLD_EXCEL),

@@ -11,18 +11,12 @@ from pathlib import Path
 
 from lamella.data.demo import data_path
 from lamella.data.doctor.problems import quote
+from lamella.data.file_formats.binary_tables import read_table
 from lamella.data.file_formats.file_types import recognise_binary
 from lamella.data.file_formats.in_memory import parse_rows
 from lamella.data.file_formats.json_text import parse_json
 from lamella.data.file_formats.source import Document, Place, Source
-from lamella.data.file_formats.tables import (
-    COLUMNS,
-    NEEDED_COLUMNS,
-    PREDICTION_COLUMNS,
-    parse_csv,
-    read_with_pandas,
-    split_header,
-)
+from lamella.data.file_formats.tables import COLUMNS, NEEDED_COLUMNS, PREDICTION_COLUMNS, parse_csv, split_header
 from lamella.data.html_text import looks_like_html
 from lamella.errors import UnreadableError
 from lamella.text_encoding import decode_text
@@ -36,7 +30,7 @@ def parse(source: Source, encoding: str | None = None) -> Document:
     data = _load(data_path(source.path), source)
     binary = recognise_binary(data) if encoding is None else None
     if binary is not None and binary.reader:
-        return parse_rows(read_with_pandas(data, binary.reader, binary.libraries, source.path), source)
+        return parse_rows(read_table(data, binary, source.path), source)
     if binary is not None:
         raise UnreadableError(f"{source.path}: expected JSON, JSONL or CSV, got {binary.name}; {binary.advice}.")
     text = decode_text(data, source.path, encoding, advice=_ADVICE)

@@ -7,22 +7,17 @@ and a number may be meant as text.
 from __future__ import annotations
 
 import ast
-import contextlib
 import csv
-import importlib
 import io
 import json
 import re
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from lamella.data.doctor.problems import quote
-from lamella.data.file_formats.file_types import ZIP_SIGNATURE
 from lamella.data.file_formats.json_text import parse_json
 from lamella.data.file_formats.source import Document, Place, Source
-from lamella.errors import UnreadableError, counted, one_line
-from lamella.unpacking import check_archive
+from lamella.errors import UnreadableError, counted
 
 DELIMITERS = (",", "\t", ";")
 LONGEST_HEADER = 1000  # characters
@@ -74,24 +69,6 @@ def table_document(rows: Iterable[Mapping[Any, Any]], source: Source) -> Documen
     """Return the document of rows that map column names to cells."""
     named = ({str(column).strip().lower(): cell for column, cell in row.items()} for row in rows)
     return Document([_typed_row(row, source, Place((number,))) for number, row in enumerate(named)])
-
-
-def read_with_pandas(data: bytes, reader: str, libraries: str, path: str) -> list[dict[str, Any]]:
-    """Read the rows of a binary table with `pandas.<reader>`; `libraries` are the packages it needs."""
-    advice = f"install the libraries that read it (pip install {libraries}), or convert it to CSV or JSONL"
-    options: dict[str, Any] = {"keep_default_na": False, "na_values": [""]} if reader == "read_excel" else {}
-    if data.startswith(ZIP_SIGNATURE):
-        with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(io.BytesIO(data)) as archive:
-            check_archive(archive, len(data), path)
-    try:
-        pandas = importlib.import_module("pandas")
-        frame = getattr(pandas, reader)(io.BytesIO(data), **options)  # the text `None` or `NA` is an answer
-    except ImportError as error:
-        raise UnreadableError(f"{path}: a binary table, but {one_line(error)}; {advice}.") from None
-    except Exception as error:  # whatever a library raises for a damaged file
-        raise UnreadableError(f"{path}: pandas cannot read this file ({one_line(error)}).") from None
-    rows: list[dict[str, Any]] = frame.to_dict(orient="records")
-    return rows
 
 
 def csv_rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str] | str]]:
