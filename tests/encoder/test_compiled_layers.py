@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from doubles import tiny_batch, tiny_encoder
+from doubles import save_tiny_encoder, tiny_batch, tiny_encoder
 from lamella.encoder import compiled_layers
 from lamella.encoder.compiled_layers import compile_layers
 from lamella.encoder.encoder import Encoder
 from lamella.errors import UsageError
+from lamella.plan import load_plan
+from lamella.training.fitting.processes import Processes, make_accelerator
+from lamella.training.prepare import prepare_pass
+from run_files import write_run_file
 
 FAMILIES = ("albert", "bert", "deberta-v2", "modernbert", "mpnet")
 
@@ -54,6 +59,18 @@ def test_compiled_layers_run_in_training_only(family: str, calls: list[Any]) -> 
     torch.testing.assert_close(found, right)
     compiled.eval()(tiny_batch(family), [0])
     assert len(calls) == compiled.depth, "none in evaluation"
+
+
+def test_an_option_without_effect_is_noted(tmp_path: Path, on_cpu: None) -> None:
+    encoder = save_tiny_encoder(tmp_path / "tiny")
+    for compiled in (True, False):
+        file = write_run_file(
+            tmp_path / "run.toml", f'name = "{encoder}"', training=f"compile = {str(compiled).lower()}"
+        )
+        (configs,) = load_plan(file).passes
+        lines: list[str] = []
+        prepare_pass(configs, Processes(make_accelerator([], tmp_path)), log=lines.append)
+        assert any("training.compile has no effect" in line for line in lines) == compiled
 
 
 def test_a_copy_runs_with_its_own_weights(calls: list[Any]) -> None:

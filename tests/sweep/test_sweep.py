@@ -105,7 +105,10 @@ def test_a_sweep_gives_the_same_runs_as_train(tmp_path: Path, encoder: Path) -> 
     out = tmp_path / "out"
     sweep = read_sweep(files, out)
     assert [len(job.configs) for job in sweep.jobs] == [3, 1]
-    rows = run_sweep(sweep, out, log=quiet)
+    lines: list[str] = []
+    rows = run_sweep(sweep, out, log=lines.append)
+    assert lines
+    assert not any(PASSES in line for line in lines), "folders of its own"
     assert [(row.run, row.state, row.skipped) for row in rows] == [
         ("heads-last", "finished", False),
         ("heads-dot", "finished", False),

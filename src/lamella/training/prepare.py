@@ -117,6 +117,8 @@ def prepare_pass(
     windows = cut_windows(splits, config, base.tokenizer, log)
     fractions = [config.learner.fraction for config in configs.values()]
     steps = Steps(windows.feed, config.training, fractions, splits.mixture)
+    if config.training.compile and not any(_compiles(configs[name], built) for name, built in models.items()):
+        log("training.compile has no effect here: it compiles the layers of a trained encoder on a GPU")
     learners = make_learners(configs, models, windows, steps, processes)
     hidden_states = choose_hidden_states(config, base, learners, windows, cache)
     starts = {name: built.start for name, built in models.items() if built.start is not None}
@@ -205,12 +207,16 @@ def make_learners(
             single_process=processes.count == 1,
             train=None if windows.feed.augments else windows.train,
         )
-        if config.training.compile and built.model.device.type == "cuda" and built.model.encoder.trainable:
+        if _compiles(config, built):
             compile_layers(built.model.encoder)
         teachers = list(learner.objective.teacher_facts)
         learner.model.facts = learner.model.facts.model_copy(update={"teachers": teachers})
         learners.append(learner)
     return learners
+
+
+def _compiles(config: RunConfig, built: BuiltModel) -> bool:
+    return config.training.compile and built.model.device.type == "cuda" and built.model.encoder.trainable
 
 
 def choose_hidden_states(

@@ -95,7 +95,8 @@ def train_plan(
     trainer.train(overwrite=overwrite or resume, summary=runs_folder is None)
     if trackers:
         processes.accelerator.end_training()
-    log(f"{out}: finished")
+    if runs_folder is None:  # otherwise the folder is one of the sweep's own, which reports the runs
+        log(f"{out}: finished")
     return trainer.scores
 
 
