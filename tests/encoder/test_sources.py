@@ -112,7 +112,7 @@ def test_the_folder_of_encoders_holds_them_under_their_hub_names(
     shutil.copytree(tmp_path / "encoders", tmp_path / "moved")
     monkeypatch.setenv("LAMELLA_ENCODERS", str(tmp_path / "moved"))
     assert find_encoder("org/tiny").folder == tmp_path / "moved" / "org" / "tiny"
-    with pytest.raises(EncoderError, match="is no folder, not in LAMELLA_ENCODERS"):
+    with pytest.raises(EncoderError, match="not a folder, not in LAMELLA_ENCODERS"):
         find_encoder("org/../org/tiny")
 
 
@@ -542,7 +542,7 @@ def test_a_saved_model_with_a_damaged_configuration_is_refused(copy: Path, tmp_p
 
 def test_with_the_hub_switched_off_it_is_one_line() -> None:
     assert refusal("org/absent") == (
-        "encoder 'org/absent': is no folder, not in LAMELLA_ENCODERS (with a config.json), no packaged encoder "
+        "encoder 'org/absent': not a folder, not in LAMELLA_ENCODERS (with a config.json), not a packaged encoder "
         "(all-MiniLM-L6-v2) and not in the local cache, and the hub is switched off (HF_HUB_OFFLINE)."
     )
 
@@ -607,7 +607,7 @@ def test_without_a_network_the_cache_is_used_and_the_hub_is_asked_once(tiny: Pat
     assert time.monotonic() - began < 30
     assert (result["kind"], result["sha256"]) == ("cache", sources.hash_weights([tiny / "model.safetensors"]))
     assert result["vocabulary"] == len(tiny_tokenizer("bert"))
-    assert result["message"].startswith("encoder 'org/absent': is no folder, ")
+    assert result["message"].startswith("encoder 'org/absent': not a folder, ")
     assert result["message"].endswith("; check the network connection.")
     assert result["seconds"] < 4
     assert ended.stderr == ""  # no warnings, no retries

@@ -483,7 +483,7 @@ def test_another_base_encoder(base: Path, tmp_path: Path) -> None:
     save_tiny_encoder(mine, seed=1)
     assert "with sha256" in refusal(tmp_path / "model")
     shutil.rmtree(mine)
-    assert f"the base encoder cannot be loaded: encoder {str(mine)!r}: is no folder" in refusal(tmp_path / "model")
+    assert f"the base encoder cannot be loaded: encoder {str(mine)!r}: not a folder" in refusal(tmp_path / "model")
 
 
 def test_a_tokenizer_that_is_gone(saved: Path) -> None:

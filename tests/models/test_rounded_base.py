@@ -346,8 +346,8 @@ def test_rounding_is_recorded_only_where_it_can_be_checked(
     use("original")
     native = save_trained(tmp_path / "native", Path(NAME))
     assert refusal(native, tmp_path / "out") == (
-        f"{NAME}: expected an encoder whose weights were rounded to at most 256 levels, found none that are; only a "
-        "rounded copy can stand for its original."
+        f"{NAME}: expected an encoder whose weights were rounded to at most 256 levels, found none that are; leave "
+        "out --rounded-base."
     )
     assert "its base here is the original already" in refusal(reader, tmp_path / "out")
     assert "its base is a model; flatten it first" in refusal(

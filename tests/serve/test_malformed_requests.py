@@ -72,6 +72,13 @@ def test_malformed_bodies_get_only_4xx(client: TestClient) -> None:
     assert client.get("/ready").status_code == 200
 
 
+def test_a_misspelt_name_is_reported_rather_than_what_it_leaves_out(client: TestClient) -> None:
+    error = client.post("/v1/ask", json={"question": "Who?", "contxt": "Ann."}).json()["error"]
+    assert error["message"] == "contxt: no such option. Did you mean 'context'?"
+    error = client.get("/v1/asks%0A").json()["error"]
+    assert error["message"] == "GET /v1/asks%0A: not found; GET /docs lists the routes."
+
+
 @pytest.mark.parametrize("mode", ["positive", "negative"])
 def test_schemathesis_finds_no_500_and_no_undocumented_status(client: TestClient, mode: str) -> None:
     schemathesis = pytest.importorskip("schemathesis")

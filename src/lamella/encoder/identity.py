@@ -78,7 +78,7 @@ class Rounding:
         if not rounded:
             raise UsageError(
                 f"{where}: expected an encoder whose weights were rounded to at most {MOST_LEVELS} levels, found none "
-                "that are; only a rounded copy can stand for its original."
+                "that are; leave out --rounded-base."
             )
         return cls(_hash_shapes(parameters), _encode(np.sqrt(squares)), _encode(np.stack(samples)))
 

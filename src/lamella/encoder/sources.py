@@ -216,8 +216,8 @@ def _from_hub(name: str) -> Source:
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
-    places = f"no folder, not in {ENCODERS} (with a config.json), no packaged encoder ({', '.join(PACKAGED)})"
-    nowhere = f"encoder {name!r}: is {places} and not in the local cache"
+    places = f"not a folder, not in {ENCODERS} (with a config.json), not a packaged encoder ({', '.join(PACKAGED)})"
+    nowhere = f"encoder {name!r}: {places} and not in the local cache"
     if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE") == "1":
         raise EncoderError(f"{nowhere}, and the hub is switched off (HF_HUB_OFFLINE).{_nearest(name)}")
     try:

@@ -174,6 +174,7 @@ def _explain(error: RequestValidationError, schema: Any) -> str:
         if error.body is None or not isinstance(error.body, dict):
             found = "nothing" if not error.body else shorten(error.body)
             return f"body: expected a JSON object, got {found}."
+        in_body.sort(key=lambda fault: fault["type"] != "extra_forbidden")  # a misspelt name explains a missing field
         return explain_faults(in_body, error.body, schema)[0]
     first = faults[0]
     return f"{first['loc'][-1]}: {first['msg'].lower()}, got {shorten(first.get('input'))}."

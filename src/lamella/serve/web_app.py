@@ -11,7 +11,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from lamella.errors import LamellaError
+from lamella.errors import LamellaError, truncate
 from lamella.serve import hugging_face, learning_routes, page_routes, routes
 from lamella.serve.gate import Gate, send_refusal
 from lamella.serve.learning_routes import Learning
@@ -79,7 +79,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Answer an error of the framework: an unknown route or method."""
     assert isinstance(error, HTTPException)
     kind = {404: "unknown_route", 405: "wrong_method"}.get(error.status_code, "invalid_request")
-    message = f"{request.method}: {error.detail.lower() if error.detail else 'refused'}; GET /docs lists what there is."
+    route = f"{request.method} {truncate(request.url.path)}"
+    message = f"{route}: {error.detail.lower() if error.detail else 'refused'}; GET /docs lists the routes."
     return _RefusedResponse(RefusedError(message, status=error.status_code, kind=kind), error.headers)
 
 
