@@ -75,8 +75,8 @@ def test_malformed_bodies_get_only_4xx(client: TestClient) -> None:
 def test_a_misspelt_name_is_reported_rather_than_what_it_leaves_out(client: TestClient) -> None:
     error = client.post("/v1/ask", json={"question": "Who?", "contxt": "Ann."}).json()["error"]
     assert error["message"] == "contxt: no such option. Did you mean 'context'?"
-    error = client.get("/v1/asks%0A").json()["error"]
-    assert error["message"] == "GET /v1/asks%0A: not found; GET /docs lists the routes."
+    error = client.get("/v1/asks").json()["error"]
+    assert error["message"] == "GET /v1/asks: not found; GET /docs lists the routes."
 
 
 @pytest.mark.parametrize("mode", ["positive", "negative"])
