@@ -733,7 +733,11 @@ def test_the_command_from_models_from_runs_and_from_its_own_runs(
     assert (live["how"], live["level"], live["total"], len(live["gains"])) == ("max", "token", 10, 2)
     code, out, err = lamella("ensemble", tmp_path / "p0", tmp_path / "p1", *how, tmp_path / "kept")
     assert (code, err) == (0, "")
-    assert out == f"{tmp_path / 'kept'}: 10 questions answered by 2 readers together\nmax, at the token level\n"
+    assert out.splitlines() == [
+        f"{tmp_path / 'kept'}: 10 questions answered by 2 readers together",
+        "max, at the token level",
+        "not scored: pass --data FILE to see the gain over each reader",
+    ]
     names = {runs.RUN, runs.ENVIRONMENT, runs.CONFIG, runs.PREDICTIONS, runs.NBEST, runs.NULL_ODDS, runs.NA_PROB}
     assert {path.name for path in (tmp_path / "kept").iterdir()} == names
     assert {path.name for path in (tmp_path / "live").iterdir()} == {*names, runs.RESULTS}

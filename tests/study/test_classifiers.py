@@ -95,7 +95,7 @@ def test_compare_ranks_classifiers_by_accuracy(trained: Path, lamella: Lamella) 
     gap = 100 * (difference["won"] - difference["lost"]) / total
     assert difference["answerability_accuracy"] == pytest.approx(gap)
     out = lamella("compare", trained / "dot", trained / "last")[1]
-    assert "accuracy at each model's own threshold" in out
+    assert "accuracy at each run's own threshold" in out
     assert "accuracy  no-answer F1" in out
     assert "EM" not in out
     assert not re.search(r"(?<!answer) F1", out)

@@ -266,7 +266,7 @@ def test_one_device_is_named_in_the_head(tmp_path: Path, data: Path) -> None:
 
 def test_the_thresholds_of_the_scores_are_named_in_the_head(tmp_path: Path, data: Path) -> None:
     lines = compare([write_run(tmp_path / name, data, [1] * 100) for name in "ab"]).lines()
-    assert lines[1] == "EM and F1 at each model's own threshold"
+    assert lines[1] == "EM and F1 at each run's own threshold"
     assert "threshold" in lines[3].split()
 
 

@@ -326,6 +326,9 @@ def ensemble(
     typer.echo(f"{out}: {counted(results['total'], 'question')} answered by {counted(len(readers), 'reader')} together")
     typer.echo(f"{how}, at the {combined.level} level" + (f" ({reason})" if reason else ""))
     _print_gains(results)
+    if not labelled:
+        reason = "pass --data FILE to see the gain over each reader" if data is None else f"{data} has no true answers"
+        typer.echo(f"not scored: {reason}")
 
 
 def _check_submission(path: Path, out: Path, inputs: Iterable[str | Path], overwrite: bool) -> None:

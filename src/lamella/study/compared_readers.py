@@ -41,7 +41,7 @@ COST_TITLES = {
 TIME_COSTS = ("train_seconds", "inference_seconds_per_1000", "windows_per_second")  # depend on the device
 TRAINING_FLOPS = "training_flops"  # of a whole run: not recorded, but computed from what is
 THRESHOLD_PROTOCOLS = {  # the thresholds that scores are computed at, as a table describes them
-    "own": "at each model's own threshold",
+    "own": "at each run's own threshold",
     "crossfit": "at cross-fitted thresholds (each article at the threshold tuned on the others)",
 }
 
