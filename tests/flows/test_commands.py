@@ -547,6 +547,9 @@ def test_unlabelled_questions_are_answered_but_neither_trained_on_nor_scored(
     data = tmp_path / "bare.json"
     data.write_text(json.dumps(rows))
     assert lamella("predict", data, "-m", run_folder, "-o", tmp_path / "p")[0] == 0
+    code, _, err = lamella("convert", data, tmp_path / "bare.jsonl")
+    assert code == 0
+    assert "are written as unanswerable; use them for predictions only." in err
     for call in (
         ("train", run_folder / "config.json", "--set", f"data.train={data}"),
         ("evaluate", data, "-m", run_folder),

@@ -208,6 +208,9 @@ def convert(
     if hold_out_to is not None and hold_out_to.resolve() == target.resolve():
         raise UsageError(f"convert --hold-out-to {hold_out_to}: expected another file than OUT.")
     dataset = load_examples([source], on_bad_answer=on_bad_answer or "refuse", encoding=encoding)
+    if any(problem.kind == "unlabelled" for file in dataset.files for problem in file.problems):
+        reason = "questions with neither answers nor is_impossible are written as unanswerable"
+        typer.echo(f"warning: {source}: {reason}; use them for predictions only.", err=True)
     outputs: list[tuple[Path, Sequence[Example]]] = [(target, dataset.examples)]
     if hold_out is not None and hold_out_to is not None:
         from lamella.data.hold_out import hold_out as split
