@@ -28,7 +28,6 @@ test-light: $(LIGHT)
 	.venv-light/bin/python -m pytest -m "not slow" -n 2 --dist worksteal
 
 # The tests with the lowest version of each dependency. Its own dependencies are today's, about which it may warn.
-# On x86, pip takes a build of this torch with gigabytes of GPU packages.
 test-lowest: $(LOWEST)
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= .venv-lowest/bin/python -m pytest -m "not slow" -n 2 --dist worksteal \
 		-W ignore::DeprecationWarning
