@@ -23,6 +23,7 @@ from paper_rows import write_articles, write_row
 Lamella = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGES = ROOT / "results" / "papers", ROOT / "docs" / "results"
+KOREAN = ROOT / "results" / "korean"
 FILES = {page["paper"]: page["file"] for page in tomllib.loads((RESULTS / "papers.toml").read_text("utf-8"))["page"]}
 TEXTS = """
 title = "What holds"
@@ -67,10 +68,12 @@ def test_the_pages_in_the_repository_match_the_results(tmp_path: Path) -> None:
     }
     for paper, file in {**pages, **({"all": "README.md"} if pages else {})}.items():
         write_report([RESULTS], tmp_path / file, paper=paper)
+    for folder in sorted(path.parent for path in KOREAN.glob("*/papers.toml")):
+        write_report([folder], tmp_path / f"korean-{folder.name}.md", paper="korquad")
     made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     others = {"korean-reader.md", "open.md", "readers.md", "tunings.md", "wild.md"}
     present = {path.name: path.read_bytes() for path in PAGES.iterdir() if path.name not in others}
-    advice = "make them again: lamella report --paper ID results/papers --out docs/results/FILE --overwrite"
+    advice = "make them again: lamella report --paper ID results/FOLDER --out docs/results/FILE --overwrite"
     assert sorted(present) == sorted(made), advice
     assert [name for name in made if made[name] != present[name]] == [], advice
 
@@ -176,6 +179,17 @@ def test_the_summary_has_every_finding_with_its_verdict_and_links_the_pages(
     assert not list(tmp_path.glob("*.svg"))
 
 
+def test_a_page_has_the_tables_that_its_text_names(collected: Path, tmp_path: Path, lamella: Lamella) -> None:
+    some = tmp_path / "papers"
+    shutil.copytree(collected, some)
+    texts = some / "papers.toml"
+    texts.write_text(texts.read_text().replace('title = "Layers"', 'title = "Layers"\ntables = ["pce-table3"]'))
+    text = made(lamella, "pce", some, tmp_path / "layers.md")
+    assert "(`pce-table3`)" in text
+    assert "(`pce-table2`)" not in text
+    assert "(`pce-table2`)" in made(lamella, "pce-table2", some, tmp_path / "table.md")
+
+
 def test_times_of_runs_that_shared_a_device_are_not_shown(collected: Path, tmp_path: Path, lamella: Lamella) -> None:
     shared = tmp_path / "papers"
     shutil.copytree(collected, shared)
@@ -215,6 +229,7 @@ def test_mistakes_in_the_texts_get_one_line(collected: Path, tmp_path: Path, lam
     wrong = {
         "paper = 'pcee'\nfile = 'x.md'": ("expected one of pce, bertvision, efficiency, korquad, got 'pcee'", 1),
         f"{page}\nbeyond = [{{title = 'a', baseline = 'pce-table2/dto'}}]": ("Did you mean 'pce-table2/dot'", 1),
+        f"{page}\ntables = ['pce-table9']": ("page.tables: expected some of pce-table1, pce-table2", 1),
         f"{page}\nintor = ''": ("intor", 2),  # a line for each unknown key
         "paper = 'pce": ("broken TOML", 1),
         f"{page}\nanalysis = [{{title = 'a', file = 'none.json'}}]": ("none.json", 1),

@@ -51,9 +51,11 @@ def judge_paper(
 ) -> JudgedPaper:
     """Return the table of an id, or all tables of a paper, with the runs among `paths`."""
     paper, tables = find_tables(id)
-    records = read_records(collected_paths(paths, tables)).records
     page = texts.of(paper.id)
     text = page if id == paper.id else PageText(paper=paper.id, file=f"{id}.md")
+    if text.tables:
+        tables = [table for table in tables if table.id in text.tables]
+    records = read_records(collected_paths(paths, tables)).records
     records = tuple(record if page.has_time(record.name) else _without_times(record) for record in records)
     matched, others = match_tables(tables, records, data)
     ours, _ = match_tables(beyond_tables(paper, text, others, Labels(texts.names)), records, data)

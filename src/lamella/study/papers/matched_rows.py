@@ -27,7 +27,8 @@ class MatchedRow:
 
     row: PublishedRow
     reader: ComparedReader | None
-    scores: Mapping[str, float] = field(default_factory=dict)  # in percent, at threshold 0 and `crossfit_*`
+    # In percent, at threshold 0 and `crossfit_*`; per question, where there are several contexts, `question_*`.
+    scores: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def results(self) -> list[Result]:
@@ -177,12 +178,16 @@ def _match(table: PublishedTable, row: PublishedRow, runs: Sequence[RunRecord], 
 
 
 def _span_scores(result: Result) -> dict[str, float]:
-    at_0, crossfit = result.content["scores"]["at_0"], result.content["scores"].get("crossfit", {})
-    scores = {**at_0, **{f"crossfit_{key}": crossfit[key] for key in ("exact", "f1") if key in crossfit}}
+    scores = {**result.content["scores"]["at_0"], **_crossfit_scores(result)}
     if result.by_question is not None:
-        of_questions = result.by_question.content["scores"]["at_0"]
-        scores |= {f"question_{key}": of_questions[key] for key in ("exact", "f1")}
+        of_questions = {**result.by_question.content["scores"]["at_0"], **_crossfit_scores(result.by_question)}
+        scores |= {f"question_{key}": value for key, value in of_questions.items()}
     return scores
+
+
+def _crossfit_scores(result: Result) -> dict[str, float]:
+    crossfit = result.content["scores"].get("crossfit", {})
+    return {f"crossfit_{key}": crossfit[key] for key in ("exact", "f1") if key in crossfit}
 
 
 def _classification_scores(result: Result) -> dict[str, float]:

@@ -12,7 +12,7 @@ from pydantic import Field
 from lamella.errors import UsageError
 from lamella.option_errors import read_options
 from lamella.section import Section
-from lamella.study.papers.published_tables import PAPERS
+from lamella.study.papers.published_tables import PAPERS, find_tables
 
 TEXT_FILE = "papers.toml"
 
@@ -42,6 +42,7 @@ class PageText(Section):
     file: str = Field(min_length=1)  # the page, as the summary links it
     title: str = ""  # by default that of the paper
     intro: str = ""
+    tables: list[str] = Field(default=[])  # the ids of the paper's tables that it shows; by default all
     # Which runs have times that mean something, because they had the device to themselves: all, none, or those whose
     # names match a pattern, such as "*-seed1". Other times are not shown.
     times: bool | list[str] = True
@@ -76,6 +77,10 @@ def read_texts(paths: Sequence[str | os.PathLike[str]]) -> PaperTexts:
     texts = read_options(file, PaperTexts)
     if unknown := [page.paper for page in texts.page if page.paper not in PAPERS]:
         raise UsageError(f"{file}: page.paper: expected one of {', '.join(PAPERS)}, got {unknown[0]!r}.")
+    for page in texts.page:
+        known = [table.id for table in find_tables(page.paper)[1]]
+        if unknown := [table for table in page.tables if table not in known]:
+            raise UsageError(f"{file}: page.tables: expected some of {', '.join(known)}, got {unknown[0]!r}.")
     pages = [
         page.model_copy(update={"analysis": [_locate(analysis, file.parent) for analysis in page.analysis]})
         for page in texts.page

@@ -60,6 +60,8 @@ def score_table(matched: MatchedTable) -> Table:
         columns[f"{title}, cross-fitted"] = _ours(matched, f"crossfit_{key}")
     for key, title in titles.items():  # empty, and not shown, where every question has a single context
         columns[f"{title} per question, ours"] = _ours(matched, f"question_{key}")
+    for key, title in titles.items():
+        columns[f"{title} per question, cross-fitted"] = _ours(matched, f"question_crossfit_{key}")
     for key, title in SUBSETS.items():
         if any(row.row.value(key) is not None for row in matched.rows):
             columns[f"{title}, published"] = _published(key)
