@@ -88,7 +88,7 @@ BENCHMARKS = (
 
 # Scripts that `make bench` does not run, and why.
 APART = {
-    "long_run": "measures memory over 45 minutes",
+    "long_run": "measures memory over 45 minutes; [above](#memory-over-a-long-time)",
     "trust": "tries broken inputs, and counts what becomes of them",
     "rounded_base": "measures answers and not time, with a model that was trained on a rounded copy of its encoder",
 }

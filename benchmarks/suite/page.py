@@ -53,6 +53,10 @@ CURVES = {
     "list": "**runs** that `lamella sweep --list` lists",
 }
 
+LONG_RUN = """\
+`python benchmarks/long_run.py`, on a machine that other programs used too. Training makes new augmented texts in every
+epoch, and writes checkpoints; the server gets no text twice. The memory is the median over a quarter of the time."""
+
 
 def page(folder: Path) -> str:
     """Return the page of a folder of results."""
@@ -68,6 +72,9 @@ def page(folder: Path) -> str:
     parts += ["## A shared machine", machine_shared]
     if "growth" in results:
         parts += ["## Growth of time and memory", growth(results["growth"])]
+    long_run = folder.parent / "long_run.json"
+    if long_run.is_file():
+        parts += ["## Memory over a long time", LONG_RUN, memory(read_json(long_run))]
     parts += ["## Not run by `make bench`", "\n".join(apart(results))]
     return "\n\n".join(parts) + "\n"
 
@@ -173,6 +180,20 @@ def growth(result: Json) -> str:
 def cell(size: int, point: Json) -> str:
     memory = f" and {point['mib']:.0f} MiB" if "mib" in point else ""
     return f"{size:,}: {amount(point['seconds'], 's')}{memory}"
+
+
+def memory(result: Json) -> str:
+    """Return the table of the memory of training and of a server over a long time."""
+    train, serve = result["train"], result["serve"]
+    work = {
+        "training": (train, f"{train['steps']:,} steps, {train['evaluations']:,} evaluations"),
+        "a server": (serve, f"{serve['requests']:,} questions, {serve['errors']:,} errors"),
+    }
+    rows = ["| | minutes | work | second quarter | last quarter | growth |", "|---|---|---|---|---|---|"]
+    for name, (run, done) in work.items():
+        before, after = (f"{run['mib'][key]:.0f} MiB" for key in ("second_quarter", "last_quarter"))
+        rows.append(f"| {name} | {run['seconds'] / 60:.0f} | {done} | {before} | {after} | {run['growth']:.3f} |")
+    return "\n".join(rows)
 
 
 def apart(results: Json) -> Iterator[str]:
