@@ -91,10 +91,13 @@ def _check(
 def _check_contexts(file: DataFile) -> Iterator[Problem]:
     """Check each context by itself, once."""
     titles: dict[str, str] = {}
+    ids_of_empty: dict[Context, list[str]] = {}
+    for example in file.examples:
+        if not example.context.text.strip():
+            ids_of_empty.setdefault(example.context, []).append(example.id)
     for context in contexts_of(file):
         article = context.title or None
-        if not context.text.strip():
-            ids = [example.id for example in file.examples if example.context is context]
+        if ids := ids_of_empty.get(context):
             more = f" and {len(ids) - 1:,} more" if len(ids) > 1 else ""
             reason = f"context {quote(context.text)} is empty (question {quote(ids[0])}{more})"
             yield Problem("empty_context", file.path, reason, article)
