@@ -311,6 +311,7 @@ def test_overrides_go_on_top_of_the_file_and_their_problems_are_reported_with_it
     [
         ("run.toml", b"[training]\nepochs = = 2\n", r"run\.toml: broken TOML: .*line 2, column 10"),
         ("run.toml", b"epochs = 1\nepochs = 2\n", r"run\.toml: broken TOML: .*line 2"),
+        ("train.csv", b"id,question\n", r"train\.csv: broken TOML: .*; expected a TOML file, such as run\.toml\."),
         (
             "run.toml",
             b"name = '\xff'\n",

@@ -149,7 +149,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
-        raise UnreadableError(f"{path}: broken TOML: {error}.") from None
+        hint = "" if Path(path).suffix == ".toml" else "; expected a TOML file, such as run.toml"
+        raise UnreadableError(f"{path}: broken TOML: {error}{hint}.") from None
     except (RecursionError, ValueError):
         raise UnreadableError(f"{path}: TOML nested too deeply, or a number with too many digits.") from None
 

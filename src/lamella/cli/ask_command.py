@@ -57,7 +57,11 @@ def ask(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", "-m", metavar="MODEL", help="As for predict; default: the reader that comes with the package."
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="A model folder, a run folder with a model, or a transformers checkpoint; default: the reader that "
+            "comes with the package.",
         ),
     ] = None,
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="Number of answers to show.")] = 1,
