@@ -275,6 +275,9 @@ def test_a_run_a_reader_and_a_folder_have_the_same_scores(run: Run, tmp_path: Pa
     scored = Run.load(tmp_path / "scored")
     assert scored.metrics == scores
     assert lamella.compare(run, scored).questions == 3  # both folders hold the questions they were scored on
+    assert str(lamella.compare([run, scored])) == str(lamella.compare(run, scored))
+    with pytest.raises(UsageError, match=r"^compare: expected runs or their folders, got 3\.$"):
+        lamella.compare(run, 3)  # type: ignore[arg-type]
     with pytest.raises(RunError, match="already holds a run"):
         lamella.evaluate(run, ROWS, out=tmp_path / "scored")
     assert lamella.evaluate(run, ROWS, out=tmp_path / "scored", overwrite=True) == scores

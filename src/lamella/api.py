@@ -6,7 +6,7 @@ import copy
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +17,7 @@ from lamella.data.dataset import load_examples
 from lamella.data.file_formats.in_memory import split_paths
 from lamella.data.file_formats.writers import write_flat
 from lamella.errors import RunError, UsageError
-from lamella.files import read_json, read_text
+from lamella.files import flatten_paths, read_json, read_text
 from lamella.plan import make_plan
 from lamella.progress import Log
 from lamella.run_file import merge_tables, read_table
@@ -250,28 +250,32 @@ def evaluate(
     )
 
 
-def compare(*runs: Run | PathLike, data: PathLike | None = None, baseline: Run | PathLike | None = None) -> Comparison:
+def compare(
+    *runs: Run | PathLike | Iterable[Run | PathLike],
+    data: PathLike | None = None,
+    baseline: Run | PathLike | None = None,
+) -> Comparison:
     """Compare runs: quality, cost, and which differences are larger than chance.
 
     >>> print(compare("runs/first", "runs/second", baseline="first"))
 
     Args:
-        *runs: Runs or their folders. A run that holds several stands for all of them, and runs that differ only in
-            their seeds count as one reader.
+        *runs: Runs or their folders, or lists of them. A run that holds several stands for all of them, and runs that
+            differ only in their seeds count as one reader.
         data: The file that the runs were scored on, if they do not record it or it has moved.
         baseline: The run to compare the others with, by name, folder or object; by default the first.
     """
     from lamella.study.compare import compare as compare_runs
 
     return compare_runs(
-        [os.fspath(run) for run in runs],
+        list(flatten_paths(runs, "compare: expected runs or their folders")),
         data=None if data is None else os.fspath(data),
         baseline=None if baseline is None else os.fspath(baseline),
     )
 
 
 def report(
-    *runs: Run | PathLike,
+    *runs: Run | PathLike | Iterable[Run | PathLike],
     out: PathLike,
     data: PathLike | None = None,
     title: str | None = None,
@@ -284,7 +288,7 @@ def report(
     >>> report("runs/pce-table2", out="pce-table2.md", paper="pce-table2")["tables"][0]["findings"]
 
     Args:
-        *runs: Runs, their folders, result files, or folders of them.
+        *runs: Runs, their folders, result files, folders of them, or lists of these.
         out: The file to write; its suffix chooses the format: `.html` or `.md`.
         data: The file that the runs were scored on, if they do not record it or it has moved.
         title: The heading.
@@ -298,7 +302,7 @@ def report(
     from lamella.study.report.write import write_report
 
     return write_report(
-        [os.fspath(run) for run in runs],
+        list(flatten_paths(runs, "report: expected runs, their folders or result files")),
         Path(os.path.expanduser(out)),
         data=None if data is None else os.fspath(data),
         title=title,

@@ -14,12 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from lamella.atomic import OLD, lock, new_file, remove_abandoned_workspace, replace_folder, workspace
-from lamella.errors import OutputError, RunError, UnreadableError, shorten, truncate
+from lamella.errors import OutputError, RunError, UnreadableError, UsageError, shorten, truncate
 from lamella.text_encoding import decode_text
 
 DATA_SUFFIXES = (".json", ".jsonl", ".gz", ".safetensors", ".pt", ".onnx")  # of files in run and model folders
 IN_USE = "another process is writing here"
 RUST_ERROR = re.compile(r"\(os error (\d+)\)")  # how tokenizers and safetensors report errors of the system
+
+
+def flatten_paths(sources: Iterable[Any], expected: str) -> Iterator[str]:
+    """Yield the paths of sources, which may be lists of paths; `expected` begins the error about anything else."""
+    for source in sources:
+        if isinstance(source, str | os.PathLike):
+            yield os.fspath(source)
+        elif isinstance(source, Iterable) and not isinstance(source, bytes | Mapping):
+            yield from flatten_paths(source, expected)
+        else:
+            raise UsageError(f"{expected}, got {shorten(source)}.")
 
 
 def check_output_file(path: Path, *, inputs: Iterable[str | Path] = (), overwrite: bool = False) -> None:

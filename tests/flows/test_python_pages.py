@@ -17,7 +17,14 @@ from doubles import save_tiny_encoder
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ("README.md", "docs/reference/python.md", "docs/tutorials/first-reader.md")
+PAGES = (
+    "README.md",
+    "docs/reference/python.md",
+    "docs/reference/formats.md",
+    "docs/tutorials/first-reader.md",
+    "docs/how-to/documents.md",
+    "docs/concepts/augmentation.md",
+)
 SMALL: dict[str, Any] = {
     "training": {"max_steps": 1, "batch_size": 2},
     "data": {"max_train_samples": 3, "max_eval_samples": 2},

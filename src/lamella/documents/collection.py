@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -21,7 +21,7 @@ from lamella.documents.markdown_text import blank_markup, close_marks
 from lamella.documents.passages import Passage, PassageIndex, cut
 from lamella.documents.read_files import ReadProblem, read_files
 from lamella.errors import DataError, UsageError, one_line, printable, shorten, warn
-from lamella.files import locked
+from lamella.files import flatten_paths, locked
 from lamella.user_cache import file_state
 
 PathLike = str | os.PathLike[str]
@@ -69,7 +69,7 @@ class Documents:
 
     def __init__(self, *sources: PathLike | Iterable[PathLike], encoding: str | None = None) -> None:
         """Read txt, md, html, pdf and docx files, also in gzip: folders, files and glob patterns, or lists of them."""
-        paths = list(_paths(sources))
+        paths = list(flatten_paths(sources, "Documents: expected folders, files or glob patterns"))
         if not paths:
             raise UsageError("Documents: expected folders, files or glob patterns, got none.")
         self._load(find_files(paths), encoding)
@@ -258,17 +258,6 @@ def _open_index(path: Path) -> StoredIndex | None:
         advice = f"so the files are read; replace it with: lamella index {printable(str(path.parent))}"
         warn(f"{printable(str(path))}: cannot be used ({one_line(error)}), {advice}")
         return None
-
-
-def _paths(sources: Iterable[Any]) -> Iterator[str]:
-    """Yield the paths of sources, which may be lists of paths."""
-    for source in sources:
-        if isinstance(source, str | os.PathLike):
-            yield os.fspath(source)
-        elif isinstance(source, Iterable) and not isinstance(source, bytes | Mapping):
-            yield from _paths(source)
-        else:
-            raise UsageError(f"Documents: expected folders, files or glob patterns, got {shorten(source)}.")
 
 
 def _nothing_to_read(sources: str) -> DataError:
