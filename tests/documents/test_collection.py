@@ -159,7 +159,7 @@ def test_links_and_other_spellings_of_a_file_count_once(folder: Path, monkeypatc
 def test_links_out_of_a_folder_are_skipped(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("The safe is behind the mirror.", encoding="utf-8")
     (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
-    with pytest.warns(LamellaWarning, match=r"link\.txt: skipped: is a link out of the folder"):
+    with pytest.warns(LamellaWarning, match=r"link\.txt: skipped: links to a file outside of the folder"):
         assert len(Documents(folder)) == 6
     assert len(Documents(folder / "link.txt")) == 1  # named by itself
 

@@ -161,7 +161,8 @@ def test_questions_from_a_pipe_are_all_asked_and_blank_lines_skipped(forks: Fork
     asked = "\n".join(["\ufeff", QUESTIONS[0], " ", "", QUESTIONS[1]])
     code, out, err = forks.run("ask", "-c", "titan.txt", stdin=asked)
     assert (code, err) == (0, "")
-    assert [line.split("  ")[0] for line in out.splitlines() if not line.startswith("  ")] == ANSWERS
+    lines = [line.split("  ")[0] for line in out.splitlines() if not line.startswith("  ")]
+    assert lines == [QUESTIONS[0], ANSWERS[0], "", QUESTIONS[1], ANSWERS[1]]
 
 
 def test_a_pipe_without_a_question_is_an_error(lamella: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,8 @@ def ask(
     elif listed is not None:
         session.ask(listed)
     else:
-        session.ask_each(_prompt() if sys.stdin.isatty() else _piped())
+        typed = sys.stdin.isatty()
+        session.ask_each(_prompt() if typed else _piped(), name_questions=not typed)
 
 
 class _Session:
@@ -161,13 +162,15 @@ class _Session:
         self.reader, self.texts, self.names, self.options, self.as_json = reader, texts, names, options, as_json
         self.several = isinstance(texts, list) and len(texts) > 1
 
-    def ask_each(self, questions: Iterator[str]) -> None:
+    def ask_each(self, questions: Iterator[str], *, name_questions: bool) -> None:
         """Answer each question as soon as it comes."""
         from lamella.errors import LamellaError, for_terminal
 
-        for question in questions:
+        for number, question in enumerate(questions):
+            if number and name_questions and not self.as_json:
+                typer.echo()
             try:
-                self.ask([question], name_questions=self.as_json)
+                self.ask([question], name_questions=name_questions or self.as_json)
             except LamellaError as error:
                 typer.echo(f"lamella: {for_terminal(str(error))}", err=True)
             sys.stdout.flush()

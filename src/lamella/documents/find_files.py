@@ -80,6 +80,6 @@ def _walk(folder: Path) -> Iterator[str]:
                 continue
             path = os.path.join(top, name)
             if os.path.islink(path) and root not in Path(os.path.realpath(path)).parents:
-                warn(f"{printable(path)}: skipped: is a link out of the folder; to read it, name it or its own folder.")
+                warn(f"{printable(path)}: skipped: links to a file outside of the folder; to read it, name it.")
                 continue
             yield os.path.relpath(path, folder)
