@@ -230,9 +230,9 @@ def read_context(size: int) -> dict[str, Any]:
     )
     parts, length = [], 0
     while length < size:
-        parts.append(next(texts))
+        parts.append(next(texts)[: size - length])
         length += len(parts[-1]) + 1
-    reader, example = SleepingReader(math.inf), Example("q", "When was it found?", Context(" ".join(parts)[:size]), ())
+    reader, example = SleepingReader(math.inf), Example("q", "When was it found?", Context(" ".join(parts)), ())
     began = time.perf_counter()
     predict(reader, [example], batch_size=BATCH)
     seconds = time.perf_counter() - began

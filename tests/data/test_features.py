@@ -24,7 +24,8 @@ from lamella.data.demo import data_path
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.windows import features as module
 from lamella.data.windows.batches import collate
-from lamella.data.windows.features import Features, featurise, pair_template, window_spans
+from lamella.data.windows.features import Features, featurise, pair_template
+from lamella.data.windows.spans import window_spans
 from lamella.data.windows.tokens import GROUP, tokenise_contexts, without_truncation
 from lamella.encoder.pretrained import load_tokenizer
 from lamella.encoder.sources import find_encoder, packaged_encoder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 from lamella import runs
 from lamella.config import DecodingOptions, WindowOptions
 from lamella.data.examples import Context, Example
+from lamella.data.windows import features, tokens
+from lamella.data.windows.features import featurise_in_slices
 from lamella.data.windows.padding import Padded
 from lamella.errors import ModelError
 from lamella.inference import predict as module
@@ -65,6 +68,59 @@ def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert predict(model, examples, batch_size=4, sink=sinks[1], warn=True) == plain
     assert list(plain) == [example.id for example in examples]
     assert sinks[0].windows == sinks[1].windows != []
+
+
+@pytest.fixture
+def short_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat short texts as very long ones."""
+    monkeypatch.setattr(tokens, "PIECE", 12)
+    monkeypatch.setattr(features, "LONG", 1)
+
+
+@pytest.mark.usefixtures("short_is_long")
+@pytest.mark.parametrize("stride_is", ["overlap", "step"])
+@pytest.mark.parametrize("size", [1, 2, 5, 1024])
+def test_windows_cut_while_a_text_is_tokenised_are_the_same(size: int, stride_is: Any) -> None:
+    generator = np.random.default_rng(2)
+    for room, stride in ((16, 4), (16, 11), (17, 1), (20, 15)):
+        windows = WindowOptions(max_seq_length=room, doc_stride=stride, max_query_length=4, stride_is=stride_is)
+        for words in (0, 1, 5, 6, 7, 20, 21, *generator.integers(20, 200, 6)):
+            text = " " + " ".join(generator.choice(list(LETTERS), words)) + "\n "
+            given = [Example("q", "q r", Context(text))], plain_tokenizer(), windows
+            whole = list(featurise_in_slices(*given, size=size, whole_offsets=True))
+            parts = list(featurise_in_slices(*given, size=size))
+            assert len(parts) == len(whole)
+            for part, slice_ in zip(parts, whole, strict=True):
+                for name in ("input_ids", "rows", "example", "context_begin", "context_end", "max_context", "start"):
+                    assert np.array_equal(getattr(part, name), getattr(slice_, name)), name
+                for window, (begin, end) in enumerate(zip(part.context_begin, part.context_end, strict=True)):
+                    for place in range(begin, end):
+                        assert part.characters(window, place, place) == slice_.characters(window, place, place)
+
+
+@pytest.mark.usefixtures("short_is_long")
+def test_an_answer_in_a_long_text_is_the_same_whether_its_tokens_are_kept_or_not() -> None:
+    text = " ".join(np.random.default_rng(3).choice(list(LETTERS), 10_000))
+    example, model = Example("q", "q r", Context(text)), reader()
+    assert predict(model, [example]) == predict(model, [example], sink=Sink())
+
+
+@pytest.mark.usefixtures("short_is_long")
+def test_memory_does_not_grow_with_a_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "PIECE", 400)
+    windows = WindowOptions(max_seq_length=64, doc_stride=16)
+
+    def peak(words: int) -> int:
+        example = Example("q", "q r", Context("ab " * words))
+        tracemalloc.start()
+        for _ in featurise_in_slices([example], plain_tokenizer(), windows, size=16):
+            pass
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    peak(10)  # what is made once
+    assert peak(20_000) < 1.5 * peak(2_000)
 
 
 def test_an_error_of_the_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,9 @@ from lamella.data.examples import Context, Example
 from lamella.data.file_formats.formats import read
 from lamella.data.file_formats.writers import write
 from lamella.data.windows.batches import Batch, Totals, collate
-from lamella.data.windows.features import Features, PairTemplate, featurise, window_spans
+from lamella.data.windows.features import Features, PairTemplate, featurise
 from lamella.data.windows.padding import pad
+from lamella.data.windows.spans import window_spans
 from lamella.errors import LamellaError, RunError
 from lamella.inference.predict import predict
 from lamella.inference.stored_logits import LogitsWriter, StoredLogits

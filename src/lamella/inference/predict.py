@@ -58,7 +58,9 @@ def predict(
         if sink is not None:
             sink.add(features, padded, logits)
 
-    slices = featurise_in_slices(examples, model.tokenizer, model.windows, most_tokens=most_tokens)
+    slices = featurise_in_slices(
+        examples, model.tokenizer, model.windows, most_tokens=most_tokens, whole_offsets=sink is not None
+    )
     overlaps = len(examples) > SLICE  # threads take longer to start than a few questions to answer
     with progress("answering", len(examples), lines=True) as advance, run_behind(overlaps) as behind:
         for features in read_ahead(slices) if overlaps else slices:
@@ -118,7 +120,7 @@ def decode_batch(
 def _shares(features: Features) -> NDArray[np.float64]:
     """Return the share of its example that each window adds: of the tokens, those that have most context in it."""
     added = np.add.reduceat(features.max_context, features.rows[:-1], dtype=np.int64)
-    tokens = np.array([max(1, len(offsets)) for offsets in features.offsets])
+    tokens = np.array([max(1, len(offsets)) for offsets in features.offsets]) / features.part
     return np.asarray(added / tokens[features.example], np.float64)
 
 

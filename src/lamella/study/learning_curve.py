@@ -52,8 +52,10 @@ def read_history(path: Path) -> History:
                     raise ValueError
                 history.steps.append(event)
             elif event.get("event") == "evaluation":
+                if not is_number(event.get("step") or 0):
+                    raise ValueError
                 history.evaluations.append(event)
-        except (ValueError, TypeError, AttributeError, KeyError):
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
             raise UnreadableError(f"{path}:{number}: expected one JSON object per line; the file is damaged.") from None
     return history
 

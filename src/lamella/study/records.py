@@ -326,7 +326,8 @@ def _read_record(path: Path, name: str) -> RunRecord:
         config, cost = _with_metric(result.config()), result.content["cost"]
         return RunRecord(name, path, "finished", config, result.scores(), cost, data_files, result)
     config, scores = (read_json_object(path / file) for file in (runs.CONFIG, runs.RESULTS))
-    cost = read_json_object(path / runs.COST, finite=False)  # a cost that is not finite is unknown
+    costs = read_json_object(path / runs.COST, finite=False)
+    cost = {key: value for key, value in costs.items() if not isinstance(value, float) or math.isfinite(value)}
     config.pop("plugins", None)  # the only key that is no section
     if not all(isinstance(section, dict) for section in config.values()):
         raise UnreadableError(f"{path / runs.CONFIG}: expected the options of a run, by section; the file is damaged.")

@@ -21,11 +21,14 @@ from numpy.typing import NDArray
 
 from lamella.config import WindowOptions
 from lamella.data.examples import Example
+from lamella.data.windows.spans import max_context_owner, window_spans, window_step
 from lamella.data.windows.tokens import (
     PIECE,
     Integers,
+    SlidingTokens,
     Tokenizing,
     context_tokens,
+    remembers_contexts,
     tokenise_questions,
     without_truncation,
 )
@@ -34,6 +37,7 @@ from lamella.progress import progress
 
 FORMAT = 1  # increase it when the same examples are cut into other windows, so that cached ones are not used
 SLICE = 1024  # windows in memory at once when all are processed in sequence
+LONG = 10 * PIECE  # characters of a context whose tokens are not all kept in memory
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,9 @@ class Features:
     offsets: Sequence[Integers]  # per example: [tokens, 2], begin and end character of each context token
     max_seq_length: int  # no window and no padded batch is longer
     lost_answers: int  # answers that touch no token, such as an answer of control characters only
+    # The share of the context that `offsets` cover. Those of a long context may be of a part of it only, from the first
+    # window on; `first_token` counts from there, too.
+    part: float = 1.0
 
     def __len__(self) -> int:
         return len(self.example)
@@ -133,17 +140,24 @@ def featurise_in_slices(
     *,
     size: int = SLICE,
     most_tokens: int | None = None,
+    whole_offsets: bool = False,
 ) -> Iterator[Features]:
     """Yield the windows of all examples, about `size` at a time, each slice cut when it is requested.
 
-    A long context may extend over two slices; its example is then part of both. Contexts with more than `most_tokens`
-    raise TooManyTokensError before the first slice.
+    A long context may extend over two slices; its example is then part of both. A very long one is tokenised slice by
+    slice, so that memory does not grow with it, unless every slice must have the offsets of the whole context. Contexts
+    with more than `most_tokens` raise TooManyTokensError before the first slice.
     """
     contexts = None
     if most_tokens is not None:  # this number fits into memory, so each is tokenised once
         contexts = _tokens_up_to(most_tokens, examples, tokenizer, size)
+    in_memory = whole_offsets or contexts is not None or remembers_contexts(tokenizer)
     for begin, end in slices(examples, size=size):
-        yield from _cut(examples[begin:end], tokenizer, windows, "keep", 0, size, contexts)
+        first = examples[begin]
+        if end - begin == 1 and len(first.context.text) > LONG and not first.answers and not in_memory:
+            yield from _cut_long(first, tokenizer, windows, size)
+        else:
+            yield from _cut(examples[begin:end], tokenizer, windows, "keep", 0, size, contexts)
 
 
 def _tokens_up_to(
@@ -167,7 +181,7 @@ def slices(examples: Sequence[Example], *, size: int = SLICE) -> Iterator[tuple[
     begin = 0
     while begin < len(examples):
         end, characters = begin + 1, len(examples[begin].context.text)
-        while end < len(examples) and end - begin < size and characters < PIECE * 10:
+        while end < len(examples) and end - begin < size and characters < LONG:
             characters += len(examples[end].context.text)
             end += 1
         yield begin, end
@@ -203,7 +217,7 @@ def _cut(
         head = np.concatenate([prefix, question, middle])
         spans = window_spans(len(ids), window_room - len(question), windows.doc_stride, windows.stride_is)
         chosen = _choose_windows(spans, example, answer, negative_windows, seed)
-        owners = _max_context_owner(spans, len(ids))
+        owners = max_context_owner(spans, len(ids))
         slice_.begin(example, offsets, lost=answer is None and example.answerable)
         for number in chosen:
             if len(slice_.columns) >= size:
@@ -213,11 +227,44 @@ def _cut(
             first, last = spans[number]
             inside = answer is not None and first <= answer[0] and answer[1] < last
             shift = len(head) - first
-            start, end = (answer[0] + shift, answer[1] + shift) if inside and answer else (template.cls, template.cls)
-            flag = np.zeros(len(head) + last - first + len(suffix), np.bool_)
-            flag[len(head) : len(head) + last - first] = owners[first:last] == number
-            slice_.add([head, ids[first:last], suffix], flag, (len(head), len(head) + last - first, first, start, end))
+            label = (answer[0] + shift, answer[1] + shift) if inside and answer else None
+            slice_.add_window(head, ids[first:last], suffix, owners[first:last] == number, first, label)
     yield slice_.features()
+
+
+def _cut_long(example: Example, tokenizer: Tokenizing, windows: WindowOptions, size: int) -> Iterator[Features]:
+    """Yield the same windows as `_cut`, of an example without answers, while its context is tokenised."""
+    plain, template = without_truncation(tokenizer), pair_template(tokenizer)
+    window_room = windows.max_seq_length - template.special_tokens
+    question_room = min(windows.max_query_length, window_room - 1)
+    question = tokenise_questions(plain, [example.question])[example.question][:question_room]
+    head = np.concatenate([np.array(template.prefix, np.int32), question, np.array(template.middle, np.int32)])
+    suffix = np.array(template.suffix, np.int32)
+    room = window_room - len(question)
+    step = window_step(room, windows.doc_stride, windows.stride_is)
+    tokens, number = SlidingTokens(plain, example.context.text), 0
+    while True:
+        earlier = min(number, (room - 1) // step)  # windows that share tokens with the first of this slice
+        first, end = number * step, (number + size - 1) * step + room  # of the slice, in tokens
+        tokens.move(first - earlier * step, end + room)
+        spans = [(0, min(room, len(tokens.ids)))]  # from the first token in memory
+        while spans[-1][1] < len(tokens.ids) and tokens.first + spans[-1][0] + step < end:
+            begin = spans[-1][0] + step
+            spans.append((begin, min(begin + room, len(tokens.ids))))
+        owners = max_context_owner(spans, spans[-1][1])
+        own = range(earlier, min(len(spans), earlier + size))
+        begin, end = spans[own[0]][0], spans[own[-1]][1]
+        offsets = tokens.offsets[begin:end].copy()
+        slice_ = _Slice(template, windows.max_seq_length)
+        slice_.begin(example, offsets, lost=False)
+        for window in own:
+            flag = owners[slice(*spans[window])] == window
+            slice_.add_window(head, tokens.ids[slice(*spans[window])], suffix, flag, spans[window][0] - begin)
+        covered = int(offsets[-1, 1]) - int(offsets[0, 0]) if len(offsets) else 0
+        yield replace(slice_.features(), part=max(1, covered) / len(example.context.text))
+        if tokens.complete and end == len(tokens.ids):
+            return
+        number += size
 
 
 class _Slice:
@@ -238,10 +285,22 @@ class _Slice:
         self.offsets.append(offsets)
         self.lost += lost
 
-    def add(self, pieces: Sequence[Integers], flag: NDArray[np.bool_], columns: tuple[int, ...]) -> None:
-        self.pieces += pieces
+    def add_window(
+        self,
+        head: Integers,
+        ids: Integers,
+        suffix: Integers,
+        max_context: NDArray[np.bool_],
+        first: int,
+        label: tuple[int, int] | None = None,
+    ) -> None:
+        """Add a window of the last example: what is before its context, the context, and what is behind it."""
+        end = len(head) + len(ids)
+        flag = np.zeros(end + len(suffix), np.bool_)
+        flag[len(head) : end] = max_context
+        self.pieces += [head, ids, suffix]
         self.flags.append(flag)
-        self.columns.append((len(self.examples) - 1, *columns))
+        self.columns.append((len(self.examples) - 1, len(head), end, first, *(label or (self.template.cls,) * 2)))
 
     def features(self) -> Features:
         table = np.array(self.columns, np.int32).reshape(-1, 6).T
@@ -263,25 +322,6 @@ class _Slice:
             max_seq_length=self.max_seq_length,
             lost_answers=self.lost,
         )
-
-
-def window_spans(
-    tokens: int, room: int, stride: int, stride_is: Literal["overlap", "step"] = "overlap"
-) -> list[tuple[int, int]]:
-    """Cut `tokens` context tokens into spans of at most `room`.
-
-    10 tokens, room 6, overlap 2: (0, 6) (4, 10). If a long question leaves less room than the overlap, the overlap
-    shrinks to half the room, for that question only. A context without tokens has one empty span.
-    """
-    if stride_is == "overlap":
-        step = room - stride if stride < room else max(1, room - room // 2)
-    else:
-        step = max(1, min(stride, room))
-    spans = [(0, min(room, tokens))]
-    while spans[-1][1] < tokens:
-        begin = spans[-1][0] + step
-        spans.append((begin, min(begin + room, tokens)))
-    return spans
 
 
 def pair_template(tokenizer: Tokenizing) -> PairTemplate:
@@ -328,18 +368,3 @@ def _choose_windows(
         key = [seed, *example.id.encode("utf-8", "surrogatepass")]
         positive.append(negative[int(np.random.default_rng(key).integers(len(negative)))])
     return sorted(positive)
-
-
-def _max_context_owner(spans: Sequence[tuple[int, int]], tokens: int) -> Integers:
-    """Return for each context token the window with the most context on both of its sides (the first of equals)."""
-    owner = np.zeros(tokens, np.int32)
-    if len(spans) == 1:
-        return owner
-    best = np.full(tokens, -1.0)
-    for number, (first, last) in enumerate(spans):
-        positions = np.arange(last - first)
-        score = np.minimum(positions, positions[::-1]) + 0.01 * (last - first)
-        better = score > best[first:last]
-        best[first:last][better] = score[better]
-        owner[first:last][better] = number
-    return owner

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -84,6 +84,11 @@ def remember_contexts(tokenizer: Tokenizing, cache: ContextCache, name: str) -> 
     _CACHES[tokenizer] = (cache, name)
 
 
+def remembers_contexts(tokenizer: Tokenizing) -> bool:
+    """Return whether the tokens of contexts are kept in a cache."""
+    return tokenizer in _CACHES
+
+
 _CACHES: WeakKeyDictionary[Tokenizing, tuple[ContextCache, str]] = WeakKeyDictionary()
 
 
@@ -125,7 +130,8 @@ def tokenise_contexts(plain: Tokenizer, contexts: Sequence[Context]) -> dict[str
         tokenised.update(zip(short[group], _ids_and_offsets(encodings[group], composed[group]), strict=True))
     for text in distinct:
         if len(text) > PIECE:
-            tokenised[text] = _tokenise_in_pieces(plain, text)
+            ids, offsets = zip(*tokenise_in_pieces(plain, text), strict=True)
+            tokenised[text] = np.concatenate(ids), np.concatenate(offsets)
     return tokenised
 
 
@@ -143,19 +149,45 @@ def _ids_and_offsets(
     ]
 
 
-def _tokenise_in_pieces(plain: Tokenizer, text: str) -> tuple[Integers, Integers]:
+def tokenise_in_pieces(plain: Tokenizer, text: str) -> Iterator[tuple[Integers, Integers]]:
     """Tokenise a long text in pieces: the output of a tokenizer takes a hundred times the memory of ids and offsets."""
-    ids, offsets = [], []
     begin = 0
     while begin < len(text):
         end = _end_of_piece(text, begin)
         piece, places = compose_with_places(encodable(text[begin:end]))
         encoding = plain.encode(piece, add_special_tokens=False)
-        ((piece_ids, piece_offsets),) = _ids_and_offsets([encoding], [(piece, places)])
-        ids.append(piece_ids)
-        offsets.append(piece_offsets + begin)
+        ((ids, offsets),) = _ids_and_offsets([encoding], [(piece, places)])
+        yield ids, offsets + np.int32(begin)
         begin = end
-    return np.concatenate(ids), np.concatenate(offsets)
+
+
+class SlidingTokens:
+    """The tokens of a long text, read from its beginning to its end, of which only a part is in memory."""
+
+    def __init__(self, plain: Tokenizer, text: str) -> None:
+        self._pieces = tokenise_in_pieces(plain, text)
+        self.ids, self.offsets = np.empty(0, np.int32), np.empty((0, 2), np.int32)
+        self.first = 0  # index in the whole text of the first token in memory
+        self.complete = False  # whether the last token of the text was read
+
+    @property
+    def end(self) -> int:
+        """One past the index of the last token that was read."""
+        return self.first + len(self.ids)
+
+    def move(self, first: int, end: int) -> None:
+        """Forget the tokens before `first`, and read until `end` or the end of the text, perhaps some tokens more."""
+        kept = slice(first - self.first, None)
+        ids, offsets, read = [self.ids[kept]], [self.offsets[kept]], self.end
+        while read < end and not self.complete:
+            piece = next(self._pieces, None)
+            if piece is None:
+                self.complete = True
+                break
+            ids.append(piece[0])
+            offsets.append(piece[1])
+            read += len(piece[0])
+        self.first, self.ids, self.offsets = first, np.concatenate(ids), np.concatenate(offsets)
 
 
 def _end_of_piece(text: str, begin: int) -> int:

@@ -20,7 +20,12 @@ from lamella.scoring.metrics import (
     score_readers,
     summarise,
 )
-from lamella.study.analysis.confident_mistakes import confident_decisions, confident_mistakes, mistakes_markdown
+from lamella.study.analysis.confident_mistakes import (
+    confident_decisions,
+    confident_mistakes,
+    mistakes_markdown,
+    read_probabilities,
+)
 from lamella.study.analysis.groups import Grouping, grouped_scores, groupings, tokenizer_of_runs
 from lamella.study.analysis.layer_weights import learned_weights, mean_attention
 from lamella.study.analysis.mistake_kinds import (
@@ -31,7 +36,7 @@ from lamella.study.analysis.mistake_kinds import (
     second_best,
 )
 from lamella.study.compared_readers import f1_of_no_answer
-from lamella.study.records import ANSWERABILITY, SPAN, RunRecord, read_examples, read_json_object, read_records
+from lamella.study.records import ANSWERABILITY, SPAN, RunRecord, read_examples, read_records
 
 SAMPLE = 200
 
@@ -118,7 +123,7 @@ def write_analysis(folder: Path, analysis: Analysis) -> None:
     """Write `analysis.json` and the most confident mistakes into an open run folder."""
     write_json(folder / runs.ANALYSIS, analysis.numbers)
     mistakes = {
-        run.name: confident_decisions(analysis.examples, run.scores, read_json_object(run.folder / runs.NA_PROB))
+        run.name: confident_decisions(analysis.examples, run.scores, read_probabilities(run.folder / runs.NA_PROB))
         if run.answered is None
         else confident_mistakes(analysis.examples, run.scores, run.answered.texts, run.answered.predictions)
         for run in analysis.runs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from lamella.data.examples import Example
@@ -13,6 +14,7 @@ from lamella.inference.prediction import Candidate, Prediction
 from lamella.inference.prediction_files import HAS_ANSWER
 from lamella.scoring.metrics import QuestionScores
 from lamella.study.analysis.mistake_kinds import chosen_candidate, gold_spans
+from lamella.study.records import is_number, read_json_object
 
 MOST = 50
 AROUND = 300  # characters of the context shown on each side of a mark
@@ -64,6 +66,11 @@ def confident_decisions(
             chosen = Candidate(HAS_ANSWER if answered else "", 0, 0, odds, 1 - no_answer if answered else no_answer)
             mistakes.append(Mistake(example, Prediction((chosen,), odds), chosen))
     return sorted(mistakes, key=lambda mistake: -mistake.confidence)[:most]
+
+
+def read_probabilities(path: Path) -> dict[str, float]:
+    """Read the probabilities of a file, by question; what is none is left out."""
+    return {id: value for id, value in read_json_object(path).items() if is_number(value) and 0 <= value <= 1}
 
 
 def mistakes_markdown(mistakes: Mapping[str, Sequence[Mistake]]) -> str:

@@ -45,7 +45,7 @@ def learned_weights(run: Path) -> dict[str, Any] | None:
         if weights is None:
             return None
         applied: NDArray[np.float64] = weights.numpy()
-        if applied.ndim != 2:
+        if applied.ndim != 2 or not np.isfinite(applied).all():
             raise IndexError
     except (IndexError, KeyError, RuntimeError):
         raise ModelError(f"{path}: expected the tensors of the mixer {name!r}; the model is damaged.") from None

@@ -17,6 +17,7 @@ from lamella.inference.prediction_files import HAS_ANSWER
 from lamella.inference.questions import read_questions
 from lamella.scoring.metrics import QuestionScores, language_of, score_questions, summarise
 from lamella.scoring.threshold import expected_calibration_error
+from lamella.study.analysis.confident_mistakes import read_probabilities
 from lamella.study.analysis.groups import Grouping, grouped_scores, groupings, tokenizer_of_runs
 from lamella.study.analysis.mistake_kinds import confusion
 from lamella.study.records import ANSWERABILITY, RunRecord, is_number, read_json_object
@@ -150,7 +151,7 @@ def _add_analysis(values: ReportValues, folder: Path, answers: _ScoredAnswers, d
     ids, decides = answers.scores.ids, values["task"] == ANSWERABILITY
     odds, probabilities = (
         {id: content[id] for id in ids if is_number(content.get(id))}
-        for content in (read_json_object(folder / runs.NULL_ODDS), read_json_object(folder / runs.NA_PROB))
+        for content in (read_json_object(folder / runs.NULL_ODDS), read_probabilities(folder / runs.NA_PROB))
     )
     no_answer_scores = odds or probabilities
     if not values["scores"]:
