@@ -251,11 +251,12 @@ def test_csv_cells(tmp_path: Path) -> None:
         {"ID": "1", " Question ": "Multi\nline?", "context": 'It says "yes", then\r\nno.', "answers": '"yes"'},
         {"ID": "2", " Question ": "Why?", "context": "x" * 200_000, "answers": ""},
     )
+    limit = csv.field_size_limit()
     first, second = read_text(tmp_path, text).examples
     assert (first.id, first.question, first.context.text) == ("1", "Multi\nline?", 'It says "yes", then\r\nno.')
     assert first.answers == (Answer('"yes"', 8),)
     assert len(second.context.text) == 200_000
-    assert csv.field_size_limit() == 131_072
+    assert csv.field_size_limit() == limit
     file = read_text(
         tmp_path, as_csv({**CSV_ROW, "is_impossible": "TRUE"}, {**CSV_ROW, "id": "2", "is_impossible": "0"})
     )

@@ -10,6 +10,7 @@ from lamella.errors import counted
 from lamella.study.papers.matched_rows import MatchedRow, MatchedTable
 from lamella.study.papers.numbers import count, decimal, interval_text, signed
 from lamella.study.papers.published_tables import EFFICIENCY, METRICS, SCORE_METRICS
+from lamella.study.records import without_seed
 from lamella.study.report.columns import NOTHING, Labels, describe_dev, readable_value
 from lamella.study.report.page_blocks import Block, Heading, Paragraph, Table
 
@@ -113,8 +114,10 @@ def _by_row(rows: Sequence[MatchedRow], describe: Callable[[MatchedRow], str | N
 
 
 def _encoder(row: MatchedRow, labels: Labels) -> str | None:
-    name = row.results[0].content["encoder"].get("name")
-    return None if name is None else labels.names.get(name, name)
+    encoder = row.results[0].content["encoder"]
+    name, tuned_by = encoder.get("name"), encoder.get("by_way_of", [])[:1]
+    tuned = "".join(f", tuned as {labels.names.get(run, without_seed(run))}" for run in tuned_by)
+    return None if name is None else f"{labels.names.get(name, name)}{tuned}"
 
 
 def _train_data(row: MatchedRow, labels: Labels) -> str | None:
