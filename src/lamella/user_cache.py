@@ -63,7 +63,7 @@ def is_intact(folder: Path) -> bool:
         # Archives and layers of container images keep times in whole seconds.
         if _state(folder) not in (written, in_seconds):
             return False
-    except (OSError, ValueError, AttributeError, TypeError):  # missing or damaged
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):  # missing or damaged
         return False
     with contextlib.suppress(OSError):  # the cache may be read-only
         os.utime(folder)  # the least recently used folders are removed first
@@ -118,7 +118,7 @@ def remembered_sha256(path: Path) -> str:
         return file_sha256(path)
     name = os.path.realpath(path)
     memory = folder / f"{hashlib.sha256(os.fsencode(name)).hexdigest()}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         entry = json.loads(memory.read_bytes())
         if entry["path"] == name and entry["state"] == state and len(entry["sha256"]) == 64:
             return str(entry["sha256"])
@@ -138,7 +138,7 @@ def remembered(key: Any, compute: Callable[[], Any]) -> Any:
     if folder is None:
         return compute()
     memory = folder / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         return json.loads(memory.read_bytes())["result"]
     result = compute()
     with contextlib.suppress(LamellaError, ValueError):  # no space, no permission, or NaN

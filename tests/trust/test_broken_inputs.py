@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -10,9 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from broken.kind import Bench, sample
 from broken.kinds import KINDS
+from lamella.data.windows.tokenizer_check import find_problem
+from lamella.user_cache import STATE, is_intact
+from samples import plain_tokenizer
 
 SAMPLED = 10  # inputs of each kind; `make test-slow` tries all of them
 TESTS = Path(__file__).parents[1]
@@ -59,6 +64,25 @@ def test_the_corpus_is_large_and_has_no_name_twice(tmp_path: Path) -> None:
     names = [damage.name for damage in Bench(KINDS["squad"], tmp_path).damages]
     assert len(names) > 800
     assert len(set(names)) == len(names)
+
+
+def test_an_unknown_token_that_a_copy_would_lose_is_a_problem() -> None:
+    """Which of two tokens with one id is kept differs each time."""
+    table = json.loads(plain_tokenizer().backend_tokenizer.to_str())
+    table["model"]["vocab"]["[UNK]"] = table["model"]["vocab"]["[PAD]"]
+    problems = set()
+    for _ in range(30):
+        tokenizer = Tokenizer.from_str(json.dumps(table))
+        problems.add(problem := find_problem(tokenizer))
+        if problem is None:
+            assert copy.deepcopy(tokenizer).encode("\U0002a6a5").ids
+    assert problems > {None}
+
+
+@pytest.mark.parametrize("content", ["[" * 3000, "[]", "{", '{"model.onnx": 1}'])
+def test_a_damaged_folder_of_the_cache_is_not_intact(content: str, tmp_path: Path) -> None:
+    (tmp_path / STATE).write_text(content)
+    assert not is_intact(tmp_path)
 
 
 def _skip_without_libraries(kind: str) -> None:

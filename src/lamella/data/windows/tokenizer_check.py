@@ -21,6 +21,11 @@ def find_problem(tokenizer: Tokenizer) -> str | None:
             name = piece.get("SpecialToken", {}).get("id")
             if name is not None and name not in known:  # the library would end in a panic
                 return f"its post-processor has no special token {shorten(name)}"
+    model = tokenizer.model
+    unknown = getattr(model, "unk_token", None)
+    id = None if unknown is None else model.token_to_id(unknown)
+    if id is not None and model.id_to_token(id) != unknown:  # a copy of the tokenizer would lose it
+        return f"its unknown token {shorten(unknown)} has the same id as another token"
     try:
         tokenizer.encode(UNKNOWN, add_special_tokens=False)
     except Exception as error:  # the library raises a bare Exception
