@@ -108,6 +108,14 @@ class CachedStates:
 
     def __init__(self, folder: Path, index: Index, shards: Sequence[Shard], lengths: Indices) -> None:
         order = stored_order(lengths)
+        ends = [0, *(shard.end for shard in shards)]
+        sizes = [int(index.rows(lengths[order[shard.begin : shard.end]]).sum()) * index.row_bytes for shard in shards]
+        if (
+            [shard.begin for shard in shards] != ends[:-1]
+            or ends[-1] != len(lengths)
+            or sizes != [shard.bytes for shard in shards]
+        ):
+            raise RunError(f"{folder / INDEX}: damaged at shards; remove {folder} and extract again.")
         self._folder, self._index, self._lengths = folder, index, lengths
         self._place = np.argsort(order)  # position of each window in the stored order
         self._first_token = np.append(0, np.cumsum(lengths[order]))  # of each position, within the split
