@@ -72,7 +72,7 @@ def _parquet() -> Kind:
         for name, count, text in (("50 million equal rows", 50_000_000, "Titan"), ("long equal rows", 100_000, long)):
             yield Damage(f"rows.parquet: {name}", "rows.parquet", _equal_rows(count, text))
 
-    return Kind("parquet", sound, damages, read_data, reports=True, needs=("pandas", "pyarrow"))
+    return Kind("parquet", sound, damages, read_data, reports=True, needs=("pyarrow",))
 
 
 def _parquet_columns() -> Iterator[Damage]:
