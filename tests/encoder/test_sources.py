@@ -522,7 +522,7 @@ def test_a_saved_model_without_its_base_is_reported(copy: Path, tmp_path: Path) 
     shutil.rmtree(copy)
     message = refusal(tmp_path / "model", ModelError)
     assert message.startswith(
-        f"{tmp_path / 'model'}: the base encoder cannot be loaded: encoder {str(copy)!r}: is no fold"
+        f"{tmp_path / 'model'}: the base encoder cannot be loaded: encoder {str(copy)!r}: not a folder"
     )
 
 

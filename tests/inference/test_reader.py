@@ -340,7 +340,7 @@ class TestLongContexts:
     def test_too_many_tokens_are_refused_before_the_first_of_many_slices_is_computed(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(features_module, "PIECE", 1)  # every context is a slice of its own
+        monkeypatch.setattr(features_module, "LONG", 1)  # every context is a slice of its own
         model, contexts = Letters(), ["z " * 20] * 3
         with pytest.raises(TooManyTokensError, match="at most 59 tokens to read, got 60"):
             Reader(model, most_tokens=59).ask("Which?", contexts)

@@ -243,7 +243,7 @@ def test_a_missing_model_of_a_chain_is_named(chain: Path) -> None:
         ReaderModel.load(chain / "third")
     message = str(caught.value)
     assert message.startswith(
-        f"{chain / 'second'}: the base encoder cannot be loaded: encoder {str(chain / 'first')!r}: is"
+        f"{chain / 'second'}: the base encoder cannot be loaded: encoder {str(chain / 'first')!r}: not a folder"
     )
     assert "\n" not in message
 

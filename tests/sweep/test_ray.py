@@ -243,7 +243,7 @@ def test_leaving_the_engine_cancels_running_tasks(tmp_path: Path, encoder: Path)
 def test_a_prediction_on_ray_equals_one_in_this_process(
     local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lamella: Lamella
 ) -> None:
-    monkeypatch.setattr(features, "PIECE", 300)  # splits here; a worker does not split its shard further
+    monkeypatch.setattr(features, "LONG", 3000)  # splits here; a worker does not split its shard further
     examples = read_questions("demo:dev")[:40]
     shards = list(features.slices(examples))
     assert len(shards) > 2
