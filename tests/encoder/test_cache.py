@@ -470,6 +470,29 @@ def test_a_damaged_or_missing_index_is_reported(given_windows: Given) -> None:
         given_windows.open()
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "where"),
+    [
+        ("file", "a\0b", "shards.0.file"),
+        ("bytes", 0, "shards"),
+        ("end", 1, "shards"),
+        ("split", "other", "shards.0"),
+        ("squares", [], "shards.0"),
+        ("squared_errors", [-1.0], "shards.0.squared_errors.0"),
+    ],
+)
+def test_shards_that_do_not_fit_their_windows_are_not_continued(
+    given_windows: Given, key: str, value: Any, where: str
+) -> None:
+    given_windows.write()
+    path = given_windows.folder / INDEX
+    table = json.loads(path.read_text())
+    table["shards"][0][key] = value
+    path.write_text(json.dumps(table))
+    with pytest.raises(RunError, match=rf"index\.json: damaged at {where}; remove .* and extract again"):
+        given_windows.write()
+
+
 @pytest.mark.usefixtures("small_shards")
 def test_extracting_again_repairs_damaged_shards_and_nothing_else(
     given_windows: Given, monkeypatch: pytest.MonkeyPatch

@@ -92,7 +92,7 @@ class Cache:
         description = describe_windows(features)
         for name, split in self.index.splits.items():
             if split == description:
-                shards = [shard for shard in self.index.shards if shard.split == name]
+                shards = self.index.shards_of(name, features.lengths, self.folder)
                 return CachedStates(self.folder, self.index, shards, features.lengths)
         splits = ", ".join(
             f"{name} ({counted(split['windows'], 'window')})" for name, split in self.index.splits.items()
@@ -108,14 +108,6 @@ class CachedStates:
 
     def __init__(self, folder: Path, index: Index, shards: Sequence[Shard], lengths: Indices) -> None:
         order = stored_order(lengths)
-        ends = [0, *(shard.end for shard in shards)]
-        sizes = [int(index.rows(lengths[order[shard.begin : shard.end]]).sum()) * index.row_bytes for shard in shards]
-        if (
-            [shard.begin for shard in shards] != ends[:-1]
-            or ends[-1] != len(lengths)
-            or sizes != [shard.bytes for shard in shards]
-        ):
-            raise RunError(f"{folder / INDEX}: damaged at shards; remove {folder} and extract again.")
         self._folder, self._index, self._lengths = folder, index, lengths
         self._place = np.argsort(order)  # position of each window in the stored order
         self._first_token = np.append(0, np.cumsum(lengths[order]))  # of each position, within the split
@@ -168,18 +160,23 @@ class CachedStates:
         return decode(values, None if scales is None else scales.to(device, non_blocking=True))
 
 
+Sum = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 @dataclass(frozen=True)
 class Shard:
     """A file with the windows `begin` to `end` of a split; the fields after `bytes` are set once it is written."""
 
-    file: Annotated[str, Field(pattern=r"^[^/\\]+$")]  # inside the folder only: old shards are removed by this name
+    file: Annotated[
+        str, Field(pattern=r"^[^/\\\x00-\x1f]+$")
+    ]  # inside the folder only: old shards are removed by this name
     split: str
     begin: int
     end: int
     bytes: int
     sha256: str | None = None
-    squares: tuple[float, ...] = ()  # per layer: the sum of the squared values, and of their squared rounding errors
-    squared_errors: tuple[float, ...] = ()
+    squares: tuple[Sum, ...] = ()  # per layer: the sum of the squared values, and of their squared rounding errors
+    squared_errors: tuple[Sum, ...] = ()
     clamped: int = 0  # number of values outside the range of the number format
 
     def fault(self, folder: Path, *, verify: bool) -> str | None:
@@ -251,6 +248,16 @@ class Index:
         """Everything that determines the stored states; the division into shards does not."""
         return {key: value for key, value in self.to_json().items() if key != "shards"}
 
+    def shards_of(self, split: str, lengths: Indices, folder: Path) -> list[Shard]:
+        """Return the shards of a split; raise an error if they do not fit windows of these lengths."""
+        shards, order = [shard for shard in self.shards if shard.split == split], stored_order(lengths)
+        begins, ends = [shard.begin for shard in shards], [0, *(shard.end for shard in shards)]
+        rows = [int(self.rows(lengths[order[shard.begin : shard.end]]).sum()) for shard in shards]
+        fits = begins == ends[:-1] and ends[-1] == len(lengths)
+        if not fits or [count * self.row_bytes for count in rows] != [shard.bytes for shard in shards]:
+            raise RunError(f"{folder / INDEX}: damaged at shards; remove {folder} and extract again.")
+        return shards
+
     def rows(self, lengths: Indices) -> Indices:
         """Return the number of rows of windows of these lengths: one per token and layer, one for the pooled output."""
         pooled = POOLED in self.layers
@@ -280,10 +287,20 @@ class Index:
         if version != FORMAT_VERSION:
             raise RunError(f"{path}: expected a cache of format {FORMAT_VERSION}, got {version!r}; extract another.")
         try:
-            return TypeAdapter(cls).validate_python(table)
+            index = TypeAdapter(cls).validate_python(table)
+            where = next(
+                (f"shards.{number}" for number, shard in enumerate(index.shards) if not index.has_all(shard)), ""
+            )
         except ValidationError as error:
             where = ".".join(map(str, error.errors()[0]["loc"]))
-            raise RunError(f"{path}: damaged at {where}; remove {path.parent} and extract again.") from None
+        if where:
+            raise RunError(f"{path}: damaged at {where}; remove {path.parent} and extract again.")
+        return index
+
+    def has_all(self, shard: Shard) -> bool:
+        """Return whether a shard is of a known split and, if it is written, has the sums of every layer."""
+        counts = {len(shard.squares), len(shard.squared_errors)}
+        return shard.split in self.splits and (shard.sha256 is None or counts == {len(self.layers)})
 
 
 def stored_order(lengths: Indices) -> Indices:

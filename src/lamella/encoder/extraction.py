@@ -89,6 +89,9 @@ def write_cache(
         if earlier is not None and earlier.options != plan.options:
             _remove(folder, earlier)
             earlier = None
+        if earlier is not None:
+            for name, features in splits.items():
+                earlier.shards_of(name, features.lengths, folder)
         for leftover in folder.glob(f".*{TEMPORARY}"):
             leftover.unlink()
         index = plan if earlier is None else _keep_intact(folder, earlier, log)
