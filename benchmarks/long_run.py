@@ -12,7 +12,7 @@
 The memory is the sum of the proportional set sizes (PSS) of the process and its children, in MiB, sampled about 200
 times. The first quarter of the time does not count: memory grows while batches of new lengths arrive. `growth` is the
 median of the last quarter over the median of the second, and `per_hour` the slope of a line through the last three
-quarters. Needs Linux (/proc).
+quarters. `others` is the mean number of cores that other programs used meanwhile. Needs Linux (/proc).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 
 from lamella import load_examples
+from lamella.cores import busy_seconds
 from lamella.environment import library_versions
 from lamella.files import read_json, write_json
 
@@ -69,7 +70,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, measure, length in zip(("train", "serve"), (train, serve), minutes, strict=True):
             if length:
+                busy, own = busy_seconds(), sum(os.times()[:4])
                 found[name] = measure(Path(folder), 60 * length)
+                others = max(0.0, busy_seconds() - busy - sum(os.times()[:4]) + own)  # CPU seconds of other programs
+                found[name]["others"] = round(others / found[name]["seconds"], 2)
                 print(describe(name, found[name]), flush=True)
     if arguments.out:
         write_json(arguments.out, found)

@@ -54,8 +54,8 @@ CURVES = {
 }
 
 LONG_RUN = """\
-`python benchmarks/long_run.py`, on a machine that other programs used too. Training makes new augmented texts in every
-epoch, and writes checkpoints; the server gets no text twice. The memory is the median over a quarter of the time."""
+`python benchmarks/long_run.py`. Training makes new augmented texts in every epoch, and writes checkpoints; the server
+gets no text twice. The memory is the median over a quarter of the time."""
 
 
 def page(folder: Path) -> str:
@@ -189,10 +189,14 @@ def memory(result: Json) -> str:
         "training": (train, f"{train['steps']:,} steps, {train['evaluations']:,} evaluations"),
         "a server": (serve, f"{serve['requests']:,} questions, {serve['errors']:,} errors"),
     }
-    rows = ["| | minutes | work | second quarter | last quarter | growth |", "|---|---|---|---|---|---|"]
+    titles = "| | minutes | work | second quarter | last quarter | growth | cores of other programs |"
+    rows = [titles, "|---|---|---|---|---|---|---|"]
     for name, (run, done) in work.items():
         before, after = (f"{run['mib'][key]:.0f} MiB" for key in ("second_quarter", "last_quarter"))
-        rows.append(f"| {name} | {run['seconds'] / 60:.0f} | {done} | {before} | {after} | {run['growth']:.3f} |")
+        others = f"{run['others']:.1f}" if "others" in run else "not recorded"
+        rows.append(
+            f"| {name} | {run['seconds'] / 60:.0f} | {done} | {before} | {after} | {run['growth']:.3f} | {others} |"
+        )
     return "\n".join(rows)
 
 

@@ -79,8 +79,8 @@ EXTRAS = {
 }
 
 
-# What PyTorch and CUDA's libraries write where memory runs out.
 LONGEST_LINE = 1500  # characters of a message on the command line
+# What PyTorch and CUDA's libraries write where memory runs out.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 

@@ -167,9 +167,8 @@ Sum = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Shard:
     """A file with the windows `begin` to `end` of a split; the fields after `bytes` are set once it is written."""
 
-    file: Annotated[
-        str, Field(pattern=r"^[^/\\\x00-\x1f]+$")
-    ]  # inside the folder only: old shards are removed by this name
+    # Inside the folder only: old shards are removed by this name.
+    file: Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f]+$")]
     split: str
     begin: int
     end: int

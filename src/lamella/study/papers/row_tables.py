@@ -10,8 +10,7 @@ from lamella.errors import counted
 from lamella.study.papers.matched_rows import MatchedRow, MatchedTable
 from lamella.study.papers.numbers import count, decimal, interval_text, signed
 from lamella.study.papers.published_tables import EFFICIENCY, METRICS, SCORE_METRICS
-from lamella.study.records import without_seed
-from lamella.study.report.columns import NOTHING, Labels, describe_dev, readable_value
+from lamella.study.report.columns import NOTHING, Labels, describe_dev, describe_encoder, readable_value
 from lamella.study.report.page_blocks import Block, Heading, Paragraph, Table
 
 OUR_METRIC = {
@@ -114,10 +113,7 @@ def _by_row(rows: Sequence[MatchedRow], describe: Callable[[MatchedRow], str | N
 
 
 def _encoder(row: MatchedRow, labels: Labels) -> str | None:
-    encoder = row.results[0].content["encoder"]
-    name, tuned_by = encoder.get("name"), encoder.get("by_way_of", [])[:1]
-    tuned = "".join(f", tuned as {labels.names.get(run, without_seed(run))}" for run in tuned_by)
-    return None if name is None else f"{labels.names.get(name, name)}{tuned}"
+    return describe_encoder(labels, row.results[0].content["encoder"])
 
 
 def _train_data(row: MatchedRow, labels: Labels) -> str | None:

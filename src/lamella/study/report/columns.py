@@ -121,6 +121,14 @@ def describe_dev(result: Result) -> str:
     return f"{questions}{contexts} about {counted(dev['paragraphs'], 'paragraph')}"
 
 
+def describe_encoder(labels: Labels, encoder: Mapping[str, Any], *, seeds: bool = False) -> str | None:
+    """Return the name of an encoder, and the run that tuned it first, if one did, with or without its seed."""
+    name, ways = encoder.get("name"), encoder.get("by_way_of", [])[:1]
+    shown = [way if seeds else without_seed(way) for way in ways]
+    by_way_of = "".join(f", by way of {labels.names.get(way, way)}" for way in shown)
+    return None if name is None else f"{labels.names.get(name, name)}{by_way_of}"
+
+
 def percent(value: float) -> str:
     """Return a percentage with two significant decimals."""
     return f"{value:.2f} %" if value >= 0.1 else f"{value:.2g} %"
@@ -133,11 +141,7 @@ def _content(reader: ComparedReader) -> Mapping[str, Any]:
 
 
 def _encoder(labels: Labels, reader: ComparedReader) -> str:
-    encoder = _content(reader)["encoder"]
-    name = encoder.get("name")
-    text = NOTHING if name is None else labels.names.get(name, name)
-    ways = [without_seed(way) if len(reader.runs) > 1 else way for way in encoder.get("by_way_of", [])[:1]]
-    return text + "".join(f", by way of {labels.names.get(way, way)}" for way in ways)
+    return describe_encoder(labels, _content(reader)["encoder"], seeds=len(reader.runs) == 1) or NOTHING
 
 
 def _train(labels: Labels, reader: ComparedReader) -> str:
