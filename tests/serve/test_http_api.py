@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from lamella.encoder.sources import READERS
 from lamella.inference.reader import Reader
+from lamella.serve.answering import AskOptions
 from lamella.serve.service import Service
 from lamella.serve.settings import Settings
 from lamella.serve.web_app import create_app
@@ -445,7 +446,7 @@ def test_an_error_of_the_server_is_reported_without_details(
     def fail(*_: Any) -> Any:
         raise ZeroDivisionError("a secret of the server")
 
-    monkeypatch.setattr(service_of(client), "_answer", fail)
+    monkeypatch.setattr(AskOptions, "answer", fail)
     response = client.post("/v1/ask", json=WHEN)
     assert "secret" not in error_of(response, 500)
     assert "a secret of the server" in caplog.text

@@ -14,7 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from lamella.models.window_engine import Row
-from lamella.serve.micro_batch import CALL, Call, MicroBatcher
+from lamella.serve.calls import CALL, Call
+from lamella.serve.micro_batch import MicroBatcher
 from lamella.serve.refusals import RefusedError, TimedOutError
 
 

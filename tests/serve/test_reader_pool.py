@@ -27,8 +27,9 @@ from lamella.inference.answer_list import Answer
 from lamella.models.shared_encoder import SharedReader
 from lamella.models.window_engine import Row
 from lamella.serve import catalogue, reader_pool, shown_layers
+from lamella.serve.calls import CALL, Call
 from lamella.serve.catalogue import Catalogue, Listed
-from lamella.serve.micro_batch import CALL, Call, MicroBatcher
+from lamella.serve.micro_batch import MicroBatcher
 from lamella.serve.reader_pool import BESIDE_TENSORS, LoadedReader, ReaderPool
 from lamella.serve.refusals import TimedOutError
 from lamella.serve.service import Service

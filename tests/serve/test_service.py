@@ -14,8 +14,9 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 from lamella.errors import UsageError
-from lamella.serve.catalogue import Listed
-from lamella.serve.micro_batch import Call
+from lamella.serve.answering import AskOptions
+from lamella.serve.calls import Call
+from lamella.serve.reader_pool import LoadedReader
 from lamella.serve.refusals import RefusedError, UnknownModelError
 from lamella.serve.schemas import Ask
 from lamella.serve.service import Service
@@ -50,8 +51,8 @@ def test_a_question_is_counted_until_its_last_reader_has_stopped(
     failed, call = threading.Event(), service.new_call()
     stopped: list[str] = []
 
-    def answer(listed: Listed, ask: Ask) -> Any:
-        if listed.name == "a":
+    def answer(options: AskOptions, loaded: LoadedReader, *_: Any) -> Any:
+        if loaded.listed.name == "a":
             failed.set()
             raise UsageError("wrong")
         assert failed.wait(10)
@@ -59,10 +60,10 @@ def test_a_question_is_counted_until_its_last_reader_has_stopped(
             threading.Event().wait(0.005)
         threading.Event().wait(0.1)
         assert service.accepted == 1
-        stopped.append(listed.name)
+        stopped.append(loaded.listed.name)
         call.check()
 
-    monkeypatch.setattr(service, "_answer", answer)
+    monkeypatch.setattr(AskOptions, "answer", answer)
     with pytest.raises(UsageError, match="wrong"):
         asyncio.run(service.ask(ASK, call))
     assert stopped == ["b"]

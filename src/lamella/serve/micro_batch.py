@@ -9,12 +9,10 @@ CPU, where windows run one by one, does not, and the engine's `patience` is 0.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter
@@ -23,60 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lamella.models.window_engine import Engine, Row
-from lamella.serve.refusals import AbandonedError, RefusedError, TimedOutError
+from lamella.serve.calls import CALL, Call
+from lamella.serve.refusals import RefusedError
 
 Logits = list[NDArray[np.float32]]
-Interval = tuple[float, float]  # begin and end, of `perf_counter`
-PATIENCE = 0.1  # seconds after which a waiting thread looks whether anyone still waits for it
 Observer = Callable[[int, int, float], None]  # windows, tokens, and seconds that the engine ran since the last batch
-
-
-@dataclass(eq=False)
-class Call:
-    """A request while it is answered: until when it may take, and where its time goes."""
-
-    deadline: float  # of `perf_counter`
-    seconds_allowed: float
-    waits: list[Interval] = field(default_factory=list)  # in which its windows, or a reader, waited
-    runs: list[Interval] = field(default_factory=list)  # in which batches with its windows ran
-    abandoned: bool = False  # its client has left, or one of its readers has failed
-
-    @property
-    def queued(self) -> float:
-        """The seconds that it waited; several readers may wait at the same time."""
-        return _union(self.waits)
-
-    @property
-    def computing(self) -> float:
-        """The seconds that batches with its windows ran."""
-        return _union(self.runs)
-
-    def check(self) -> None:
-        """Raise an error if the answer would come too late, or to nobody."""
-        if self.abandoned:
-            raise AbandonedError
-        if perf_counter() > self.deadline:
-            raise TimedOutError(self.seconds_allowed)
-
-
-CALL: ContextVar[Call | None] = ContextVar("call", default=None)  # of the thread that answers
-
-
-def wait_patiently(wait: Callable[[float], bool]) -> None:
-    """Repeat a wait of some seconds until it succeeds, or the request of this thread is abandoned or too late."""
-    call = CALL.get()
-    while not wait(PATIENCE):
-        if call is not None:
-            call.check()
-
-
-def _union(intervals: Sequence[Interval]) -> float:
-    """Return the seconds that at least one of the intervals covers."""
-    seconds, covered = 0.0, -math.inf
-    for begin, end in sorted(intervals):
-        seconds += max(0.0, end - max(begin, covered))
-        covered = max(covered, end)
-    return seconds
 
 
 @dataclass(eq=False)
@@ -199,8 +148,7 @@ class MicroBatcher:
             for job in wanted:  # none waits for the windows of those behind it
                 own = list(islice(logits, len(job.rows)))
                 if job.call is not None:
-                    job.call.waits.append((job.arrived, begin))
-                    job.call.runs.append((begin, perf_counter()))
+                    job.call.note_run(job.arrived, begin, perf_counter())
                 job.finish(own)
                 left -= len(own)
                 if left <= overlap:

@@ -24,9 +24,10 @@ from lamella.inference.reader import Reader
 from lamella.models.loading import check_onnx_options, load_model, load_shared, suits_onnx
 from lamella.models.shared_encoder import SharedEncoders, SharedReader
 from lamella.models.window_engine import OwnEngine, join_logits, split_rows
+from lamella.serve.calls import wait_patiently
 from lamella.serve.catalogue import Listed
 from lamella.serve.freed_memory import FreedMemory
-from lamella.serve.micro_batch import MicroBatcher, Observer, wait_patiently
+from lamella.serve.micro_batch import MicroBatcher, Observer
 from lamella.serve.refusals import names_folder
 from lamella.serve.settings import Settings
 from lamella.serve.shared_tokenizers import SharedTokenizers
@@ -247,7 +248,9 @@ class ReaderPool:
         return LoadedReader(listed, reader, None, None, nbytes, shared.shared_part)
 
     def _reader(self, model: QueuedModel) -> Reader:
-        return Reader(model, passages=self._passages, most_tokens=self._settings.max_tokens)
+        settings = self._settings
+        windows = max(1, settings.batch_tokens // model.windows.max_seq_length)  # per batch
+        return Reader(model, batch_size=windows, passages=self._passages, most_tokens=settings.max_tokens)
 
     def _load_shared(self, listed: Listed) -> SharedReader | TorchReader:
         """Load a reader onto a shared encoder; raise NoGraphError, with the reason, if it needs one of its own."""

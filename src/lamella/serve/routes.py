@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from lamella.serve.calls import Call
 from lamella.serve.json_body import JsonRoute, json_response, to_json
-from lamella.serve.micro_batch import Call
 from lamella.serve.refusals import AbandonedError
 from lamella.serve.schemas import Ask, AskResponse, Batch, ErrorResponse, ModelInfo, ModelList
 from lamella.serve.service import Service

@@ -1,25 +1,25 @@
-"""The service behind the HTTP API: accepts questions up to a limit, and answers each in a thread with a `Reader`."""
+"""The service behind the HTTP API: accepts questions up to a limit, and answers them in threads with a `Reader`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import copy_context
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
 from lamella.config import DecodingOptions
 from lamella.documents.text_process import PROCESS_SECONDS
-from lamella.errors import LamellaError, UsageError, collect_warnings, counted
-from lamella.inference.abstention import at_prior
+from lamella.errors import LamellaError, UsageError, counted
+from lamella.serve.answering import AskOptions, PipelineOptions
 from lamella.serve.body_budget import BodyBudget
+from lamella.serve.calls import Call, answering
 from lamella.serve.catalogue import Catalogue, Listed
-from lamella.serve.micro_batch import CALL, Call
+from lamella.serve.question_lists import Pair, QuestionLists
 from lamella.serve.reader_pool import LoadedReader, ReaderPool
 from lamella.serve.refusals import (
     REQUEST_ID,
@@ -41,6 +41,7 @@ logger = logging.getLogger("lamella.serve")
 
 GRACE = 0.5  # seconds after the time-out in which a thread may report it itself
 LONGEST_RETRY = 60  # seconds
+CHARACTERS_PER_TOKEN = 3  # fewer than English has, so that few lists of questions have more tokens than a batch
 MANAGERS = 4  # threads that wait for readers to be loaded: one that takes long must not delay the others
 
 
@@ -68,6 +69,7 @@ class Service:
         self.metrics.accepted.set_function(lambda: self.accepted)
         self.metrics.loaded.set_function(lambda: len(self.pool))  # readers come and go with the questions
         self._threads = ThreadPoolExecutor(settings.workers, "lamella-serve")
+        self._lists = QuestionLists(self._threads, most_characters=CHARACTERS_PER_TOKEN * settings.batch_tokens)
         self.bodies = BodyBudget(settings.body_memory)
         self._management = ThreadPoolExecutor(MANAGERS, "lamella-manage")
         self._mean_seconds = 0.05  # of a request, for Retry-After
@@ -158,20 +160,9 @@ class Service:
         """Return one answer or a list, as the question answering pipeline of transformers 4 does."""
         listed = self.catalogue.get(name)
         self._check_limits(ask.inputs.question, [ask.inputs.context])
-        options = {} if ask.parameters is None else ask.parameters.model_dump(exclude_none=True)
-
-        def answer() -> Any:
-            reader = self._load(listed).reader
-            longest = options.get("max_seq_len")
-            if longest is not None and longest > reader.model.windows.max_seq_length:  # positions of the encoder
-                raise UsageError(
-                    f"parameters.max_seq_len: expected at most {reader.model.windows.max_seq_length}, got {longest}."
-                )
-            with collect_warnings():  # the schema has no place for them
-                return reader(question=ask.inputs.question, context=ask.inputs.context, **options)
-
+        options = PipelineOptions.of(ask.parameters)
         with self._accept():
-            answered = await self._run(answer, call)
+            answered = await self._answer(listed, options, (ask.inputs.question, ask.inputs.context), call)
         best = answered[:1] if isinstance(answered, list) else [answered]
         self.metrics.observe_question(call.queued, [(listed.name, any(answer["answer"] for answer in best))])
         return answered
@@ -187,8 +178,9 @@ class Service:
         listed = [self.catalogue.get(name) for name in names]
         missing = [each for each in listed if self.pool.loaded(each.name) is None]
         if missing and len(listed) > 1:  # if one cannot be loaded, the others need not compute
-            await self._run_all([partial(self._load, each) for each in missing], call)
-        results = await self._run_all([partial(self._answer, each, ask) for each in listed], call)
+            await _all([self._run(partial(self._load, each), call) for each in missing], call)
+        options, pair = AskOptions.of(ask), (ask.question, ask.context)
+        results = await _all([self._answer(each, options, pair, call) for each in listed], call)
         self.metrics.observe_question(call.queued, [(result["model"], not result["no_answer"]) for result in results])
         return {"question": ask.question, "results": results}
 
@@ -209,29 +201,14 @@ class Service:
                 "several requests."
             )
 
-    def _answer(self, listed: Listed, ask: Ask) -> dict[str, Any]:
-        """Ask one reader; this runs in a thread."""
-        loaded = self._load(listed)
-        with collect_warnings() as warnings:
-            answers = loaded.reader.ask(
-                ask.question,
-                ask.context,
-                top_k=ask.top_k,
-                threshold=ask.threshold,
-                answerable=ask.answerable,
-                max_answer_length=ask.max_answer_length,
-                log=logger.debug,
-            )
-        if ask.layers:
-            shown = [answer for answer in (*answers, answers.best_guess) if answer and answer["answer"]]
-            self.pool.shown_layers.add(loaded.reader, listed.source, ask.question, shown)
-        threshold = ask.threshold
-        if threshold is None:
-            decoding = loaded.reader.model.decoding
-            decoding = decoding if ask.answerable is None else at_prior(decoding, ask.answerable)
-            threshold = decoding.null_score_diff_threshold
-        doubts = {"warnings": warnings} if warnings else {}
-        return {"model": listed.name, "threshold": threshold, **answers.to_json(), **doubts}
+    async def _answer(self, listed: Listed, options: AskOptions | PipelineOptions, pair: Pair, call: Call) -> Any:
+        """Ask one reader, together with other questions that wait for it."""
+
+        def answer(pairs: Sequence[Pair]) -> list[Any]:
+            return options.answer(self._load(listed), pairs, self.pool.shown_layers)
+
+        kind = listed, options
+        return await _in_time(self._lists.submit(kind, answer, pair, call, alone=options.alone), call)
 
     def _load(self, listed: Listed) -> LoadedReader:
         try:
@@ -259,36 +236,16 @@ class Service:
             self.accepted -= 1
             self._mean_seconds += 0.05 * (perf_counter() - begin - self._mean_seconds)
 
-    async def _run_all(self, works: Sequence[Callable[[], T]], call: Call) -> list[T]:
-        """Run several parts of a request in threads; if one fails, wait for the others, which stop soon."""
-        running = [asyncio.ensure_future(self._run(work, call)) for work in works]
-        try:
-            return await asyncio.gather(*running)
-        except Exception:
-            call.abandoned = True
-            await asyncio.wait(running)
-            raise
-
     async def _run(self, work: Callable[[], T], call: Call) -> T:
-        """Run work in a thread, as part of a request; raise an error if it takes longer than allowed."""
+        """Run work in a thread, as part of a request."""
         accepted = perf_counter()
 
-        def answer() -> T:
+        def run() -> T:
             call.waits.append((accepted, perf_counter()))
-            CALL.set(call)
-            call.check()
-            return work()
+            with answering(call):
+                return work()
 
-        future = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, answer)
-        try:
-            async with asyncio.timeout(max(0.0, call.deadline - perf_counter()) + GRACE):
-                return await future
-        except TimeoutError:
-            call.abandoned = True
-            raise TimedOutError(call.seconds_allowed) from None
-        except asyncio.CancelledError:
-            call.abandoned = True
-            raise
+        return await _in_time(asyncio.get_running_loop().run_in_executor(self._threads, run), call)
 
     # Models
 
@@ -333,6 +290,32 @@ class Service:
             raise RefusedError(f"model: {name!r} is the default reader, which stays.", status=409, kind="conflict")
         self.catalogue.remove(name)
         self.pool.remove(name)
+
+
+async def _all(parts: Sequence[Coroutine[Any, Any, T]], call: Call) -> list[T]:
+    """Return the results of several parts of a request; if one fails, wait for the others, which stop soon."""
+    if len(parts) == 1:
+        return [await parts[0]]
+    running = [asyncio.ensure_future(part) for part in parts]
+    try:
+        return await asyncio.gather(*running)
+    except Exception:
+        call.abandoned = True
+        await asyncio.wait(running)
+        raise
+
+
+async def _in_time(future: asyncio.Future[T], call: Call) -> T:
+    """Return a result; raise an error if it takes longer than the request may take."""
+    try:
+        async with asyncio.timeout(max(0.0, call.deadline - perf_counter()) + GRACE):
+            return await future
+    except TimeoutError:
+        call.abandoned = True
+        raise TimedOutError(call.seconds_allowed) from None
+    except asyncio.CancelledError:
+        call.abandoned = True
+        raise
 
 
 def _unavailable(listed: Listed, error: LamellaError) -> RefusedError:

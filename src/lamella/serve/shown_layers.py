@@ -19,7 +19,7 @@ from lamella.inference.answer_list import Answer
 from lamella.inference.protocols import QAModel
 from lamella.inference.reader import Reader
 from lamella.models.loading import load_model
-from lamella.serve.micro_batch import CALL, wait_patiently
+from lamella.serve.calls import CALL, wait_patiently
 
 
 class ShownLayers:
