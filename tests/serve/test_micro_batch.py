@@ -134,15 +134,49 @@ def test_expired_and_abandoned_requests_are_not_computed() -> None:
     batcher.close()
 
 
-def test_an_engine_with_patience_waits_for_more() -> None:
-    engine = CountingEngine(patience=0.5)
+def test_an_engine_with_patience_waits_for_windows_that_are_announced() -> None:
+    engine = CountingEngine(patience=5.0)
+    engine.go.set()
+    batcher = MicroBatcher(engine, most_tokens=30)
+    cutting, go = threading.Event(), threading.Event()
+
+    def cut_and_ask(token: int) -> list[float]:
+        with batcher.announced():
+            cutting.set()
+            assert go.wait(10)
+            return ask(batcher, window(token))
+
+    begin = perf_counter()
+    with ThreadPoolExecutor(2) as pool:
+        late = pool.submit(cut_and_ask, 2)
+        assert cutting.wait(10)
+        first = pool.submit(ask, batcher, window(1))
+        wait_until(batcher, 1)
+        go.set()
+        assert [first.result(), late.result()] == [[1], [2]]
+    assert ask(batcher, window(3)) == [3]  # nothing is announced any more
+    assert perf_counter() - begin < 5
+    assert engine.batches == [[10, 10], [10]]
+    batcher.close()
+
+
+def test_an_engine_with_patience_waits_for_failed_threads_no_longer() -> None:
+    engine = CountingEngine(patience=60.0)
+    engine.go.set()
+    batcher = MicroBatcher(engine, most_tokens=30)
+    with pytest.raises(ZeroDivisionError), batcher.announced():
+        raise ZeroDivisionError
+    assert ask(batcher, window(1)) == [1]
+    batcher.close()
+
+
+def test_an_engine_with_patience_waits_until_the_budget_is_reached() -> None:
+    engine = CountingEngine(patience=60.0)
     engine.go.set()
     batcher = MicroBatcher(engine, most_tokens=20)
-    with ThreadPoolExecutor(2) as pool:
-        begin = perf_counter()
+    with batcher.announced(), ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(ask, batcher, window(token)) for token in (1, 2)]
-        assert [future.result() for future in futures] == [[1], [2]]
-        assert perf_counter() - begin < 0.5  # the budget is reached before
+        assert [future.result(10) for future in futures] == [[1], [2]]
     assert engine.batches == [[10, 10]]
     batcher.close()
 

@@ -176,7 +176,7 @@ def test_a_request_does_not_wait_for_those_behind_it() -> None:
         return Row(name, ids, ids, ids > 0)
 
     batcher = MicroBatcher(SlowEngine(), most_tokens=100)
-    with ThreadPoolExecutor(2) as threads:
+    with batcher.announced(), ThreadPoolExecutor(2) as threads:
         first = threads.submit(batcher.logits, [row("first")])
         time.sleep(0.01)
         second = threads.submit(batcher.logits, [row("second")])

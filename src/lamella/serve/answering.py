@@ -43,7 +43,7 @@ class AskOptions:
     def answer(self, loaded: LoadedReader, pairs: Sequence[Pair], shown_layers: ShownLayers) -> list[dict[str, Any]]:
         """Return the results of a reader, as JSON values."""
         questions, contexts = zip(*pairs, strict=True)
-        with collect_warnings() as warnings:
+        with loaded.queue.announced(), collect_warnings() as warnings:
             answered = loaded.reader.ask(
                 questions,
                 contexts,
@@ -90,6 +90,6 @@ class PipelineOptions:
         if longest is not None and longest > most:  # positions of the encoder
             raise UsageError(f"parameters.max_seq_len: expected at most {most}, got {longest}.")
         questions, contexts = zip(*pairs, strict=True)
-        with collect_warnings():
+        with loaded.queue.announced(), collect_warnings():
             answered = loaded.reader(question=questions, context=contexts, **options)
         return [answered] if len(pairs) == 1 else answered

@@ -8,14 +8,16 @@ loop busy: large bodies are parsed in a thread, and values are checked up to the
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import ValidationError
 
 from lamella.errors import counted, one_line, shorten
 from lamella.option_errors import explain_faults
@@ -109,14 +111,22 @@ class JsonRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        schema: Any = None if self.body_field is None else self.body_field.field_info.annotation
+        # The framework takes a quarter of the time of a request to call a function with nothing but a body.
+        plain = list(inspect.signature(self.endpoint).parameters) == ["body", "request"]
 
         async def handle_json(request: Request) -> Response:
             request = JsonRequest(request.scope, request.receive)
-            schema: Any = None if self.body_field is None else self.body_field.field_info.annotation
-            if schema is not None and await request.body():  # the framework would hide what is wrong
-                value = await request.json()
-                if hasattr(schema, "check_length"):
-                    schema.check_length(value, request.app.state.service.settings)
+            value = await request.json() if schema is not None and await request.body() else None
+            if value is not None and hasattr(schema, "check_length"):
+                schema.check_length(value, request.app.state.service.settings)
+            if plain and isinstance(value, dict):
+                try:
+                    body = schema.model_validate(value)
+                except ValidationError as error:
+                    raise RefusedError(_explain_body(error.errors()[:MOST_FAULTS], value, schema)) from None
+                response: Response = await self.endpoint(body, request)
+                return response
             try:
                 return await handle(request)
             except RequestValidationError as error:
@@ -174,7 +184,11 @@ def _explain(error: RequestValidationError, schema: Any) -> str:
         if error.body is None or not isinstance(error.body, dict):
             found = "nothing" if not error.body else shorten(error.body)
             return f"body: expected a JSON object, got {found}."
-        in_body.sort(key=lambda fault: fault["type"] != "extra_forbidden")  # a misspelt name explains a missing field
-        return explain_faults(in_body, error.body, schema)[0]
+        return _explain_body(in_body, error.body, schema)
     first = faults[0]
     return f"{first['loc'][-1]}: {first['msg'].lower()}, got {shorten(first.get('input'))}."
+
+
+def _explain_body(faults: Sequence[Any], body: Mapping[str, Any], schema: Any) -> str:
+    """Return what is wrong with the values of a body; a misspelt name explains a missing field."""
+    return explain_faults(sorted(faults, key=lambda fault: fault["type"] != "extra_forbidden"), body, schema)[0]

@@ -1,18 +1,19 @@
 """Micro-batches: the windows of requests that are answered at the same time go through the encoder together.
 
-A request runs in a thread of its own and waits here for the logits of its windows. A thread takes what waits, up to a
-budget of tokens, and runs it. While it runs, the next windows gather, so batches grow with the load. Two threads take
-turns: where every core computes a window of its own, the next batch begins before the last windows of this one are
-finished, so that no core is idle while windows wait. A GPU gains from waiting a few milliseconds for more windows; a
-CPU, where windows run one by one, does not, and the engine's `patience` is 0.
+A list of questions is answered in a thread of its own, which waits here for the logits of its windows. A thread takes
+what waits, up to a budget of tokens, and runs it. While it runs, the next windows gather, so batches grow with the
+load. Two threads take turns: where every core computes a window of its own, the next batch begins before the last
+windows of this one are finished, so that no core is idle while windows wait. A GPU gains from waiting a few
+milliseconds for windows that other threads have announced; a CPU, where windows run one by one, does not, and the
+engine's `patience` is 0.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter
@@ -58,6 +59,26 @@ class MicroBatcher:
         self._turn = threading.Lock()  # held by the thread whose batch runs, until the next one may begin
         self._running, self._counted = 0, 0.0  # batches that run; the time until which their seconds are counted
         self._started = self._closed = False
+        self._announced = 0  # threads that cut windows
+        self._own = threading.local()  # whether this thread is one of them
+
+    @contextmanager
+    def announced(self) -> Iterator[None]:
+        """Announce that this thread cuts windows, which a batch may wait for, until it asks for their logits."""
+        with self._changed:
+            self._announced += 1
+            self._own.announced = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._end_announcement()
+
+    def _end_announcement(self) -> None:
+        if getattr(self._own, "announced", False):
+            self._own.announced = False
+            self._announced -= 1
+            self._changed.notify()
 
     def logits(self, rows: Sequence[Row]) -> Logits:
         """Return the logits [2, T] of each window, when the engine has computed them."""
@@ -67,6 +88,7 @@ class MicroBatcher:
         job = _Job(rows, call)
         with self._changed:
             closed = self._closed
+            self._end_announcement()
             if not closed:
                 if not self._started:
                     self._started = True
@@ -117,7 +139,7 @@ class MicroBatcher:
                 self._changed.wait()
             if self._jobs and self.engine.patience:
                 until = self._jobs[0].arrived + self.engine.patience
-                while sum(job.tokens for job in self._jobs) < self.most_tokens and not self._closed:
+                while self._announced and not self._closed and sum(job.tokens for job in self._jobs) < self.most_tokens:
                     if (left := until - perf_counter()) <= 0:
                         break
                     self._changed.wait(left)

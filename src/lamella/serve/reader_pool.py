@@ -65,7 +65,7 @@ class LoadedReader:
 
     listed: Listed
     reader: Reader
-    own: MicroBatcher | None  # the queue of a reader that shares its encoder with no other
+    queue: MicroBatcher  # of its windows; its own, if it shares its encoder with no other
     why: str | None  # it does not share its encoder; None if it does
     nbytes: int  # of what belongs to this reader, if it shares its encoder; else 0
     encoder: object  # identifies the encoder in memory that this reader uses, maybe with others
@@ -73,12 +73,12 @@ class LoadedReader:
     @property
     def shares_encoder(self) -> bool:
         """Whether its windows go through the encoder together with those of other readers."""
-        return self.own is None
+        return self.why is None
 
     def close(self) -> None:
         """Let the requests that use it finish, and free its memory."""
-        if self.own is not None:
-            self.own.close()
+        if not self.shares_encoder:
+            self.queue.close()
 
 
 class ReaderPool:
@@ -245,7 +245,7 @@ class ReaderPool:
             return LoadedReader(listed, reader, batcher, _without_paths(reason), 0, batcher)
         reader = self._reader(QueuedModel(shared, self._shared, self.tokenizers.share(shared.tokenizer), shared))
         nbytes = shared.nbytes + BESIDE_TENSORS
-        return LoadedReader(listed, reader, None, None, nbytes, shared.shared_part)
+        return LoadedReader(listed, reader, self._shared, None, nbytes, shared.shared_part)
 
     def _reader(self, model: QueuedModel) -> Reader:
         settings = self._settings
