@@ -8,9 +8,12 @@ Sections; without any, all of them run, one after the other:
 - overhead: CPU seconds per question of the server with 64 clients, against `Reader.ask` with a list of questions.
 - one: milliseconds of a single request more than `Reader.ask` takes.
 - batching: answers per second of 64 clients, against a server whose encoder gets one request at a time, and runs it on
-  all cores; the same per CPU second of the server, which other work on the machine does not change; and with a single
-  client (`one_client`). `most`: what batches could gain if no core ever waited, from the time of a window on all cores
-  and its CPU time on one. `short`: the same with short texts.
+  all cores; the same per CPU second of the server, which other work on the machine does not change; and against a
+  single client (`one_client`). `most`: what batches could gain if no core ever waited, from the time of a window on all
+  cores and its CPU time on one. `short`: the same with short texts.
+- lists: answers per second of 64 clients, against one client, if the encoder only sleeps for 3 ms per batch: what the
+  process around it can do, as on a fast GPU. `one_by_one`: against 64 clients whose questions are computed one at a
+  time. `cpu`: CPU ms of the server per question of 64 clients, and of one.
 - mixed: CPU seconds per question with 32 readers at random, against one of them on the same server.
 - memory: a server that has been asked with 100 readers, against one with a folder of one reader. PSS is the
   proportional set size of the server's process; `uss` counts only pages that no other process has. `alone`: against a
@@ -68,6 +71,26 @@ from lamella.serve.http_server import serve
 from lamella.serve.settings import Settings
 options = json.loads(sys.argv[1])
 folder = options.pop("folder", None)
+if (seconds := options.pop("encoder_seconds", None)) is not None:
+    import time
+    import numpy as np
+    from lamella.models.window_engine import GPU_PATIENCE
+    from lamella.serve import reader_pool
+
+    class SleepingEngine:  # takes the same time for every batch, and no CPU time
+        patience = GPU_PATIENCE
+
+        def __init__(self, model):
+            pass
+
+        def overlap(self, windows):
+            return 0
+
+        def run(self, rows):
+            time.sleep(seconds)
+            return [np.stack([row.is_context, row.is_context]).astype(np.float32) for row in rows]
+
+    reader_pool.OwnEngine = SleepingEngine
 settings = Settings(models=tuple(options.pop("models", ())), folder=folder and Path(folder), **options)
 serve(settings, "127.0.0.1", 0, lambda address, service: print(address, flush=True))
 """
@@ -101,6 +124,7 @@ QUICK = Sizes(
     requests=200,
     length=150,
 )
+ENCODER = 0.003  # seconds per batch in the section lists
 REPEATS = 10  # of a window in the section batching
 SHORT = 80  # characters of a text where its length does not matter
 
@@ -376,13 +400,42 @@ def compare_batches(bench: Bench, server: Server, one_by_one: Server, length: in
             cpu.append(used[0] / used[1])
     compared = {
         **compare(ours, peer, "answers per second"),
-        "one_client": statistics.median(alone),
+        "one_client": compare(ours, alone, "answers per second"),
         "answers_per_cpu_second": statistics.median(cpu),
     }
     if encoder:
         clock, core = (min(each) for each in zip(*windows, strict=True))
         compared |= {"most": clock / (core / encoder.shared.threads), "tokens": encoder.tokens}
     return compared
+
+
+def lists(bench: Bench) -> dict[str, Any]:
+    """Compare many clients with one, where the encoder takes no CPU time."""
+    many, one, computed_alone, cpu, cpu_alone = [], [], [], [], []
+    clients, number, settings = Sizes.clients, 8 * Sizes.questions, {"encoder_seconds": ENCODER, "device": "cpu"}
+
+    def questions(share: int = 1) -> list[Question]:
+        return bench.questions(number // share, length=sys.maxsize)  # these numbers depend on the length
+
+    with bench.server(**settings) as server, bench.server(**settings, batch_tokens=1) as one_by_one:
+        for turn in range(bench.sizes.repeats + 1):
+            used = [server.cpu]
+            rates = [server.rate_of(questions(), clients)]
+            used.append(server.cpu)
+            rates.append(server.rate_of(questions(4), 1))
+            used.append(server.cpu)
+            rates.append(one_by_one.rate_of(questions(2), clients))
+            if turn:
+                for found, rate in zip((many, one, computed_alone), rates, strict=True):
+                    found.append(rate)
+                cpu.append((used[1] - used[0]) * 1000 / number)
+                cpu_alone.append((used[2] - used[1]) * 1000 / (number // 4))
+    return {
+        **compare(many, one, "answers per second", least=6.0),
+        "one_by_one": compare(many, computed_alone, "answers per second"),
+        "cpu": compare(cpu, cpu_alone, "CPU ms per question"),
+        "encoder_ms": ENCODER * 1000,
+    }
 
 
 class Encoder(NamedTuple):
@@ -553,7 +606,7 @@ def flat(bench: Bench) -> dict[str, Any]:
 
 
 SECTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    each.__name__: each for each in (load, overhead, one, batching, mixed, memory, registered, loading, flat)
+    each.__name__: each for each in (load, overhead, one, batching, lists, mixed, memory, registered, loading, flat)
 }
 
 
@@ -625,18 +678,18 @@ def main() -> None:
             print_section(name, measured[name])
             if arguments.out:
                 write_json(arguments.out, summarise(measured))
-    if "ratio" in (summary := summarise(measured)):
-        low, high = summary["spread"]
-        text = f"{summary['ratio']:.2f} x the CPU seconds of the bare Reader ({low:.2f} to {high:.2f})"
+    if under_load := measured.get("overhead"):
+        low, high = under_load["spread"]
+        text = f"{under_load['ratio']:.2f} x the CPU seconds of the bare Reader ({low:.2f} to {high:.2f})"
         print(f"serve: {text}")
 
 
 def summarise(measured: dict[str, Any]) -> dict[str, Any]:
-    """Return all sections, and the overhead under load as the main number."""
+    """Return all sections, and as the main number the overhead under load, or that of the only section."""
     keys = ("ratio", "spread", "ours", "peer", "unit", "work")
-    overhead = measured.get("overhead", {})
-    main_number = {key: overhead[key] for key in keys if key in overhead}
     ordered = {name: measured[name] for name in SECTIONS if name in measured}
+    main_section = next(iter(ordered.values())) if len(ordered) == 1 else ordered.get("overhead", {})
+    main_number = {key: main_section[key] for key in keys if key in main_section}
     return {**main_number, "sections": ordered, "versions": library_versions()}
 
 

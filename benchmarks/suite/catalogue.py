@@ -73,6 +73,10 @@ BENCHMARKS = (
         goal=Goal(1.1, "decisions/0044-deployment.md", at_most=True),
     ),
     Benchmark(
+        "serve-lists", "64 clients of a server whose encoder sleeps 3 ms per batch", "one client", FASTER,
+        script="serve", arguments=("lists",), goal=Goal(6, "decisions/0063-question-lists.md"),
+    ),
+    Benchmark(
         "shared_encoder", "8 readers on one encoder, mixed", "one merged reader", COST,
         goal=Goal(1.3, "decisions/0044-deployment.md", at_most=True),
     ),

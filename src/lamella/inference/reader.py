@@ -242,10 +242,10 @@ class Reader:
         prediction = calibrated(prediction, decoding)
         odds = prediction.null_odds
         chosen = prediction.chosen(decoding.null_score_diff_threshold)
-        ranked = sorted(prediction.candidates, key=lambda candidate: candidate != chosen)  # stable: chosen comes first
+        ranked = sorted(prediction.rows, key=lambda row: row != chosen)  # stable: chosen comes first
         na_prob = float(na_probability(np.array([odds]), decoding.calibration)[0])
         # 0.0 if "no answer" is the only candidate.
-        all_answers = sum(candidate.probability for candidate in ranked if candidate.text) or 1.0
+        all_answers = sum(probability for text, _, _, _, probability, *_ in ranked if text) or 1.0
 
         def answer(candidate: Candidate) -> Answer:
             share = (1 - na_prob) * candidate.probability / all_answers if candidate.text else na_prob
@@ -266,7 +266,7 @@ class Reader:
 
         withheld = prediction.best_span if not chosen.text else None
         return Answers(
-            [answer(candidate) for candidate in ranked[: call.top_k]],
+            [answer(Candidate._make(row)) for row in ranked[: call.top_k]],
             question=question.text,
             null_score=odds,
             na_prob=na_prob,

@@ -20,7 +20,7 @@ def compose_hangul(text: str) -> str:
     >>> compose_hangul("\u1112\u1161\u11ab\u1100\u1173\u11af cafe\u0301") == "한글 cafe\u0301"
     True
     """
-    return _JAMO.sub(_compose, text)
+    return text if text.isascii() else _JAMO.sub(_compose, text)
 
 
 def compose_with_places(text: str) -> tuple[str, Sequence[int] | None]:
@@ -28,6 +28,8 @@ def compose_with_places(text: str) -> tuple[str, Sequence[int] | None]:
 
     The places are None if nothing changes.
     """
+    if text.isascii():
+        return text, None
     pieces: list[str] = []
     places: list[int] = []
     done = 0
