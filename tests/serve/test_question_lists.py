@@ -252,12 +252,12 @@ def test_limits_and_warnings_are_those_of_each_question(service: Service) -> Non
 
 
 def test_lists_of_several_readers_meet_in_one_batch(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask_all(service, [Ask(question="Who?", context="Titan.", model=["a", "b"])])
+    ask_all(service, [Ask(question="Who?", context="Titan.", model=["first", "a", "b"])])
     batcher, mixed = service.pool._shared, []
     run, end = batcher.engine.run, perf_counter() + 10
 
     def note(rows: Any) -> Any:
-        while not mixed and batcher.waiting < 2 * AT_ONCE - 1:  # both readers have lists behind the first
+        while not mixed and len(rows) + batcher.waiting < 1 + 2 * AT_ONCE:  # all lists of "a" and "b" that may begin
             assert perf_counter() < end
             threading.Event().wait(0.005)
         mixed.append(len({id(row.delta) for row in rows}))
@@ -265,8 +265,9 @@ def test_lists_of_several_readers_meet_in_one_batch(service: Service, monkeypatc
 
     monkeypatch.setattr(batcher.engine, "run", note)
     asks = [Ask(question="Who?", context=TEXT.format(number), model="ab"[number % 2]) for number in range(12)]
-    assert all(isinstance(reply, dict) for reply in ask_all(service, asks))
-    assert 2 in mixed[:2]  # the first may have both already
+    replies = ask_all(service, [Ask(question="Who?", context="Titan.", model="first"), *asks])
+    assert all(isinstance(reply, dict) for reply in replies)
+    assert max(mixed[:2]) > 1
 
 
 def test_a_long_batch_does_not_delay_a_single_question(service: Service) -> None:
