@@ -29,7 +29,7 @@ class Settings:
     most_loaded: int = 8  # encoders in memory, each of one reader or shared by many
 
     batch_tokens: int = 16_384  # most tokens that the encoder gets at once
-    workers: int = 32  # requests that are worked on at the same time; their windows share the encoder
+    workers: int = 32  # threads that answer lists of questions; their windows share the encoder
     queue: int = 128  # requests accepted at the same time, those being answered included; 429 beyond
     timeout: float = 30.0  # seconds for a request from its acceptance on; 503 beyond
     body_timeout: float = 10.0  # seconds in which a client must have sent its request; 408 beyond
