@@ -383,8 +383,9 @@ def batching(bench: Bench) -> dict[str, Any]:
 def compare_batches(bench: Bench, server: Server, one_by_one: Server, length: int | None) -> dict[str, Any]:
     """Compare two servers on texts of at most this length; a server with one client, and the encoder, in turns."""
     sizes = bench.sizes
-    number = sizes.questions if length is None else 4 * sizes.questions  # short texts take a fraction of the time
-    encoder = Encoder.load(bench, length) if bench.device in (None, "cpu") else None
+    on_cpu = bench.device in (None, "cpu")
+    number = sizes.questions if on_cpu and length is None else 4 * sizes.questions  # others take a fraction of the time
+    encoder = Encoder.load(bench, length) if on_cpu else None
     ours, peer, alone, cpu, windows = [], [], [], [], []
     for turn in range(sizes.repeats + 1):
         before = server.cpu, one_by_one.cpu
