@@ -47,7 +47,7 @@ class Answers:
             assert self.go.wait(10)
         if any(question == "bad" for question, _ in pairs):
             raise UsageError("bad: expected another question.")
-        return [question.upper() for question, _ in pairs]
+        return [question.upper() for question, _ in pairs if question != "lost"]
 
 
 def answer_behind_others(
@@ -124,6 +124,13 @@ def test_a_question_that_nobody_waits_for_any_more_disturbs_nobody() -> None:
         results = asyncio.run(run(threads))
     assert isinstance(results.pop(3), asyncio.CancelledError)
     assert results == ["FIRST 0", "FIRST 1", "FIRST 2", "FIRST 4"]
+
+
+def test_questions_are_not_left_waiting_if_a_list_comes_back_broken() -> None:
+    answers, results = answer_behind_others([("a", question, in_time()) for question in ("good", "lost", "good")])
+    assert [results[0], results[2]] == ["GOOD", "GOOD"]
+    assert isinstance(results[1], ValueError)
+    assert ["lost"] in answers.lists
 
 
 @pytest.mark.parametrize("pair", [("who?", "x" * LONG), (" ", "text"), ("who?", ["", "\n"])])

@@ -73,37 +73,40 @@ class QuestionLists:
 
     def _begin(self, kind: Hashable, answer: Answering) -> None:
         """Begin to answer the questions of a kind, unless enough of its lists are being answered."""
-        if kind not in self._waiting or self._running[kind] >= AT_ONCE:
-            return
-        taken = self._take(kind)
-        self._running[kind] += 1
-        self._run(taken, answer, partial(self._end, kind, answer))
+        if self._running[kind] < AT_ONCE and (taken := self._take(kind)):
+            self._running[kind] += 1
+            self._run(taken, answer, partial(self._end, kind, answer))
 
     def _end(self, kind: Hashable, answer: Answering) -> None:
         self._running[kind] -= 1
+        self._begin(kind, answer)
         if not self._running[kind]:
             del self._running[kind]
-        self._begin(kind, answer)
 
     def _take(self, kind: Hashable) -> list[_Waiting]:
-        """Remove the questions of the next list: those that came first."""
-        waiting = self._waiting[kind]
-        taken = [waiting.popleft()]
-        characters = taken[0].characters
+        """Remove the questions of the next list: those that came first, without those that nobody waits for."""
+        waiting = self._waiting.get(kind, deque())
+        taken: list[_Waiting] = []
+        characters = 0
         while waiting and len(taken) < MOST_QUESTIONS:
-            characters += waiting[0].characters
-            if characters > self._most_characters:
-                break
-            taken.append(waiting.popleft())
+            if not waiting[0].result.done():
+                characters += waiting[0].characters
+                if taken and characters > self._most_characters:
+                    break
+                taken.append(waiting[0])
+            waiting.popleft()
         if not waiting:
-            del self._waiting[kind]
+            self._waiting.pop(kind, None)
         return taken
 
     def _run(self, taken: Sequence[_Waiting], answer: Answering, end: Callable[[], None]) -> None:
         def deliver(running: asyncio.Future[list[Any]]) -> None:
-            end()
-            for waiting, result in zip(taken, running.result(), strict=True):
-                if waiting.result.done():  # cancelled: nobody waits for it any more
+            if running.cancelled():  # the threads have been closed, and nobody waits
+                return
+            end()  # the next list begins while these results are sent
+            error = running.exception()
+            for waiting, result in zip(taken, [error] * len(taken) if error else running.result(), strict=True):
+                if waiting.result.done():
                     continue
                 if isinstance(result, BaseException):
                     waiting.result.set_exception(result)
@@ -133,7 +136,8 @@ def _answer_together(wanted: Sequence[_Waiting], answer: Answering) -> list[Any]
     if len(wanted) > 1:
         try:
             with answering(JointCall([waiting.call for waiting in wanted])):
-                return list(answer([waiting.pair for waiting in wanted]))
+                results = answer([waiting.pair for waiting in wanted])
+                return [result for _, result in zip(wanted, results, strict=True)]
         except RefusedError as error:  # the reader cannot be loaded, or nobody waits any more
             return [error] * len(wanted)
         except Exception as error:  # one of them is at fault; the others must not fail with it
