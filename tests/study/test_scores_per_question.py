@@ -158,6 +158,17 @@ def test_the_page_of_a_paper_decides_its_findings_per_question_too(kept: Path) -
     assert (per_context["verdict"], per_question["verdict"]) == ("same sign and clear", "reversed")
 
 
+def test_a_finding_may_be_decided_with_thresholds_from_other_articles(kept: Path) -> None:
+    (table,) = paper_page("korquad-table2", [kept]).tables
+    found = {
+        row["metric"]: row for finding in table["findings"] for row in finding["comparisons"] if "crossfit" in row["metric"]
+    }
+    # With a threshold of its own, each reader is right about every context. Per question there is nothing to tune:
+    # each question has an answer.
+    assert found["crossfit_f1"]["ours"] == 0.0
+    assert found["question_crossfit_f1"]["verdict"] == "not run"
+
+
 @pytest.mark.parametrize("several", [True, False])
 def test_the_metric_of_training_may_be_per_question(several: bool, data: Path, lamella: Any, tmp_path: Path) -> None:
     from doubles import save_tiny_encoder

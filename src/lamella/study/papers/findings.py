@@ -26,6 +26,7 @@ CLEAR, SAME, UNDECIDED, REVERSED, NOT_RUN = (
 )
 VERDICTS = (NOT_RUN, REVERSED, UNDECIDED, SAME, CLEAR)  # a finding has the first of its comparisons' verdicts
 CONFIDENCE = 0.95  # the level of the intervals shown, which decide whether a difference is clear
+PER_QUESTION, CROSSFIT = "question_", "crossfit_"  # the prefixes of metrics, in this order
 LEANING = 0.8  # the level at which an interval on the published side of 0 counts as the same sign
 
 
@@ -184,8 +185,7 @@ def _tested(matched: MatchedTable, planned: Sequence[RowDifference]) -> list[Row
         if not difference.reason and difference.metric not in COST_METRICS:
             test = _test(matched, place, difference)
             if test is None:
-                missing = "scores per question" if difference.metric in QUESTION_METRICS else "parameters"
-                tested[place] = replace(difference, reason=f"{missing} not recorded")
+                tested[place] = replace(difference, reason=f"{_needed(difference.metric)} not recorded")
             else:
                 subset = difference.metric.rpartition("_")[0]  # `HasAns`, `NoAns`, or all questions
                 groups.setdefault((subset, test.paragraphs is not None), []).append(test)
@@ -210,8 +210,9 @@ def _test(matched: MatchedTable, place: int, difference: RowDifference) -> _Test
     result = matched.row(difference.better).results[0]
     several = max(seeds) > 1
     # The scores of a question's contexts depend on each other, so they are resampled together.
-    by_paragraph = several or (difference.metric not in QUESTION_METRICS and result.by_question is not None)
-    if difference.metric in QUESTION_METRICS:
+    per_question = difference.metric.startswith(PER_QUESTION)
+    by_paragraph = several or (not per_question and result.by_question is not None)
+    if per_question:
         assert result.by_question is not None
         result = result.by_question
     chosen = _chosen(difference.metric, result.answerable)
@@ -224,10 +225,14 @@ def _values(row: MatchedRow, metric: str, at_0: bool) -> NDArray[np.float64] | N
     rows = []
     of_questions = [result.by_question for result in row.results if result.by_question is not None]
     results = row.results
-    if metric in QUESTION_METRICS:
+    if metric.startswith(PER_QUESTION):
         if len(of_questions) < len(results):
             return None
-        metric, results = metric.removeprefix("question_"), of_questions
+        metric, results = metric.removeprefix(PER_QUESTION), of_questions
+    if metric.startswith(CROSSFIT):
+        if any(result.scored_at != "crossfit" for result in results):
+            return None
+        metric, at_0 = metric.removeprefix(CROSSFIT), False
     for result in results:
         exact, f1 = question_lists(result, at_0)
         if metric == EFFICIENCY:
@@ -238,6 +243,14 @@ def _values(row: MatchedRow, metric: str, at_0: bool) -> NDArray[np.float64] | N
         else:
             rows.append(100 * (f1 if metric == "f1" else exact)[_chosen(metric, result.answerable)])
     return np.stack(rows)
+
+
+def _needed(metric: str) -> str:
+    """Return what must be recorded for a metric."""
+    if metric == EFFICIENCY:
+        return "parameters"
+    scores = "cross-fitted scores" if CROSSFIT in metric else "scores"
+    return f"{scores} per question" if metric.startswith(PER_QUESTION) else scores
 
 
 def _chosen(metric: str, answerable: NDArray[np.bool_]) -> NDArray[np.bool_]:
