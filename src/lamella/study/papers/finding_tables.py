@@ -18,7 +18,7 @@ def findings_table(findings: Sequence[JudgedFinding], task: str) -> Table:
     """Return the findings of a table, each with its comparisons."""
     rows = []
     for judged in findings:
-        text, differences = judged.finding.text, (*judged.differences, *judged.by_question)
+        text, differences = judged.finding.text, (*judged.differences, *judged.others)
         if len(judged.differences) > 1:
             rows.append((text, f"all {len(judged.differences)} below", "", "", judged.verdict))
             text = ""
@@ -34,7 +34,7 @@ def gains_table(findings: Sequence[JudgedFinding], task: str) -> Table:
     rows = [
         (comparison(difference, task), compared_values(difference)[1], _verdict_without_prediction(difference))
         for judged in findings
-        for difference in (*judged.differences, *judged.by_question)
+        for difference in (*judged.differences, *judged.others)
     ]
     return Table(("comparison", "difference", "verdict"), tuple(rows), frozenset({0, 2}))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from lamella.config import QUESTION_METRICS
 from lamella.scoring.significance import Difference, bootstrap_intervals
 from lamella.study.differences import MIN_UNITS
 from lamella.study.papers.matched_rows import MatchedRow, MatchedTable, question_lists
-from lamella.study.papers.published_tables import COST_METRICS, EFFICIENCY, METRICS, Finding
+from lamella.study.papers.published_tables import COST_METRICS, EFFICIENCY, METRICS, SCORE_METRICS, Finding
 from lamella.study.recommend import MIN_SAVING
 
 CLEAR, SAME, UNDECIDED, REVERSED, NOT_RUN = (
@@ -64,7 +65,9 @@ class JudgedFinding:
 
     finding: Finding
     differences: tuple[RowDifference, ...]
-    by_question: tuple[RowDifference, ...] = ()  # the same per question, where questions have several contexts
+    # The same by other scores, which decide nothing: per question, where questions have several contexts, and with
+    # cross-fitted thresholds.
+    others: tuple[RowDifference, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -74,47 +77,55 @@ class JudgedFinding:
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as plain values."""
         comparisons = [difference.to_dict() for difference in self.differences]
-        per_question = [difference.to_dict() for difference in self.by_question]
+        others = [difference.to_dict() for difference in self.others]
         return {
             "finding": self.finding.text,
             "verdict": self.verdict,
             "comparisons": comparisons,
-            **({"comparisons_by_question": per_question} if per_question else {}),
+            **({"other_comparisons": others} if others else {}),
         }
 
 
 def judge(matched: MatchedTable) -> list[JudgedFinding]:
     """Return the findings of a table with their verdicts."""
     planned = [
-        _planned(matched, finding, better, worse)
+        [_planned(matched, finding, better, worse) for better, worse in finding.pairs]
         for finding in matched.table.finding
-        for better, worse in finding.pairs
     ]
-    tested, by_question = iter(_tested(matched, planned)), iter(_tested_by_question(matched, planned))
-    return [
-        JudgedFinding(
-            finding,
-            tuple(next(tested) for _ in finding.pairs),
-            tuple(difference for _ in finding.pairs if (difference := next(by_question)) is not None),
+    others = [
+        sorted(
+            (
+                replace(difference, metric=metric, published=None)
+                for difference in differences
+                for metric in _other_metrics(matched, finding, difference)
+            ),
+            key=lambda difference: [*METRICS].index(difference.metric),
         )
-        for finding in matched.table.finding
+        for finding, differences in zip(matched.table.finding, planned, strict=True)
+    ]
+    tested, tested_others = iter(_tested(matched, list(chain(*planned)))), iter(_tested(matched, list(chain(*others))))
+    return [
+        JudgedFinding(finding, tuple(islice(tested, len(own))), tuple(islice(tested_others, len(other))))
+        for finding, own, other in zip(matched.table.finding, planned, others, strict=True)
     ]
 
 
-def _tested_by_question(matched: MatchedTable, planned: Sequence[RowDifference]) -> list[RowDifference | None]:
-    """Return the comparisons of F1 and EM per question; None for others, and for rows with one context per question."""
-    places = [
-        place
-        for place, difference in enumerate(planned)
-        if f"question_{difference.metric}" in QUESTION_METRICS
-        and not difference.reason
-        and all(result.by_question for name in (difference.better, difference.worse)
-                for result in matched.row(name).results)
-    ]  # fmt: skip
-    per_question = [replace(planned[place], metric=f"question_{planned[place].metric}", published=None)
-                    for place in places]  # fmt: skip
-    tested = dict(zip(places, _tested(matched, per_question), strict=True))
-    return [tested.get(place) for place in range(len(planned))]
+def _other_metrics(matched: MatchedTable, finding: Finding, difference: RowDifference) -> list[str]:
+    """Return the scores by which two rows are compared besides that of the finding, as far as they are recorded."""
+    if difference.reason or difference.metric not in SCORE_METRICS:
+        return []
+    metrics = [difference.metric]
+    if f"{PER_QUESTION}{difference.metric}" in QUESTION_METRICS:
+        metrics.append(f"{PER_QUESTION}{difference.metric}")
+    if finding.crossfit:
+        metrics += [_crossfit(metric) for metric in metrics]
+    rows = matched.row(difference.better), matched.row(difference.worse)
+    return [metric for metric in metrics[1:] if all(_values(row, metric, matched.at_0) is not None for row in rows)]
+
+
+def _crossfit(metric: str) -> str:
+    per_question = PER_QUESTION if metric.startswith(PER_QUESTION) else ""
+    return f"{per_question}{CROSSFIT}{metric.removeprefix(per_question)}"
 
 
 def _planned(matched: MatchedTable, finding: Finding, better: str, worse: str) -> RowDifference:
@@ -185,7 +196,8 @@ def _tested(matched: MatchedTable, planned: Sequence[RowDifference]) -> list[Row
         if not difference.reason and difference.metric not in COST_METRICS:
             test = _test(matched, place, difference)
             if test is None:
-                tested[place] = replace(difference, reason=f"{_needed(difference.metric)} not recorded")
+                missing = "parameters" if difference.metric == EFFICIENCY else "scores per question"
+                tested[place] = replace(difference, reason=f"{missing} not recorded")
             else:
                 subset = difference.metric.rpartition("_")[0]  # `HasAns`, `NoAns`, or all questions
                 groups.setdefault((subset, test.paragraphs is not None), []).append(test)
@@ -243,14 +255,6 @@ def _values(row: MatchedRow, metric: str, at_0: bool) -> NDArray[np.float64] | N
         else:
             rows.append(100 * (f1 if metric == "f1" else exact)[_chosen(metric, result.answerable)])
     return np.stack(rows)
-
-
-def _needed(metric: str) -> str:
-    """Return what must be recorded for a metric."""
-    if metric == EFFICIENCY:
-        return "parameters"
-    scores = "cross-fitted scores" if CROSSFIT in metric else "scores"
-    return f"{scores} per question" if metric.startswith(PER_QUESTION) else scores
 
 
 def _chosen(metric: str, answerable: NDArray[np.bool_]) -> NDArray[np.bool_]:
