@@ -322,6 +322,18 @@ def test_check_of_the_bundled_data_is_clean(lamella: Any) -> None:
     assert "no problems" in out
 
 
+def test_check_lists_the_first_problems_of_each_kind(lamella: Any, tmp_path: Path) -> None:
+    rows = [{"id": f"q{n}", "question": f"Q{n}?", "context": f"Text {n}", "answers": {"text": ["zz"], "answer_start": [0]}}
+            for n in range(25)]  # fmt: skip
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, _ = lamella("check", data)
+    assert (code, out.count(": error answer_not_in_context: ")) == (1, 20)
+    assert f"{data}: 5 more: error answer_not_in_context; --all lists them\n" in out
+    assert "error answer_not_in_context: 25" in out
+    assert lamella("check", data, "--all")[1].count(": error answer_not_in_context: ") == 25
+
+
 def test_check_reports_fixes_and_the_fixed_file_is_clean(lamella: Any, tmp_path: Path) -> None:
     document = json.loads(data_path("demo:dev").read_text(encoding="utf-8"))
     qa = next(qa for qa in document["data"][0]["paragraphs"][0]["qas"] if qa["answers"])

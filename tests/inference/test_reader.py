@@ -667,3 +667,8 @@ def test_the_code_of_the_page_about_readers_runs(monkeypatch: pytest.MonkeyPatch
     assert names["answers"][0]["answer"] == "Christiaan Huygens"
     assert names["answers"].no_answer is False
     assert names["answers"].passages == (5, 259)
+
+
+def test_a_model_that_is_no_name_gets_one_line() -> None:
+    with pytest.raises(UsageError, match="model: expected the name or the folder of a model, got 42"):
+        Reader.load(42)  # type: ignore[arg-type]

@@ -12,11 +12,14 @@ import typer
 from lamella.cli.app import AsJson, Encoding, OnBadAnswer, OverwriteFile, app, warn_of_unchecked_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from lamella.config import RunConfig
+    from lamella.data.doctor.problems import Problem
     from lamella.data.examples import Example
     from lamella.data.file_formats.formats import DataFile
+
+LISTED = 20  # problems of each kind that `check` lists
 
 
 @app.command()
@@ -44,6 +47,9 @@ def check(
         ),
     ] = None,
     encoding: Encoding = None,
+    list_all: Annotated[
+        bool, typer.Option("--all", help=f"List every problem, instead of the first {LISTED} of each kind.")
+    ] = False,
     overwrite: OverwriteFile = False,
     as_json: AsJson = False,
 ) -> None:
@@ -87,8 +93,8 @@ def check(
         table = {**report.to_json(), "unreadable": unreadable, "mixture": mixtures}
         typer.echo(json.dumps(table, ensure_ascii=False, indent=2))
     else:
-        for problem in report.problems:
-            typer.echo(str(problem))
+        for line in _listed(report.problems, limit=None if list_all else LISTED):
+            typer.echo(line)
         for statistics in report.statistics:
             pairs = ""
             if statistics.pairs > statistics.questions:
@@ -120,6 +126,19 @@ def check(
     for line in unreadable:
         typer.echo(f"lamella: {for_terminal(line)}", err=True)
     raise typer.Exit(2 if unreadable else 0 if report.clean else 1)
+
+
+def _listed(problems: Sequence[Problem], limit: int | None) -> Iterator[str]:
+    """Yield a line per problem; beyond the limit for each kind in a file, a line that counts the others."""
+    seen: Counter[tuple[str, str, str]] = Counter()
+    for problem in problems:
+        kind = problem.file, problem.severity, problem.kind
+        seen[kind] += 1
+        if limit is None or seen[kind] <= limit:
+            yield str(problem)
+    for (file, severity, name), count in seen.items():
+        if limit is not None and count > limit:
+            yield f"{file}: {count - limit:,} more: {severity} {name}; --all lists them"
 
 
 @app.command()

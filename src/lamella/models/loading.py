@@ -56,6 +56,8 @@ def load_model(
     `threads` applies to the session of onnxruntime; for torch, which has one setting per process, it applies to the
     whole process. A model of an unfinished run is loaded with a warning.
     """
+    if not isinstance(name, str | os.PathLike):
+        raise UsageError(f"model: expected the name or the folder of a model, got {name!r}.")
     for option, value, known in (("backend", backend, Backend), ("precision", precision, Precision)):
         if value not in get_args(known):
             raise UnknownNameError(option, value, get_args(known))
