@@ -55,7 +55,8 @@ CURVES = {
 
 LONG_RUN = """\
 `python benchmarks/long_run.py`. Training makes new augmented texts in every epoch, and writes checkpoints; the server
-gets no text twice, and its cache for tokens has 4 MiB instead of 64, so that it is full early. The memory is the median over a quarter of the time."""
+gets no text twice, and its cache for tokens has 4 MiB instead of 64, so that it is full early. The memory is the median
+over a quarter of the time."""
 
 
 def page(folder: Path) -> str:

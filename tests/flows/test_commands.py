@@ -323,8 +323,8 @@ def test_check_of_the_bundled_data_is_clean(lamella: Any) -> None:
 
 
 def test_check_lists_the_first_problems_of_each_kind(lamella: Any, tmp_path: Path) -> None:
-    rows = [{"id": f"q{n}", "question": f"Q{n}?", "context": f"Text {n}", "answers": {"text": ["zz"], "answer_start": [0]}}
-            for n in range(25)]  # fmt: skip
+    missing = {"text": ["zz"], "answer_start": [0]}
+    rows = [{"id": f"q{n}", "question": f"Q{n}?", "context": f"Text {n}", "answers": missing} for n in range(25)]
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, out, _ = lamella("check", data)
