@@ -124,12 +124,12 @@ class PastStudents(DistillationLoss):
 
     Only the trained tensors and statistics of a student are kept, so with adapters or a frozen encoder the ring is
     small. A student is taken after its step, and teaches from the step after the next: the student does not teach
-    itself (θ_{t-k}, k ≥ 1). With `include_current` it teaches from the next step, which starts from it: the student
-    then learns to agree with itself without dropout. There is no teacher before the ring is full.
+    itself (θ_{t-k}, k ≥ 1). With `include_current` it teaches from the next step, which starts from it. There is no
+    teacher before the ring is full.
 
-    A network without dropout gives larger logits than with it. A student that is taught by its own past without dropout
-    enlarges its logits to reach that, and the next teacher's are larger again: nothing but the labels holds them back,
-    and training may diverge. With `dropout` the teachers have dropout too, as in the code of the Korean paper.
+    The teachers have dropout, as in the code of the Korean paper. A network without dropout gives larger logits than
+    with it. So with `dropout` off, the student enlarges its logits to reach those of its past, and the next teacher's
+    are larger again: nothing but the labels holds them back, and training may diverge.
     """
 
     averaged: bool  # one teacher with the mean of the weights, or k teachers whose logits are averaged
@@ -143,7 +143,7 @@ class PastStudents(DistillationLoss):
         k: Count = 5,
         every: Count = 1,
         include_current: bool = False,
-        dropout: bool = False,
+        dropout: bool = True,
         weight: Weight = 1.0,
         measure: Measure = "mse",
         over: Over = "all",
