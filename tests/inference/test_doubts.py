@@ -73,6 +73,20 @@ def test_questions_and_texts_are_counted_and_warned_of_once(default: Reader) -> 
         default.ask(["누가?", "Who?"], [contexts, contexts])
 
 
+def test_each_question_of_a_list_has_its_own_warnings(default: Reader) -> None:
+    questions = ["Who discovered Titan?", "Who found it? " * 30, "When?", "When was it?"]
+    texts = [READABLE[0], READABLE[0], SENTENCES["hebrew"], [READABLE[1], SENTENCES["hangul"], SENTENCES["hebrew"]]]
+    with pytest.warns(LamellaWarning) as together:
+        answered = default.ask(questions, texts)
+    assert [str(warning.message)[:23] for warning in together] == ["the encoder cannot read", "1 question cut to 64 to"]
+    for question, text, answers in zip(questions, texts, answered, strict=True):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            alone = default.ask(question, text)
+        assert answers.warnings == alone.warnings == tuple(str(warning.message) for warning in caught)
+    assert [len(answers.warnings) for answers in answered] == [0, 1, 1, 1]
+
+
 def test_long_texts_are_judged_by_their_middle(default: Reader) -> None:
     with pytest.warns(LamellaWarning, match="hebrew"):
         default.ask("Who?", f"{READABLE[0]} {SENTENCES['hebrew'] * 20} {READABLE[0]}")

@@ -258,6 +258,18 @@ def test_limits_and_warnings_are_those_of_each_question(service: Service) -> Non
     ]  # fmt: skip
 
 
+def test_a_list_with_warnings_is_computed_once(service: Service, lists: list[Any]) -> None:
+    asks = [
+        Ask(question=f"Who found moon {number}? " * (30 if number % 4 == 0 else 1), context=TEXT.format(number))
+        for number in range(12)
+    ]
+    replies = ask_all(service, asks)
+    warned = [bool(reply["results"][0].get("warnings")) for reply in replies]
+    assert warned == [number % 4 == 0 for number in range(12)]
+    assert len(lists) < len(asks)
+    assert sum(len(questions) for _, _, questions in lists) == len(asks)
+
+
 def test_lists_of_several_readers_meet_in_one_batch(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     ask_all(service, [Ask(question="Who?", context="Titan.", model=["first", "a", "b"])])
     batcher, mixed = service.pool._shared, []

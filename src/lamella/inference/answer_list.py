@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 NEAR = 1000  # characters on each side of an answer in which the ends of its sentence are looked for
@@ -63,6 +63,7 @@ class Answers(list[Answer]):
         no_answer: bool,
         best_guess: Answer | None = None,
         passages: tuple[int, int] | None = None,
+        warnings: Sequence[str] = (),
     ) -> None:
         super().__init__(answers)
         self.question = question
@@ -71,6 +72,7 @@ class Answers(list[Answer]):
         self.no_answer = no_answer  # whether `null_score` exceeds the threshold
         self.best_guess = best_guess  # the best answer, if it was withheld
         self.passages = passages  # how many passages were read, of how many; None if the contexts were read whole
+        self.warnings = tuple(warnings)  # reasons to doubt the answers to this question
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain JSON values."""

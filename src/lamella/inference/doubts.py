@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tokenizers import Tokenizer
 
@@ -50,24 +50,14 @@ class Doubts:
 
     def warn(self) -> None:
         """Issue a warning for each reason."""
-        scripts = {script for texts in self._unreadable.values() for script in texts.values() if script}
-        if scripts:
-            found = [
-                counted(count, kind)
-                for kind, texts in self._unreadable.items()
-                if (count := sum(script is not None for script in texts.values()))
-            ]
-            warn(
-                f"the encoder cannot read the script ({', '.join(sorted(scripts))}) of {' and '.join(found)}, so the "
-                "answers are unreliable; use a reader whose encoder was trained on that language."
-            )
-        if self._cut:
-            tokens, read = max(self._cut.values())
-            whole = f"of its {tokens:,}" if len(self._cut) == 1 else f"each, the longest of {tokens:,}"
-            warn(
-                f"{counted(len(self._cut), 'question')} cut to {read} tokens {whole}; ask a shorter question, or use a "
-                "reader with a larger windows.max_query_length."
-            )
+        for message in _messages(self._unreadable, self._cut):
+            warn(message)
+
+    def about(self, question: str, texts: Iterable[str]) -> list[str]:
+        """Return the reasons to doubt the answers to one of the questions, which was asked about these texts."""
+        asked = {"question": [question], "text": texts}
+        unreadable = {kind: {text: self._unreadable[kind].get(text) for text in asked[kind]} for kind in asked}
+        return _messages(unreadable, {question: self._cut[question]} if question in self._cut else {})
 
     def _judge_question(self, question: str, ids: Sequence[int] | None) -> None:
         """Judge a question by its token ids, if all of them are known."""
@@ -91,6 +81,30 @@ class Doubts:
         ids = features.input_ids[row + begin : row + end].tolist()
         offsets = features.offsets[number][first : first + end - begin].tolist()
         judged[context] = self._scripts.unreadable(context, ids, offsets)
+
+
+def _messages(unreadable: Mapping[str, Mapping[str, str | None]], cut: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Return a message for each reason to doubt answers; the arguments are as in `Doubts`."""
+    messages = []
+    scripts = {script for texts in unreadable.values() for script in texts.values() if script}
+    if scripts:
+        found = [
+            counted(count, kind)
+            for kind, texts in unreadable.items()
+            if (count := sum(script is not None for script in texts.values()))
+        ]
+        messages.append(
+            f"the encoder cannot read the script ({', '.join(sorted(scripts))}) of {' and '.join(found)}, so the "
+            "answers are unreliable; use a reader whose encoder was trained on that language."
+        )
+    if cut:
+        tokens, read = max(cut.values())
+        whole = f"of its {tokens:,}" if len(cut) == 1 else f"each, the longest of {tokens:,}"
+        messages.append(
+            f"{counted(len(cut), 'question')} cut to {read} tokens {whole}; ask a shorter question, or use a "
+            "reader with a larger windows.max_query_length."
+        )
+    return messages
 
 
 def _question_ids(features: Features, window: int) -> list[int]:

@@ -23,6 +23,7 @@ from lamella.inference.abstention import at_prior, calibrated
 from lamella.inference.answer_layers import layers_of_answer
 from lamella.inference.answer_list import Answer, Answers
 from lamella.inference.arguments import as_list, check_positive, check_text
+from lamella.inference.doubts import Doubts
 from lamella.inference.no_answer import na_probability
 from lamella.inference.pipeline import answer_as_pipeline, checked_options, question_pairs
 from lamella.inference.predict import predict
@@ -192,16 +193,23 @@ class Reader:
                 f"{max(question.total or 0 for question in ranked):,} passages, ranked by the words of the question"
             )
         examples = [question.examples(number) for number, question in enumerate(asked)]
+        doubts = Doubts(self.model.tokenizer, self.model.windows)
         predictions = predict(
             self.model,
             list(chain(*examples)),
             batch_size=self.batch_size,
             decoding=call.decoding,
-            warn=True,
+            doubts=doubts,
             most_tokens=self._most_tokens,
         )
+        doubts.warn()
         return [
-            self._answers(question, [predictions[example.id] for example in group], call)
+            self._answers(
+                question,
+                [predictions[example.id] for example in group],
+                call,
+                warnings=[*question.warnings, *doubts.about(question.text, [each.context.text for each in group])],
+            )
             for question, group in zip(asked, examples, strict=True)
         ]
 
@@ -220,15 +228,19 @@ class Reader:
             if total <= most:
                 return question
             passages, related = index.best(question.text, most)
+        warnings = []
         if not related and most < total:
             first = "the first passage was" if most == 1 else f"the first {most} passages were"
-            warn(
+            warnings.append(
                 f"no passage shares a word with the question {shorten(question.text)}, so {first} read; "
                 "rephrase it, or read everything (passages=None; --passages all)."
             )
-        return replace(question, passages=tuple(passages), read=most, total=total)
+            warn(warnings[0])
+        return replace(question, passages=tuple(passages), read=most, total=total, warnings=tuple(warnings))
 
-    def _answers(self, question: _Question, predictions: Sequence[Prediction], call: _Call) -> Answers:
+    def _answers(
+        self, question: _Question, predictions: Sequence[Prediction], call: _Call, *, warnings: Sequence[str]
+    ) -> Answers:
         decoding = call.decoding
         if question.total is None:
             prediction = rank_together(predictions, decoding.n_best_size)
@@ -273,6 +285,7 @@ class Reader:
             no_answer=not chosen.text,
             best_guess=answer(withheld) if withheld and withheld.text else None,
             passages=None if question.total is None else (question.read, question.total),
+            warnings=warnings,
         )
 
 
@@ -304,6 +317,7 @@ class _Question:
     passages: tuple[Passage, ...] = ()  # joined where they touch
     read: int = 0  # how many they were before
     total: int | None = None  # of how many; None if the contexts are read whole
+    warnings: tuple[str, ...] = ()  # about the choice of the passages
 
     def examples(self, number: int) -> list[Example]:
         """Return an example for each context or passage."""

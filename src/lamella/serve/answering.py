@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from lamella.errors import UsageError, collect_warnings
 from lamella.inference.abstention import at_prior
-from lamella.serve.question_lists import AnswerAloneError, Pair
+from lamella.serve.question_lists import Pair
 from lamella.serve.reader_pool import LoadedReader
 from lamella.serve.schemas import Ask, HuggingFaceParameters
 from lamella.serve.shown_layers import ShownLayers
@@ -43,7 +43,7 @@ class AskOptions:
     def answer(self, loaded: LoadedReader, pairs: Sequence[Pair], shown_layers: ShownLayers) -> list[dict[str, Any]]:
         """Return the results of a reader, as JSON values."""
         questions, contexts = zip(*pairs, strict=True)
-        with loaded.queue.announced(), collect_warnings() as warnings:
+        with loaded.queue.announced(), collect_warnings():  # the answers have them, too, each its own
             answered = loaded.reader.ask(
                 questions,
                 contexts,
@@ -53,15 +53,15 @@ class AskOptions:
                 max_answer_length=self.max_answer_length,
                 log=logger.debug,
             )
-        if warnings and len(pairs) > 1:
-            raise AnswerAloneError("some have warnings")  # each must get its own
         if self.layers:
             for question, answers in zip(questions, answered, strict=True):
                 shown = [answer for answer in (*answers, answers.best_guess) if answer and answer["answer"]]
                 shown_layers.add(loaded.reader, loaded.listed.source, question, shown)
         common = {"model": loaded.listed.name, "threshold": self._threshold_of(loaded)}
-        doubts = {"warnings": warnings} if warnings else {}
-        return [{**common, **answers.to_json(), **doubts} for answers in answered]
+        return [
+            {**common, **answers.to_json(), **({"warnings": list(answers.warnings)} if answers.warnings else {})}
+            for answers in answered
+        ]
 
     def _threshold_of(self, loaded: LoadedReader) -> float:
         if self.threshold is not None:

@@ -32,10 +32,6 @@ Pair = tuple[str, Texts]  # a question and its contexts
 Answering = Callable[[Sequence[Pair]], Sequence[Any]]  # returns a result for each
 
 
-class AnswerAloneError(Exception):
-    """Raised by what answers a list if its questions must be answered one by one."""
-
-
 @dataclass(eq=False)
 class _Waiting:
     """A question that waits for its answer."""
