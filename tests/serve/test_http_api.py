@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import Depends, Request, Response
 from starlette.testclient import TestClient
 
 from lamella.encoder.sources import READERS
 from lamella.inference.reader import Reader
 from lamella.serve.answering import AskOptions
+from lamella.serve.json_body import JsonRoute, json_response
+from lamella.serve.refusals import RefusedError
+from lamella.serve.schemas import Ask
 from lamella.serve.service import Service
 from lamella.serve.settings import Settings
 from lamella.serve.web_app import create_app
@@ -418,15 +422,36 @@ def test_keys_are_required_where_they_are_set() -> None:
         assert client.get("/health").status_code == client.get("/ready").status_code == 200
 
 
+def test_a_route_with_a_dependency_is_called_after_it() -> None:
+    def refuse() -> None:
+        raise RefusedError("refused by a dependency.")
+
+    async def answer(body: Ask, request: Request) -> Response:
+        return json_response({})
+
+    app = create_app(Settings())
+    app.router.add_api_route(
+        "/guarded", answer, methods=["POST"], dependencies=[Depends(refuse)], route_class_override=JsonRoute
+    )
+    with TestClient(app) as client:
+        assert "refused by a dependency" in error_of(client.post("/guarded", json=WHEN), 422)
+
+
 def test_request_ids_are_taken_over_or_made(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "lamella.serve"):
         assert client.get("/health", headers={"X-Request-Id": "abc-1.2_3"}).headers["X-Request-Id"] == "abc-1.2_3"
         made = client.get("/health", headers={"X-Request-Id": "a b;<script>"}).headers["X-Request-Id"]
         client.post("/v1/ask", json={**WHEN, "model": "x\nINFO forged"})
-    assert len(made) == 16
+        next_one = client.get("/health").headers["X-Request-Id"]
+    with serve() as other:  # another process, or the same after a restart
+        elsewhere = other.get("/health").headers["X-Request-Id"]
+    processes, numbers = zip(*(each.split("-") for each in (made, next_one, elsewhere)), strict=True)
+    assert processes[0] == processes[1] != processes[2]
+    assert len(processes[0]) == 16  # 64 random bits
+    assert int(numbers[1]) > int(numbers[0])
     lines = [record.getMessage() for record in caplog.records if record.name == "lamella.serve"]
     assert lines[0].startswith("id=abc-1.2_3 GET /health 200 ")
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert not any("\n" in line for line in lines)
 
 

@@ -20,7 +20,7 @@ from lamella.errors import UsageError
 from lamella.serve.answering import AskOptions
 from lamella.serve.calls import CALL, Call, JointCall
 from lamella.serve.question_lists import AT_ONCE, LONG, MOST_QUESTIONS, Pair, QuestionLists
-from lamella.serve.reader_pool import LoadedReader
+from lamella.serve.reader_pool import MOST_WINDOWS, LoadedReader
 from lamella.serve.refusals import AbandonedError, RefusedError, TimedOutError
 from lamella.serve.schemas import Ask, HuggingFaceAsk
 from lamella.serve.service import Service
@@ -147,6 +147,25 @@ def test_long_and_blank_questions_are_answered_alone(pair: Pair) -> None:
 
     with ThreadPoolExecutor(1) as threads:
         assert asyncio.run(run(threads)) == [1] * 6
+
+
+@pytest.mark.parametrize("order", ["late left", "left late"])
+def test_each_question_of_a_list_that_ends_early_has_its_own_error(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = {"late": in_time(), "left": in_time()}
+    answer = Answers.__call__
+
+    def end_early(answers: Answers, pairs: Sequence[Pair]) -> list[str]:
+        if len(pairs) == len(calls):  # both have been taken, and nobody waits any more
+            calls["late"].deadline, calls["left"].abandoned = 0.0, True
+            call = CALL.get()
+            assert call is not None
+            call.check()
+        return answer(answers, pairs)
+
+    monkeypatch.setattr(Answers, "__call__", end_early)
+    _, results = answer_behind_others([("a", question, calls[question]) for question in order.split()])
+    kinds = {"late": TimedOutError, "left": AbandonedError}
+    assert [type(error) for error in results] == [kinds[question] for question in order.split()]
 
 
 def test_a_joint_call_goes_on_while_anyone_waits() -> None:
@@ -287,6 +306,21 @@ def test_lists_of_several_readers_meet_in_one_batch(service: Service, monkeypatc
     replies = ask_all(service, [Ask(question="Who?", context="Titan.", model="first"), *asks])
     assert all(isinstance(reply, dict) for reply in replies)
     assert max(mixed[:2]) > 1
+
+
+def test_a_question_with_many_windows_leaves_room_for_others(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    batcher, windows = service.pool._shared, []
+    compute = batcher.logits
+
+    def note(rows: Any) -> Any:
+        windows.append(len(rows))
+        return compute(rows)
+
+    monkeypatch.setattr(batcher, "logits", note)
+    (reply,) = ask_all(service, [Ask(question="Who?", context=["Titan is a moon."] * 20, model="a")])
+    assert isinstance(reply, dict)
+    assert sum(windows) > MOST_WINDOWS
+    assert max(windows) == MOST_WINDOWS
 
 
 def test_a_long_batch_does_not_delay_a_single_question(service: Service) -> None:

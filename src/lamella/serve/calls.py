@@ -22,7 +22,7 @@ class Call:
     deadline: float  # of `perf_counter`
     seconds_allowed: float
     waits: list[Interval] = field(default_factory=list)  # in which its windows, or a reader, waited
-    runs: list[Interval] = field(default_factory=list)  # in which batches with its windows ran
+    runs: list[Interval] = field(default_factory=list)  # in which batches with windows of its list ran
     abandoned: bool = False  # its client has left, or one of its readers has failed
 
     @property
@@ -32,15 +32,19 @@ class Call:
 
     @property
     def computing(self) -> float:
-        """The seconds that batches with its windows ran."""
+        """The seconds that batches with windows of its list of questions ran."""
         return _union(self.runs)
+
+    def refusal(self) -> RefusedError | None:
+        """Return an error if the answer would come too late, or to nobody."""
+        if self.abandoned:
+            return AbandonedError()
+        return TimedOutError(self.seconds_allowed) if perf_counter() > self.deadline else None
 
     def check(self) -> None:
         """Raise an error if the answer would come too late, or to nobody."""
-        if self.abandoned:
-            raise AbandonedError
-        if perf_counter() > self.deadline:
-            raise TimedOutError(self.seconds_allowed)
+        if (refusal := self.refusal()) is not None:
+            raise refusal
 
     def note_run(self, arrived: float, begin: float, end: float) -> None:
         """Note that windows waited from `arrived` to `begin`, and ran until `end`."""
@@ -56,16 +60,9 @@ class JointCall(Call):
         super().__init__(last.deadline, last.seconds_allowed)
         self._calls = calls
 
-    def check(self) -> None:
-        """Raise an error if all answers would come too late, or to nobody."""
-        refusals = []
-        for call in self._calls:
-            try:
-                call.check()
-                return
-            except RefusedError as refusal:
-                refusals.append(refusal)
-        raise refusals[-1]
+    def refusal(self) -> RefusedError | None:
+        """Return an error if all answers would come too late, or to nobody."""
+        return self._calls[0].refusal() if all(call.refusal() for call in self._calls) else None
 
     def note_run(self, arrived: float, begin: float, end: float) -> None:
         """Note when windows waited and ran, for each of the requests."""

@@ -39,8 +39,9 @@ class Gate:
     def __init__(self, app: ASGIApp, *, settings: Settings, metrics: Metrics) -> None:
         self.app, self.settings, self.metrics = app, settings, metrics
         self._keys = [_digest(key.encode()) for key in settings.keys]
-        # Ids need not be secret, and random bytes from the system for each take half a millisecond beside busy threads.
-        self._own_ids, self._numbers = secrets.token_hex(4), itertools.count(1)
+        # Random bytes from the system for each id take half a millisecond beside busy threads. Ids need not be secret,
+        # but those of all processes that write to one log must differ.
+        self._process, self._numbers = secrets.token_hex(8), itertools.count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, and write its line to the log."""
@@ -50,7 +51,7 @@ class Gate:
         begin = perf_counter()
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if REQUEST_IDS.fullmatch(given) else f"{self._own_ids}{next(self._numbers):08x}"
+        request_id = given if REQUEST_IDS.fullmatch(given) else f"{self._process}-{next(self._numbers)}"
         REQUEST_ID.set(request_id)
         notes: dict[str, Any] = scope.setdefault("state", {}).setdefault("notes", {})
         status = 0

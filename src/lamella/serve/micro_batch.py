@@ -31,7 +31,7 @@ Observer = Callable[[int, int, float], None]  # windows, tokens, and seconds tha
 
 @dataclass(eq=False)
 class _Job:
-    """The windows of one request that wait for their logits."""
+    """Windows of a list of questions that wait for their logits."""
 
     rows: Sequence[Row]
     call: Call | None

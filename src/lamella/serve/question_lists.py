@@ -119,10 +119,8 @@ def _answer(taken: Sequence[_Waiting], answer: Answering) -> list[Any]:
     results: dict[_Waiting, Any] = {}
     for waiting in taken:
         waiting.call.waits.append((waiting.arrived, begin))
-        try:
-            waiting.call.check()
-        except RefusedError as error:
-            results[waiting] = error
+        if (refusal := waiting.call.refusal()) is not None:
+            results[waiting] = refusal
     wanted = [waiting for waiting in taken if waiting not in results]
     results |= zip(wanted, _answer_together(wanted, answer), strict=True)
     return [results[waiting] for waiting in taken]
@@ -135,7 +133,7 @@ def _answer_together(wanted: Sequence[_Waiting], answer: Answering) -> list[Any]
                 results = answer([waiting.pair for waiting in wanted])
                 return [result for _, result in zip(wanted, results, strict=True)]
         except RefusedError as error:  # the reader cannot be loaded, or nobody waits any more
-            return [error] * len(wanted)
+            return [waiting.call.refusal() or error for waiting in wanted]
         except Exception as error:  # one of them is at fault; the others must not fail with it
             logger.debug("%d questions are answered one by one: %s", len(wanted), error)
     return [_answer_alone(waiting, answer) for waiting in wanted]

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("lamella.serve")
 
 LOADERS = 2  # threads that load readers on shared encoders
+MOST_WINDOWS = 16  # that a list of questions computes at once where windows run one by one
 BESIDE_TENSORS = 64 * 1024  # bytes that a reader takes beside its tensors, such as its options
 
 
@@ -241,15 +242,18 @@ class ReaderPool:
             with self._loading_encoder:
                 model = self._load_own(listed)
             batcher = MicroBatcher(OwnEngine(model), most_tokens=self._settings.batch_tokens, observe=self._observe)
-            reader = self._reader(QueuedModel(model, batcher, self.tokenizers.share(model.tokenizer)))
+            reader = self._reader(QueuedModel(model, batcher, self.tokenizers.share(model.tokenizer)), batcher)
             return LoadedReader(listed, reader, batcher, _without_paths(reason), 0, batcher)
-        reader = self._reader(QueuedModel(shared, self._shared, self.tokenizers.share(shared.tokenizer), shared))
+        queued = QueuedModel(shared, self._shared, self.tokenizers.share(shared.tokenizer), shared)
+        reader = self._reader(queued, self._shared)
         nbytes = shared.nbytes + BESIDE_TENSORS
         return LoadedReader(listed, reader, self._shared, None, nbytes, shared.shared_part)
 
-    def _reader(self, model: QueuedModel) -> Reader:
+    def _reader(self, model: QueuedModel, queue: MicroBatcher) -> Reader:
         settings = self._settings
-        windows = max(1, settings.batch_tokens // model.windows.max_seq_length)  # per batch
+        windows = max(1, settings.batch_tokens // model.windows.max_seq_length)  # a whole batch
+        if not queue.engine.patience:  # it gains nothing from large batches, and others would wait for them
+            windows = min(windows, MOST_WINDOWS)
         return Reader(model, batch_size=windows, passages=self._passages, most_tokens=settings.max_tokens)
 
     def _load_shared(self, listed: Listed) -> SharedReader | TorchReader:

@@ -114,9 +114,10 @@ class Service:
     async def batch(self, asks: Sequence[Ask], calls: Sequence[Call]) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the answers to several questions as they are finished; an error of one does not stop the others.
 
-        A quarter of the threads works on a batch, so that several batches and single questions share the server. If the
-        consumer stops, the questions that are being answered are abandoned. If the server is asked to stop, those that
-        were not begun get an error: a batch may take longer than it may take to stop.
+        At most a quarter as many questions as there are threads are in work, so that several batches and single
+        questions share the server. If the consumer stops, the questions that are being answered are abandoned. If the
+        server is asked to stop, those that were not begun get an error: a batch may take longer than it may take to
+        stop.
         """
         if self.stopping:
             raise ShuttingDownError
