@@ -308,31 +308,6 @@ def test_lists_of_several_readers_meet_in_one_batch(service: Service, monkeypatc
     assert max(mixed[:2]) > 1
 
 
-def test_the_error_of_one_reader_does_not_wait_for_another(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer, begun, go = AskOptions.answer, threading.Event(), threading.Event()
-
-    def wait_or_fail(options: AskOptions, loaded: LoadedReader, *more: Any) -> Any:
-        if loaded.listed.name == "b":
-            assert begun.wait(10)
-            raise UsageError("b: expected another question.")
-        begun.set()
-        assert go.wait(10)
-        return answer(options, loaded, *more)
-
-    monkeypatch.setattr(AskOptions, "answer", wait_or_fail)
-
-    async def run() -> None:
-        ask = Ask(question="Who?", context="Titan.", model=["a", "b"])
-        try:
-            with pytest.raises(UsageError, match="b: expected"):
-                await asyncio.wait_for(service.ask(ask, service.new_call()), 5)
-            assert service.accepted == 0
-        finally:
-            go.set()
-
-    asyncio.run(run())
-
-
 def test_a_question_with_many_windows_leaves_room_for_others(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     batcher, windows = service.pool._shared, []
     compute = batcher.logits

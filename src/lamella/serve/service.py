@@ -294,7 +294,7 @@ class Service:
 
 
 async def _all(parts: Sequence[Coroutine[Any, Any, T]], call: Call) -> list[T]:
-    """Return the results of several parts of a request; if one fails, give up the others."""
+    """Return the results of several parts of a request; if one fails, wait for the others, which stop soon."""
     if len(parts) == 1:
         return [await parts[0]]
     running = [asyncio.ensure_future(part) for part in parts]
@@ -302,8 +302,6 @@ async def _all(parts: Sequence[Coroutine[Any, Any, T]], call: Call) -> list[T]:
         return await asyncio.gather(*running)
     except Exception:
         call.abandoned = True
-        for part in running:  # a list that one of them is in goes on for the others of the list
-            part.cancel()
         await asyncio.wait(running)
         raise
 
