@@ -48,13 +48,15 @@ def test_if_a_reader_cannot_be_loaded_the_others_do_not_compute(service: Service
 def test_a_question_is_counted_until_its_last_reader_has_stopped(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failed, call = threading.Event(), service.new_call()
+    begun, failed, call = threading.Event(), threading.Event(), service.new_call()
     stopped: list[str] = []
 
     def answer(options: AskOptions, loaded: LoadedReader, *_: Any) -> Any:
         if loaded.listed.name == "a":
+            assert begun.wait(10)
             failed.set()
             raise UsageError("wrong")
+        begun.set()
         assert failed.wait(10)
         while not call.abandoned:
             threading.Event().wait(0.005)
