@@ -323,13 +323,13 @@ def test_a_question_with_many_windows_leaves_room_for_others(service: Service, m
     assert max(windows) == MOST_WINDOWS
 
 
-def test_a_long_batch_does_not_delay_a_single_question(service: Service) -> None:
+def test_a_long_batch_does_not_delay_a_single_question(service: Service, lists: list[Any]) -> None:
     asks = [Ask(question=f"Who found moon {number}?", context=TEXT.format(number)) for number in range(120)]
 
     async def run() -> int:
         batch = service.batch(asks, [service.new_call() for _ in asks])
         before = [await anext(batch) for _ in range(4)]
-        single = asyncio.ensure_future(service.ask(asks[0], service.new_call()))
+        single = asyncio.ensure_future(service.ask(Ask(question="Alone?", context=TEXT), service.new_call()))
         async for answer in batch:
             before.append(answer)
             if single.done():
@@ -339,6 +339,7 @@ def test_a_long_batch_does_not_delay_a_single_question(service: Service) -> None
         return len(before)
 
     assert asyncio.run(run()) < 60
+    assert [questions for *_, questions in lists if "Alone?" in questions] == [["Alone?"]]
 
 
 def test_a_thread_answers_for_no_request_when_it_is_done(service: Service) -> None:

@@ -24,6 +24,7 @@ class Call:
     waits: list[Interval] = field(default_factory=list)  # in which its windows, or a reader, waited
     runs: list[Interval] = field(default_factory=list)  # in which batches with windows of its list ran
     abandoned: bool = False  # its client has left, or one of its readers has failed
+    batch: object = None  # identifies the batch of questions that it belongs to, if any
 
     @property
     def queued(self) -> float:

@@ -121,6 +121,9 @@ class Service:
         """
         if self.stopping:
             raise ShuttingDownError
+        batch = object()
+        for call in calls:
+            call.batch = batch
         waiting = list(enumerate(zip(asks, calls, strict=True)))[::-1]
         running: set[asyncio.Task[dict[str, Any]]] = set()
 
@@ -208,7 +211,7 @@ class Service:
         def answer(pairs: Sequence[Pair]) -> list[Any]:
             return options.answer(self._load(listed), pairs, self.pool.shown_layers)
 
-        kind = listed, options
+        kind = listed, options, call.batch  # a list with questions of a batch would keep others waiting
         return await _in_time(self._lists.submit(kind, answer, pair, call, alone=options.alone), call)
 
     def _load(self, listed: Listed) -> LoadedReader:
