@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("lamella.serve")
 
 LOADERS = 2  # threads that load readers on shared encoders
-MOST_WINDOWS = 16  # that a list of questions computes at once where windows run one by one
+MOST_WINDOWS = 4  # that a list of questions computes at once where windows run one by one
 BESIDE_TENSORS = 64 * 1024  # bytes that a reader takes beside its tensors, such as its options
 
 
