@@ -241,7 +241,9 @@ def time_stages(examples: Sequence[Example], features: Features, reader: Sleepin
 
 def run_predict(examples: Sequence[Example], features: Features, reader: SleepingReader) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        predictions = predict(reader, examples, batch_size=BATCH, warn=True)
+        doubts = Doubts(reader.tokenizer, reader.windows)
+        predictions = predict(reader, examples, batch_size=BATCH, doubts=doubts)
+        doubts.warn()
         write_predictions(Path(folder), reader, predictions, examples)
 
 

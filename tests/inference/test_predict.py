@@ -20,6 +20,7 @@ from lamella.data.windows.features import featurise_in_slices
 from lamella.data.windows.padding import Padded
 from lamella.errors import ModelError
 from lamella.inference import predict as module
+from lamella.inference.doubts import Doubts
 from lamella.inference.predict import predict
 from lamella.inference.prediction import Prediction
 from lamella.inference.prediction_files import write_predictions
@@ -63,9 +64,10 @@ class Sink:
 def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     examples, model = questions(60), reader()
     sinks = [Sink(), Sink()]
-    plain = predict(model, examples, batch_size=4, sink=sinks[0], warn=True)
+    plain = predict(model, examples, batch_size=4, sink=sinks[0], doubts=Doubts(model.tokenizer, model.windows))
     monkeypatch.setattr(module, "SLICE", 10)
-    assert predict(model, examples, batch_size=4, sink=sinks[1], warn=True) == plain
+    doubts = Doubts(model.tokenizer, model.windows)
+    assert predict(model, examples, batch_size=4, sink=sinks[1], doubts=doubts) == plain
     assert list(plain) == [example.id for example in examples]
     assert sinks[0].windows == sinks[1].windows != []
 

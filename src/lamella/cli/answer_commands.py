@@ -52,6 +52,7 @@ def predict(
     from lamella.data.file_formats.writers import write_submission
     from lamella.errors import UsageError, counted
     from lamella.inference.abstention import PRIORS, expecting
+    from lamella.inference.doubts import Doubts
     from lamella.inference.model_record import model_record
     from lamella.inference.predict import predict as predict_examples
     from lamella.inference.prediction_files import write_predictions
@@ -92,7 +93,9 @@ def predict(
                 model, examples, batch_size=batch_size, precision=precision, answerable=answerable
             )
         else:
-            predictions = predict_examples(reader, examples, batch_size=batch_size, sink=logits_writer, warn=True)
+            doubts = Doubts(reader.tokenizer, reader.windows)
+            predictions = predict_examples(reader, examples, batch_size=batch_size, sink=logits_writer, doubts=doubts)
+            doubts.warn()
         write_predictions(folder, reader, predictions, examples)
         if logits_writer is not None:
             logits_writer.write(folder)

@@ -37,7 +37,6 @@ def predict(
     sink: LogitsSink | None = None,
     clock: Stopwatch | None = None,
     decoding: DecodingOptions | None = None,
-    warn: bool = False,
     doubts: Doubts | None = None,
     most_tokens: int | None = None,
 ) -> dict[str, Prediction]:
@@ -47,13 +46,12 @@ def predict(
     are cut, and the logits of the last ones decoded, while the model computes.
 
     Pass a `sink` to receive all logits, and a `clock` to measure the seconds from windows to logits. `decoding`
-    replaces the model's decoding options. With `warn`, issue a warning for each reason to doubt the answers; with
-    `doubts`, collect the reasons there instead. Contexts with more than `most_tokens` raise TooManyTokensError.
+    replaces the model's decoding options. `doubts` collects reasons to doubt the answers. Contexts with more than
+    `most_tokens` raise TooManyTokensError.
     """
     check_unique_ids(examples)
     decoding = decoding or model.decoding
     merger = WindowMerger(decoding, gives_text=model.gives_text)
-    collected = Doubts(model.tokenizer, model.windows) if warn and doubts is None else doubts
 
     def collect(features: Features, padded: Padded, logits: NDArray[np.float32]) -> None:
         merger.add(features, decode_batch(model, padded, logits, decoding))
@@ -66,14 +64,12 @@ def predict(
     overlaps = len(examples) > SLICE  # threads take longer to start than a few questions to answer
     with progress("answering", len(examples), lines=True) as advance, run_behind(overlaps) as behind:
         for features in read_ahead(slices) if overlaps else slices:
-            if collected is not None:
-                behind(collected.add, features)
+            if doubts is not None:
+                behind(doubts.add, features)
             shares = _shares(features)
             for padded, logits in iterate_batches(model, features, batch_size, clock):
                 behind(collect, features, padded, logits)
                 advance(float(shares[padded.windows].sum()))
-    if collected is not None and doubts is None:
-        collected.warn()
     return merger.predictions(examples)
 
 

@@ -97,7 +97,7 @@ def judge(matched: MatchedTable) -> list[JudgedFinding]:
             (
                 replace(difference, metric=metric, published=None)
                 for difference in differences
-                for metric in _other_metrics(matched, finding, difference)
+                for metric in _other_metrics(finding, difference)
             ),
             key=lambda difference: [*METRICS].index(difference.metric),
         )
@@ -105,13 +105,17 @@ def judge(matched: MatchedTable) -> list[JudgedFinding]:
     ]
     tested, tested_others = iter(_tested(matched, list(chain(*planned)))), iter(_tested(matched, list(chain(*others))))
     return [
-        JudgedFinding(finding, tuple(islice(tested, len(own))), tuple(islice(tested_others, len(other))))
+        JudgedFinding(
+            finding,
+            tuple(islice(tested, len(own))),
+            tuple(difference for difference in islice(tested_others, len(other)) if not difference.reason),
+        )
         for finding, own, other in zip(matched.table.finding, planned, others, strict=True)
     ]
 
 
-def _other_metrics(matched: MatchedTable, finding: Finding, difference: RowDifference) -> list[str]:
-    """Return the scores by which two rows are compared besides that of the finding, as far as they are recorded."""
+def _other_metrics(finding: Finding, difference: RowDifference) -> list[str]:
+    """Return the scores by which two rows are compared besides that of the finding, if they are recorded."""
     if difference.reason or difference.metric not in SCORE_METRICS:
         return []
     metrics = [difference.metric]
@@ -119,8 +123,7 @@ def _other_metrics(matched: MatchedTable, finding: Finding, difference: RowDiffe
         metrics.append(f"{PER_QUESTION}{difference.metric}")
     if finding.crossfit:
         metrics += [_crossfit(metric) for metric in metrics]
-    rows = matched.row(difference.better), matched.row(difference.worse)
-    return [metric for metric in metrics[1:] if all(_values(row, metric, matched.at_0) is not None for row in rows)]
+    return metrics[1:]
 
 
 def _crossfit(metric: str) -> str:
