@@ -23,7 +23,7 @@ from paper_rows import write_articles, write_row
 Lamella = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGES = ROOT / "results" / "papers", ROOT / "docs" / "results"
-KOREAN = ROOT / "results" / "korean"
+OTHER_STUDIES = ("korean/*", "mpnet")  # in results/, each with a papers.toml
 FILES = {page["paper"]: page["file"] for page in tomllib.loads((RESULTS / "papers.toml").read_text("utf-8"))["page"]}
 TEXTS = """
 title = "What holds"
@@ -68,8 +68,9 @@ def test_the_pages_in_the_repository_match_the_results(tmp_path: Path) -> None:
     }
     for paper, file in {**pages, **({"all": "README.md"} if pages else {})}.items():
         write_report([RESULTS], tmp_path / file, paper=paper)
-    for folder in sorted(path.parent for path in KOREAN.glob("*/papers.toml")):
-        write_report([folder], tmp_path / f"korean-{folder.name}.md", paper="korquad")
+    for texts in sorted(path for each in OTHER_STUDIES for path in RESULTS.parent.glob(f"{each}/papers.toml")):
+        for page in tomllib.loads(texts.read_text("utf-8"))["page"]:
+            write_report([texts.parent], tmp_path / page["file"], paper=page["paper"])
     made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     others = {"korean-reader.md", "open.md", "readers.md", "tunings.md", "wild.md"}
     present = {path.name: path.read_bytes() for path in PAGES.iterdir() if path.name not in others}

@@ -52,7 +52,7 @@ def test_each_verdict_occurs(tmp_path: Path, data: Path, lamella: Lamella) -> No
     assert leaning["verdict"] == "same sign"
     assert leaning["interval"][0] < 0 < leaning["ours"]
     assert [finding["verdict"] for finding in table["findings"]] == [
-        "same sign and clear", "same sign and clear", "same sign", "reversed"
+        "same sign and clear", "same sign and clear", "same sign", "same sign and clear", "reversed"
     ]  # fmt: skip
     write_row(tmp_path / "again" / "albert", data, range(90))
     write_row(tmp_path / "again" / "dot", data, [*range(5, 90), *range(90, 95)])

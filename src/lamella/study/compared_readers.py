@@ -18,6 +18,7 @@ from lamella.data.examples import Example
 from lamella.inference.several_contexts import one_example_per_question, paragraphs_of
 from lamella.scoring.metrics import QuestionScores, no_answer_f1
 from lamella.study.keep import add_results, comparable_results
+from lamella.study.reader_options import reader_options, without_seed
 from lamella.study.records import (
     ANSWERABILITY,
     SPAN,
@@ -27,7 +28,6 @@ from lamella.study.records import (
     TaskScore,
     is_number,
     score_records,
-    without_seed,
 )
 from lamella.study.result_files import Result
 from lamella.study.scored_runs import score_by_question
@@ -236,7 +236,7 @@ def _same_options(records: Sequence[RunRecord]) -> list[list[int]]:
     for index, run in enumerate(records):
         # A run that repeats the seeds of another adds nothing to a mean, so it gets a group of its own; and so does a
         # run without recorded options.
-        key = json.dumps(run.options, sort_keys=True) if run.config else str(run.folder)
+        key = json.dumps(reader_options(run.options), sort_keys=True) if run.config else str(run.folder)
         key = f"{key} {run.folder}" if (key, run.seeds) in taken else key
         taken.add((key, run.seeds))
         groups.setdefault(key, []).append(index)

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +19,8 @@ from lamella.errors import LamellaError, RunError, UnreadableError, UsageError, 
 from lamella.files import read_json
 from lamella.garbage import paused_garbage_collection
 from lamella.inference.questions import read_questions
-from lamella.models.names import short_model_name
 from lamella.scoring.metrics import QuestionScores, language_of, score_all_answered, score_readers
+from lamella.study.reader_options import SEED_OPTIONS
 from lamella.study.result_files import Result, read_result, result_files
 
 SPAN, ANSWERABILITY = "span", "answerability"  # what a run predicts: answer texts, or whether there is an answer
@@ -40,15 +40,12 @@ TASK_SCORES = {
     ANSWERABILITY: TaskScore("answerability_accuracy", "accuracy", "points of accuracy", "accuracy"),
 }
 DEFAULT_METRICS = {SPAN: "f1", ANSWERABILITY: "answerability_f1"}  # of runs whose `training.metric` was stored as null
-SEED_OPTIONS = (("learner", "seed"), ("training", "order_seed"))  # runs that differ only here are one reader
-BASE_OPTIONS = (("encoder", "name"), ("learner", "start"))  # may name a model of another run
 OPTION_TYPES: dict[tuple[str, str], tuple[type, ...]] = {  # of the options that runs are grouped by
     ("learner", "seed"): (int,),
     ("training", "order_seed"): (int, type(None)),
     ("learner", "fraction"): (float, int),
     ("training", "metric"): (str, type(None)),
 }
-_SEED_WORD = re.compile(r"[-_.](?:order_)?seed[-_=]?\d+(?=@|$)")
 
 
 @dataclass(frozen=True)
@@ -78,15 +75,8 @@ class RunRecord:
 
     @property
     def options(self) -> dict[str, Any]:
-        """All options except the seeds, by section; models of other runs by the names of these, without seeds."""
-        return {
-            section: {
-                key: name_of_base(value) if (section, key) in BASE_OPTIONS else value
-                for key, value in options.items()
-                if (section, key) not in SEED_OPTIONS
-            }
-            for section, options in self.config.items()
-        }
+        """The options under their full names, such as `learner.seed`."""
+        return {f"{section}.{key}": value for section, part in self.config.items() for key, value in part.items()}
 
     @property
     def device(self) -> str | None:
@@ -264,24 +254,6 @@ def read_json_object(path: Path, *, finite: bool = True) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UnreadableError(f"{path}: expected one JSON object, got {type(content).__name__}; the file is damaged.")
     return content
-
-
-def without_seed(name: str) -> str:
-    """Return the name of a run without the word for its seed: `dot-seed1` is `dot`, `bert-seed1@0.3` is `bert@0.3`."""
-    return _SEED_WORD.sub("", name)
-
-
-def name_of_base(name: Any) -> Any:
-    """Return the name under which a base model is compared: one of another run by the run's name, without its seed.
-
-    So heads on `bert-seed0@0.3` and `bert-seed1@0.3` differ only in their seeds, in whatever folders these runs are.
-    """
-    if not isinstance(name, str):
-        return name
-    path = PurePath(name)
-    if path.name == runs.MODEL or path.parent.name == runs.MODELS:
-        name = short_model_name(name)
-    return name if "/" in name else without_seed(name)
 
 
 def is_number(value: object) -> bool:

@@ -15,7 +15,8 @@ from lamella.scoring.significance import Difference, bootstrap_differences
 from lamella.study.compared_readers import ComparedReader, f1_of_no_answer
 from lamella.study.keep import add_results, comparable_results
 from lamella.study.papers.published_tables import PublishedRow, PublishedTable, known_run_files
-from lamella.study.records import BASE_OPTIONS, SEED_OPTIONS, RunRecord, RunSelection, name_of_base
+from lamella.study.reader_options import reader_options
+from lamella.study.records import RunRecord, RunSelection
 from lamella.study.result_files import Result
 
 SEEDS = r"(?:[-_](?:order_)?seed[-_=]?\d+)*"  # at the end of a run's name
@@ -216,15 +217,10 @@ def _without_repetitions(table: PublishedTable, row: PublishedRow, runs: Sequenc
 
 def _different_options(first: RunRecord, second: RunRecord) -> list[str]:
     """Return the options that two runs do not share; files and models are compared without their folders."""
-    assert first.result is not None
-    assert second.result is not None
     one, two = (
         # Early files store null for the task's own metric; the config has it in its place.
-        {**run.result.content["options"], "training.metric": run.config.get("training", {}).get("metric")}
+        reader_options({**run.result.content["options"], "training.metric": run.options.get("training.metric")})
         for run in (first, second)
         if run.result is not None
     )
-    for options in (one, two):
-        options.update({key: name_of_base(options.get(key)) for key in map(".".join, BASE_OPTIONS)})
-    seeds = {".".join(key) for key in SEED_OPTIONS}
-    return sorted(key for key in {*one, *two} - seeds if one.get(key) != two.get(key))
+    return sorted(key for key in {*one, *two} if one.get(key) != two.get(key))

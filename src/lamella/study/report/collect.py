@@ -9,15 +9,14 @@ from pathlib import Path, PurePath
 from lamella.errors import UsageError
 from lamella.study.analysis.layer_weights import learned_weights
 from lamella.study.learning_curve import read_layers
+from lamella.study.reader_options import name_of_base, without_seed
 from lamella.study.records import (
     ANSWERABILITY,
     DEFAULT_METRICS,
     TASK_SCORES,
     RunRecord,
     is_number,
-    name_of_base,
     read_records,
-    without_seed,
 )
 from lamella.study.report.answers import add_answers
 from lamella.study.report.curves import read_curve

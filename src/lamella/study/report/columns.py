@@ -10,7 +10,8 @@ from typing import Any
 from lamella.errors import counted
 from lamella.scoring.significance import bootstrap_differences
 from lamella.study.compared_readers import ComparedReader, f1_of_no_answer
-from lamella.study.records import ANSWERABILITY, SPAN, without_seed
+from lamella.study.reader_options import without_seed
+from lamella.study.records import ANSWERABILITY, SPAN
 from lamella.study.report.option_names import readable_option
 from lamella.study.result_files import Result
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from lamella.study.compared_readers import TIME_COSTS
 from lamella.study.learning_curve import PARTS, seconds_per_tenth
-from lamella.study.records import SEED_OPTIONS, is_number, name_of_base
+from lamella.study.reader_options import SEED_OPTIONS, name_of_base
+from lamella.study.records import is_number
 from lamella.study.report.page_blocks import Figure
 from lamella.study.report.svg_plot import LOG_RATIO, Line, Panel, Point, draw_panels
 from lamella.study.result_files import Result
