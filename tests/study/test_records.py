@@ -84,12 +84,12 @@ def test_the_data_must_be_known(tmp_path: Path, data: Path) -> None:
     assert len(score_records(records, str(data))[0]) == 10
 
 
-def test_options_exclude_the_seeds(tmp_path: Path, data: Path) -> None:
+def test_options_have_full_names(tmp_path: Path, data: Path) -> None:
     configs = [{"learner": {"seed": seed, "mixer": "dot"}, "training": {"order_seed": 1}} for seed in (0, 1)]
     runs = read_records(
         [write_run(tmp_path / str(n), data, [1] * 10, config=config) for n, config in enumerate(configs)]
     ).records
-    assert runs[0].options == runs[1].options == {"learner": {"mixer": "dot"}, "training": {}}
+    assert runs[1].options == {"learner.seed": 1, "learner.mixer": "dot", "training.order_seed": 1}
     assert [run.seeds for run in runs] == [(0, 1), (1, 1)]
     assert json.loads((runs[0].folder / "config.json").read_text()) == configs[0]
 
