@@ -76,7 +76,7 @@ def _difference_marks(matched: MatchedTable, findings: Sequence[JudgedFinding]) 
         for difference in finding.differences:
             if difference.metric not in SCORE_METRICS:
                 continue
-            unit = "" if difference.metric == "f1" else f" ({SCORE_METRICS[difference.metric]})"
+            unit = "" if difference.metric == matched.metric else f" ({SCORE_METRICS[difference.metric]})"
             better, worse = (matched.row(run).row.label for run in (difference.better, difference.worse))
             label = f"{better} − {worse}{unit}"
             ours = difference.ours
