@@ -87,7 +87,7 @@ def test_a_missing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
         compile_layers(tiny_encoder().encoder)
 
 
-@pytest.mark.filterwarnings("default")  # PyTorch's compiler warns of its own code, and of precisions it does not use
+@pytest.mark.filterwarnings("default")  # PyTorch's compiler warns of its own code
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_gradients_equal_plain_ones(family: str) -> None:

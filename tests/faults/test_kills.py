@@ -1,6 +1,6 @@
 """A command that is killed with SIGKILL at any point leaves what was finished, and completes when it is repeated.
 
-`LAMELLA_TRUST=results/trust.json pytest -m slow tests/faults` writes the counts of kills to that file.
+`LAMELLA_TRUST=results/trust.json pytest tests/faults` writes the counts of kills to that file.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from lamella import runs
 from lamella.config import RunConfig
 from lamella.models.names import short_model_name
 
-SEED_OPTIONS = (("learner", "seed"), ("training", "order_seed"))
+SEED_OPTIONS = ("learner.seed", "training.order_seed")
 BASE_OPTIONS = ("encoder.name", "learner.start")  # may name a model of another run
 NO_EFFECT = ("data.workers", "training.checkpoint_every")  # on what is trained
 _SEED_WORD = re.compile(r"[-_.](?:order_)?seed[-_=]?\d+(?=@|$)")
@@ -24,11 +24,10 @@ def reader_options(options: Mapping[str, Any]) -> dict[str, Any]:
     Left out are the seeds and what has no effect on training. Models of other runs have the names of these, without
     seeds. An option that was added after the run has its default, with which runs are as they were before.
     """
-    left_out = {*map(".".join, SEED_OPTIONS), *NO_EFFECT}
     return {
         key: name_of_base(value) if key in BASE_OPTIONS else value
         for key, value in {**_defaults(), **options}.items()
-        if key not in left_out
+        if key not in (*SEED_OPTIONS, *NO_EFFECT)
     }
 
 

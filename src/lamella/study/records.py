@@ -71,7 +71,7 @@ class RunRecord:
     @property
     def seeds(self) -> tuple[Any, ...]:
         """The values of the seed options."""
-        return tuple(self.config.get(section, {}).get(option) for section, option in SEED_OPTIONS)
+        return tuple(map(self.options.get, SEED_OPTIONS))
 
     @property
     def options(self) -> dict[str, Any]:

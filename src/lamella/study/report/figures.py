@@ -34,7 +34,6 @@ COST_TITLES = {
 }  # fmt: skip
 TIME_UNITS = {"h": 3600.0, "min": 60.0, "s": 1.0}
 FRACTION = "learner.fraction"
-SEEDS = {f"{section}.{option}" for section, option in SEED_OPTIONS}
 
 
 def figure_blocks(id: str, rows: Rows, by_run: Rows | None = None) -> list[Figure]:
@@ -163,7 +162,7 @@ def less_data_figure(rows: Rows, reference: tuple[str, Sequence[Result]] | None 
     names: dict[str, str] = {}
     for results in rows.values():
         for result in results:
-            options = {key: value for key, value in result.content["options"].items() if key not in SEEDS}
+            options = {key: value for key, value in result.content["options"].items() if key not in SEED_OPTIONS}
             fraction = float(options.pop(FRACTION, 1.0))
             key = json.dumps(options, sort_keys=True)
             groups.setdefault(key, {}).setdefault(fraction, []).append(_score(result))
