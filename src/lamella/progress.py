@@ -41,15 +41,23 @@ def progress(description: str, total: float | None, *, lines: bool = False) -> I
     """Yield `advance(steps=1, note=None)`; a note is shown until the next one.
 
     Shows nothing outside the main thread, since all threads share one terminal, and nothing if stderr is not a
-    terminal. With `lines`, it then prints a line now and then, if a command asked for it with `progress_lines`.
+    terminal. With `lines`, it then prints a line now and then, if a command asked for it with `progress_lines`; work
+    within the block prints none of its own.
     """
+    global _active, _interval
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not sys.stderr.isatty() or not in_main_thread:
         interval = _interval if lines and in_main_thread else None
-        yield (lambda steps=1, note=None: None) if interval is None else _make_lines(description, total, interval)
+        if interval is None:
+            yield lambda steps=1, note=None: None
+            return
+        _interval = None
+        try:
+            yield _make_lines(description, total, interval)
+        finally:
+            _interval = interval
         return
 
-    global _active
     display = _active or _make_display()
     owns = _active is None
     _active = display

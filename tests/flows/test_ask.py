@@ -69,6 +69,30 @@ def test_the_questions_of_a_file(lamella: Any) -> None:
     assert [record["answers"][0]["answer"] for record in records] == ANSWERS
 
 
+def test_an_interrupt_keeps_the_answers_so_far(lamella: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(reader_module.Reader):
+        def ask(self, question: Any, *arguments: Any, **options: Any) -> Any:
+            if question[0] == "Why?":
+                raise KeyboardInterrupt
+            return super().ask(question, *arguments, **options)
+
+    monkeypatch.setattr(ask_command, "QUESTIONS_AT_ONCE", 2)
+    monkeypatch.setattr(reader_module, "Reader", Interrupted)
+    Path("questions.txt").write_text("\n".join([*QUESTIONS, QUESTIONS[0], "Where?", "Why?"]))
+    code, out, err = lamella("ask", "--questions", "questions.txt", "-c", "titan.txt")
+    assert (code, err) == (130, "")
+    lines = [line.split("  ")[0] for line in out.splitlines() if not line.startswith("  ")]
+    assert lines[:6] == [QUESTIONS[0], ANSWERS[0], "", QUESTIONS[1], ANSWERS[1], ""]
+    assert [line for line in lines if line.endswith("?")] == [*QUESTIONS, QUESTIONS[0], "Where?"]
+
+
+def test_a_line_about_many_questions_is_printed_once(lamella: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask_command, "QUESTIONS_AT_ONCE", 1)
+    Path("titan.txt").write_text("\n\n".join([TITAN] * 40), encoding="utf-8")
+    err = lamella("ask", "--questions", "questions.txt", "-c", "titan.txt", "--passages", 1)[2]
+    assert err.count("reading the best 1 of") == err.count("\n") == 1
+
+
 def test_options_of_a_call(lamella: Any) -> None:
     call = ("ask", QUESTIONS[0], "-c", "titan.txt")
     assert lamella(*call, "--threshold", -1000)[1].startswith("(no answer)  [")
@@ -142,6 +166,7 @@ def test_how_eager_to_answer(lamella: Any) -> None:
         (["--questions", "-", "-c", "-"], "standard input can be read only once"),
         (["Who?", "-c", "titan.txt", "--passages", "some"], "--passages: expected a number of at least 1, auto or all"),
         ([], "give --in DIR, --context FILE or --text TEXT."),
+        (["Who?", "When?", "-c", "titan.txt"], "put the question in quotes, or ask several with --questions FILE."),
         (["Who?", "-c", "x.pdf"], "ask --context x.pdf: expected a text or HTML file, got a PDF file; --in reads PDF"),
         (["Who?", "-c", "x.gz"], "got a gzip file; --in reads PDF, docx and gzip files."),
         (["Who?", "-c", "binary.txt"], "ask --context binary.txt: expected a text or HTML file, got binary data"),
@@ -170,6 +195,15 @@ def test_a_pipe_without_a_question_is_an_error(lamella: Any, monkeypatch: pytest
     code, out, err = lamella("ask", "-c", "titan.txt")
     assert (code, out) == (2, "")
     assert err == "lamella: ask: expected a question, or one per line on standard input, found none.\n"
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # of the locales en_US.UTF-8 and C.UTF-8
+def test_a_pipe_in_another_encoding_is_an_error(errors: str, lamella: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = f"{QUESTIONS[0]}\nWer sah die Atmosphäre?\n".encode("latin-1")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors=errors))
+    code, out, err = lamella("ask", "-c", "titan.txt")
+    assert (code, "Atmosph" in out) == (2, False)
+    assert err.startswith("lamella: ask: standard input: expected UTF-8 text, got bytes of another encoding; save the ")
 
 
 class Terminal:
@@ -276,6 +310,17 @@ def test_progress_lines_are_for_commands_only(
         advance(1.0)
         advance(3.0)
     assert capsys.readouterr().err == "answering: 25 % after 0 s, about 0 s left\n"
+
+
+def test_progress_within_progress_prints_no_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    with progress.progress_lines(), progress.progress("asking", 2, lines=True) as advance:
+        with progress.progress("answering", 2, lines=True) as advance_part:
+            advance_part()
+        advance()
+    assert capsys.readouterr().err == "asking: 50 % after 0 s, about 0 s left\n"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (99, "99 s"), (150, "2 min"), (7200, "2.0 h")])

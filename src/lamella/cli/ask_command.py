@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LAYERS_SHOWN = 4  # of the layers that an answer was read from, those with the largest weights
 LONGEST_ECHO = 60  # characters of a wrong value that an error message repeats
 LONGEST_ANSWER = 400  # characters of an answer that are printed; --json has all of them
+QUESTIONS_AT_ONCE = 16  # of a file; more are not answered faster on a CPU, and an interrupt loses the answers to these
 
 
 @app.command()
@@ -142,7 +143,7 @@ def ask(
     if question is not None:
         session.ask([question], name_questions=False)
     elif listed is not None:
-        session.ask(listed)
+        session.ask_all(listed)
     else:
         typed = sys.stdin.isatty()
         session.ask_each(_prompt() if typed else _piped(), name_questions=not typed)
@@ -161,6 +162,23 @@ class _Session:
     ) -> None:
         self.reader, self.texts, self.names, self.options, self.as_json = reader, texts, names, options, as_json
         self.several = isinstance(texts, list) and len(texts) > 1
+        self.logged: set[str] = set()
+
+    def ask_all(self, questions: Sequence[str]) -> None:
+        """Answer questions a few at a time, and print their answers at once: an interrupt must not lose them."""
+        from lamella.progress import progress
+
+        # Where answers appear on the terminal, they are the progress, and a bar would be in their way.
+        shows = sys.stdout.isatty()
+        with contextlib.nullcontext(None) if shows else progress("answering", len(questions), lines=True) as advance:
+            for begin in range(0, len(questions), QUESTIONS_AT_ONCE):
+                part = questions[begin : begin + QUESTIONS_AT_ONCE]
+                if begin and not self.as_json:
+                    typer.echo()
+                self.ask(part)
+                sys.stdout.flush()
+                if advance is not None:
+                    advance(len(part))
 
     def ask_each(self, questions: Iterator[str], *, name_questions: bool) -> None:
         """Answer each question as soon as it comes."""
@@ -221,7 +239,10 @@ class _Session:
             _print_layers(answer["layers"])
 
     def _log(self, line: str) -> None:
-        typer.echo(f"{line} (--passages all reads everything)", err=True)
+        """Print a line to standard error, once if it is the same for many questions."""
+        if line not in self.logged:
+            self.logged.add(line)
+            typer.echo(f"{line} (--passages all reads everything)", err=True)
 
 
 def _split_words(words: Sequence[str], sources: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -231,10 +252,10 @@ def _split_words(words: Sequence[str], sources: Sequence[str]) -> tuple[str | No
     files = [word for word in words if sources and os.path.exists(os.path.expanduser(word))]
     questions = [word for word in words if word not in files]
     if len(questions) > 1:
-        where = ", or check the file names" if sources else ""
+        where = ", check the file names" if sources else ""
         raise UsageError(
             f"ask: expected one question, got {len(questions)} arguments, the second {shorten(questions[1], 300)}; "
-            f"put the question in quotes{where}."
+            f"put the question in quotes{where}, or ask several with --questions FILE."
         )
     return (questions[0] if questions else None), [*sources, *files]
 
@@ -289,13 +310,20 @@ def _prompt() -> Iterator[str]:
 
 def _piped() -> Iterator[str]:
     """Yield the questions on standard input as they come; blank lines are skipped, as in a file of questions."""
-    from lamella.errors import UsageError
+    from lamella.errors import UnreadableError, UsageError
 
     asked = False
-    for line in sys.stdin:
-        if question := line.strip("\ufeff \t\r\n"):
-            asked = True
-            yield question
+    try:
+        for line in sys.stdin:
+            line.encode()  # in some locales, Python hides undecodable bytes in the text instead of refusing them
+            if question := line.strip("\ufeff \t\r\n"):
+                asked = True
+                yield question
+    except UnicodeError:
+        raise UnreadableError(
+            f"ask: standard input: expected {sys.stdin.encoding.upper()} text, got bytes of another encoding; save the "
+            "questions in a file, and pass --questions FILE --encoding NAME."
+        ) from None
     if not asked:
         raise UsageError("ask: expected a question, or one per line on standard input, found none.")
 
