@@ -184,6 +184,14 @@ def test_the_packaged_reader_gets_a_threshold_without_training(two: Path, lamell
         code, out, err = lamella("calibrate", two, "-m", name)
         assert (code, out) == (2, "")
         assert "comes with the package and is never changed; write a copy of it with the new threshold: --out" in err
+    # Two questions show nothing: a copy keeps the threshold and the calibration, and its card gives the error of this.
+    code, out, err = lamella("calibrate", two, "-m", "default", "-o", tmp_path / "same", "--json")
+    assert (code, err) == (0, "")
+    assert (json.loads(out)["threshold_choice"], json.loads(out)["calibration_choice"]) == ("kept", "kept")
+    same, packaged = (read_json(folder / "config.json") for folder in (tmp_path / "same", READERS / "default"))
+    assert same["decoding"] == packaged["decoding"]
+    card = (tmp_path / "same" / "README.md").read_text(encoding="utf-8")
+    assert f"error of the no-answer probability is {json.loads(out)['ece_before']:.2f} %" in card
     code, out, err = lamella("calibrate", two, "-m", "default", "-o", tmp_path / "mine", "--force", "--json")
     assert (code, err) == (0, "")
     reader = Reader.load(tmp_path / "mine")

@@ -440,6 +440,10 @@ def test_a_calibration_is_kept_if_the_fitted_one_is_not_better_on_other_articles
     assert tuned.report["crossfit_ece"] >= tuned.report["ece_uncalibrated"]
     assert (tuned.report["calibration_choice"], tuned.decoding.calibration) == ("kept", None)
     assert "calibration kept as it was: the cross-fitted error" in tuned.lines()[-1]
+    poor = DecodingOptions(calibration=Calibration(method="temperature", temperature=1e6, bias=9.0))
+    tuned = tune_decoding(poor, examples, predictions, data=["dev"])
+    assert (tuned.report["calibration_choice"], tuned.decoding.calibration) == ("kept", None)
+    assert "calibration removed, uncalibrated is better: the cross-fitted error" in tuned.lines()[-1]
 
 
 def test_a_model_keeps_its_own_threshold_where_it_is_the_best() -> None:
@@ -479,6 +483,15 @@ def test_a_few_questions_change_nothing() -> None:
     assert tuned.report["crossfit_f1"] > tuned.report["f1_at_0"]
     assert tuned.decoding == DecodingOptions()
     assert "at least 10 questions of each kind" in tuned.lines()[0]
+    # Not even a threshold and a calibration that are worse here than 0 and none; nor some that were tuned here.
+    poor = Calibration(method="temperature", temperature=1e6, bias=9.0)
+    for sha256 in ("0" * 64, fingerprint(examples)):
+        tuned_on = TunedOn(data="other", questions=900, sha256=sha256)
+        own = DecodingOptions(null_score_diff_threshold=-99.0, tuned_on=tuned_on, calibration=poor, window_penalty=0.5)
+        tuned = tune_decoding(own, examples, predictions, data=["dev"])
+        assert tuned.decoding == own
+        assert tuned.report["threshold"] == -99
+        assert "calibration kept as it was: at least 10 questions" in tuned.lines()[-1]
     with pytest.raises(DataError, match=r"at least 100 .* found 99 and 99; use the method temperature"):
         check_tunable(a_set_of(198)[0], ["dev"], "isotonic")
     check_tunable(a_set_of(200)[0], ["dev"], "isotonic")

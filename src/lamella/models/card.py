@@ -259,7 +259,9 @@ def _threshold(saved: SavedModel) -> str:
     ]
     error = f"The calibration error of the no-answer probability was {report['ece_uncalibrated']:.2f} %"
     if report.get("calibration_choice") == "kept":
-        used = min(report["ece_uncalibrated"], report.get("ece_before", 100.0))
+        used = report["ece_uncalibrated"] if calibration is None else report.get("ece_before")
+        if used is None:  # it was fitted on these questions, which cannot show its error
+            return "\n".join([text, "", *lines])
         error = f"The calibration error of the no-answer probability is {used:.2f} %"
     elif "crossfit_ece" in report:
         error += f" before calibration, and is {report['crossfit_ece']:.2f} % after it (cross-fitted)"

@@ -91,7 +91,9 @@ class Tuned:
             errors.append(f"{report['crossfit_ece']:.2f} % calibrated (cross-fitted)")
         lines.append(f"calibration error of the probability of no answer: {', '.join(errors)}")
         if report["calibration_choice"] == "kept":
-            lines.append(f"calibration kept as it was: {report['calibration_reason']}")
+            removed = report.get("calibration_removed", False)
+            what = "calibration removed, uncalibrated is better" if removed else "calibration kept as it was"
+            lines.append(f"{what}: {report['calibration_reason']}")
         return [*lines, *self._comparison()]
 
     def _about_penalty(self) -> list[str]:

@@ -47,12 +47,16 @@ def choose_window_penalty(sample: Sample, method: Method, force: bool) -> tuple[
 def choose_threshold(
     sample: Sample, decoding: DecodingOptions, method: Method, force: bool, penalty: float = 0.0
 ) -> tuple[Changes, Report]:
-    """Choose the tuned threshold, or the better of 0 and the one before; the tuned one comes with its penalty."""
+    """Choose the tuned threshold, or the better of 0 and the one before; the tuned one comes with its penalty.
+
+    Questions that cannot show what is better change nothing, unless forced.
+    """
     metric = "f1" if sample.gives_text else "answerability_accuracy"
     report = _scores_before(sample, decoding)
     best, kept, origin, kept_penalty = report[f"{metric}_at_0"], 0.0, None, 0.0
-    if report.get(f"{metric}_before", -1.0) >= best:
-        best, kept, origin = report[f"{metric}_before"], decoding.null_score_diff_threshold, decoding.tuned_on
+    before = report.get(f"{metric}_before", -1.0)
+    if before >= best or sample.doubt is not None:
+        best, kept, origin = max(before, best), decoding.null_score_diff_threshold, decoding.tuned_on
         kept_penalty = decoding.window_penalty
     penalised = sample.penalised(penalty)
     tuned = penalised.threshold(method)
@@ -75,7 +79,10 @@ def choose_threshold(
 def choose_calibration(
     sample: Sample, decoding: DecodingOptions, method: Method, force: bool, penalty: float = 0.0
 ) -> tuple[Changes, Report]:
-    """Choose the fitted calibration, or the better of none and the one before, for null odds with a penalty."""
+    """Choose the fitted calibration, or the better of none and the one before, for null odds with a penalty.
+
+    Questions that cannot show what is better change nothing, unless forced.
+    """
     refit = penalty > 0 and penalty != decoding.window_penalty
     penalised = sample.penalised(penalty)
     report = _errors_before(penalised, decoding)
@@ -84,6 +91,8 @@ def choose_calibration(
         best, kept = report["ece_before"], decoding.calibration
         kept = kept.model_copy(update={"fitted_on": kept.fitted_on or decoding.tuned_on})
     reason = sample.doubt
+    if reason is not None:
+        kept = decoding.calibration
     judged = sample.by_article() if refit else penalised
     if judged.folds is not None:
         found = judged.cross_fit(method, penalise=refit)
@@ -92,6 +101,8 @@ def choose_calibration(
             reason = f"the cross-fitted error, {report['crossfit_ece']:.2f} %, is not better than {best:.2f} %"
     choice = _choice(reason, force)
     report |= {"calibration_choice": choice, "calibration_reason": reason}
+    if choice == "kept" and kept is None and decoding.calibration is not None:
+        report["calibration_removed"] = True
     return {"calibration": kept if choice == "kept" else penalised.calibration(method)}, report
 
 
