@@ -304,6 +304,17 @@ def test_options_that_do_not_go_together_are_refused(run: Run, tmp_path: Path) -
         lamella.compare(run)
 
 
+def test_values_of_a_wrong_type_are_refused() -> None:
+    nothing: Any = None
+    with pytest.raises(UsageError, match=r"^train: out: expected the run folder to write, got None\.$"):
+        lamella.train(train=ROWS, out=nothing)
+    with pytest.raises(UsageError, match=r"^evaluate: expected a reader, .* or predictions, got None\.$"):
+        lamella.evaluate(nothing, ROWS)
+    for empty in ((), ([],)):
+        with pytest.raises(UsageError, match=r"^compare: expected runs or their folders, got none\.$"):
+            lamella.compare(*empty)
+
+
 def test_questions_with_one_id_are_refused(run: Run) -> None:
     with pytest.raises(DataError, match="t1"):
         lamella.evaluate(run, [ROWS[0], ROWS[0]])

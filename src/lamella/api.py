@@ -16,7 +16,7 @@ from lamella.config import RunConfig
 from lamella.data.dataset import load_examples
 from lamella.data.file_formats.in_memory import split_paths
 from lamella.data.file_formats.writers import write_flat
-from lamella.errors import RunError, UsageError
+from lamella.errors import RunError, UsageError, shorten
 from lamella.files import flatten_paths, read_json, read_text
 from lamella.plan import make_plan
 from lamella.progress import Log
@@ -155,6 +155,8 @@ def train(
 
     if resume and overwrite:
         raise UsageError("train: expected at most one of resume and overwrite, got both.")
+    if not isinstance(out, str | os.PathLike):
+        raise UsageError(f"train: out: expected the run folder to write, got {shorten(out)}.")
     table, where = _read_config(config)
     table = _override(table, overrides)
     folder = Path(os.path.expanduser(out))
@@ -267,8 +269,12 @@ def compare(
     """
     from lamella.study.compare import compare as compare_runs
 
+    expected = "compare: expected runs or their folders"
+    folders = list(flatten_paths(runs, expected))
+    if not folders:
+        raise UsageError(f"{expected}, got none.")
     return compare_runs(
-        list(flatten_paths(runs, "compare: expected runs or their folders")),
+        folders,
         data=None if data is None else os.fspath(data),
         baseline=None if baseline is None else os.fspath(baseline),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,3 +74,11 @@ def test_an_id_with_two_scores_is_refused(read: Any, save: Callable[[str], Path]
     assert read(save('{"q1": 0.5}')) == {"q1": 0.5}
     with pytest.raises(UnreadableError, match="expected every key once, got 'q1' more than once"):
         read(save('{"q1": 0.5, "q1": 0.25}'))
+
+
+def test_a_folder_is_not_a_predictions_file(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableError, match=r"got a folder; a run holds it as predictions\.json\.$"):
+        read_predictions(tmp_path)
+    (tmp_path / "predictions.json").write_text("{}")
+    with pytest.raises(UnreadableError, match=rf"got a folder; give {re.escape(str(tmp_path))}.predictions\.json\.$"):
+        read_predictions(tmp_path)

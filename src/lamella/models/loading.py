@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from lamella.encoder.sources import Source, is_model, named_folder
 from lamella.environment import has_amx
-from lamella.errors import LamellaError, MissingLibraryError, UnknownNameError, UsageError, warn
+from lamella.errors import LamellaError, MissingLibraryError, UnknownNameError, UsageError, shorten, warn
 from lamella.graph.support import NoGraphError
 from lamella.models.names import find_model
 from lamella.models.onnx_model import OnnxModel, is_exported, read_export
@@ -61,8 +62,8 @@ def load_model(
     for option, value, known in (("backend", backend, Backend), ("precision", precision, Precision)):
         if value not in get_args(known):
             raise UnknownNameError(option, value, get_args(known))
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads: expected at least 1, got {threads}.")
+    if threads is not None and (not isinstance(threads, Integral) or threads < 1):
+        raise UsageError(f"threads: expected a whole number of at least 1, got {shorten(threads)}.")
     folder = named_folder(os.fspath(name))
     if os.path.isdir(folder) and is_exported(folder):
         return _load_exported(folder, device, precision, backend, threads=threads, few_questions=few_questions)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lamella import runs
 from lamella.data.examples import Example
-from lamella.errors import UsageError
+from lamella.errors import UsageError, shorten
 from lamella.files import write_json
 from lamella.inference.abstention import expecting
 from lamella.inference.model_record import model_record
@@ -70,6 +70,10 @@ def evaluate(
         answering: QAModel = load_model(model, precision=precision)
     else:
         answering = model.model if isinstance(model, Reader) else model
+        if not hasattr(answering, "folders"):
+            raise UsageError(
+                f"evaluate: expected a reader, the name or the folder of a model, or predictions, got {shorten(model)}."
+            )
         name = str(next(iter(answering.folders), ""))
     answering = expecting(answering, answerable)
     extra = build_metrics(metrics)  # after the model is loaded, which may bring a plugin

@@ -9,6 +9,7 @@ from typing import Any
 from lamella.data.file_formats.tables import csv_rows, split_header
 from lamella.errors import UnreadableError, counted, shorten
 from lamella.files import read_json, read_text
+from lamella.runs import PREDICTIONS
 
 _ID = "id"
 _TEXTS = ("predicted", "prediction", "prediction_text", "answer")  # columns that may hold the predicted texts
@@ -21,6 +22,9 @@ def read_predictions(path: Path | Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if isinstance(path, Mapping):
         return path
+    if path.is_dir():
+        advice = f"give {path / PREDICTIONS}" if (path / PREDICTIONS).is_file() else f"a run holds it as {PREDICTIONS}"
+        raise UnreadableError(f"{path}: expected a predictions file, got a folder; {advice}.")
     text = read_text(path)
     if not text.strip() or text.lstrip().startswith(("{", "[")):
         return _read_object(path)
