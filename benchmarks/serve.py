@@ -387,7 +387,11 @@ def compare_batches(bench: Bench, server: Server, one_by_one: Server, length: in
     """Compare two servers on texts of at most this length; a server with one client, and the encoder, in turns."""
     sizes = bench.sizes
     on_cpu = bench.device in (None, "cpu")
-    number = sizes.questions if on_cpu and length is None else 4 * sizes.questions  # others take a fraction of the time
+    number = sizes.questions
+    if not on_cpu:
+        number *= 16  # about a second: in a few rounds of all clients, opening their connections would count
+    elif length is not None:
+        number *= 4
     encoder = Encoder.load(bench, length) if on_cpu else None
     ours, peer, alone, cpu, windows = [], [], [], [], []
     for turn in range(sizes.repeats + 1):

@@ -139,6 +139,24 @@ def test_a_difference_within_the_variation_between_seeds_is_not_clear(
     assert found["Dot-product attention over the layers beats the last layer."] == "same sign"
 
 
+def test_rows_are_compared_in_the_seeds_that_both_have(tmp_path: Path, data: Path, lamella: Lamella) -> None:
+    """The third seed of dot is far worse, and albert has no such seed: without it, both rows are the same."""
+    folder, page = tmp_path / "pce-table2", tmp_path / "page.md"
+    for seed, wrong in enumerate((20, 30, 90)):
+        write_row(folder / f"dot-seed{seed}", data, range(wrong), seed=seed)
+        if seed < 2:
+            write_row(folder / f"albert-seed{seed}", data, range(wrong), seed=seed)
+    write_row(folder / "weighted", data, range(60), seed=7)
+    code, printed, err = lamella("report", "--paper", "pce-table2", folder, "--out", page, "--json")
+    assert code == 0, err
+    (table,) = json.loads(printed)["tables"]
+    compared = {
+        (pair["better"], pair["worse"]): pair for finding in table["findings"] for pair in finding["comparisons"]
+    }
+    assert (compared["dot", "albert"]["ours"], compared["dot", "albert"]["runs"]) == (0, [2, 2])
+    assert compared["albert", "weighted"]["runs"] == [2, 1], "no seed in common: all runs"
+
+
 def test_html_escapes_names_and_allows_no_scripts(runs: Path, tmp_path: Path, lamella: Lamella) -> None:
     title = "<script>alert(1)</script>"
     out = tmp_path / "page.html"

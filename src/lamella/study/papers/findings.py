@@ -17,6 +17,7 @@ from lamella.study.differences import MIN_UNITS
 from lamella.study.papers.matched_rows import MatchedRow, MatchedTable, question_lists
 from lamella.study.papers.published_tables import COST_METRICS, EFFICIENCY, METRICS, SCORE_METRICS, Finding
 from lamella.study.recommend import MIN_SAVING
+from lamella.study.result_files import Result
 
 CLEAR, SAME, UNDECIDED, REVERSED, NOT_RUN = (
     "same sign and clear",
@@ -42,6 +43,7 @@ class RowDifference:
     published: float | None  # for costs: how many times as much the worse row costs
     ours: Difference | None = None  # in points; None if a row has no runs, and for costs
     ratio: float | None = None  # of costs
+    runs: tuple[int, int] = (0, 0)  # that were compared, of the better and of the worse row
     verdict: str = NOT_RUN
     reason: str = ""  # why there is no verdict
 
@@ -55,6 +57,7 @@ class RowDifference:
             "published": self.published,
             "ours": self.ratio if self.ours is None else self.ours.value,
             "interval": None if self.ours is None else [self.ours.low, self.ours.high],
+            "runs": list(self.runs),
             "verdict": self.verdict,
         }
 
@@ -139,7 +142,8 @@ def _planned(matched: MatchedTable, finding: Finding, better: str, worse: str) -
     published = None
     if values[0] is not None and values[1] is not None:
         published = values[1] / values[0] if is_cost else values[0] - values[1]
-    planned = RowDifference(better, worse, finding.metric, finding.margin, published)
+    runs = (len(first.results), len(second.results))
+    planned = RowDifference(better, worse, finding.metric, finding.margin, published, runs=runs)
     missing = [row.row.run for row in (first, second) if row.reader is None]
     if missing:
         return replace(planned, reason=f"no run of {' and '.join(missing)}")
@@ -188,6 +192,7 @@ class _Test:
     place: int  # among the comparisons
     values: NDArray[np.float64]
     variance: float | None  # None without several seeds
+    runs: tuple[int, int]  # of both rows
     paragraphs: NDArray[np.int64] | None  # None: questions are resampled
 
 
@@ -209,21 +214,21 @@ def _tested(matched: MatchedTable, planned: Sequence[RowDifference]) -> list[Row
         intervals = bootstrap_intervals(columns, tests[0].paragraphs, levels=(CONFIDENCE, LEANING))
         for test, interval, narrow in zip(tests, *intervals, strict=True):
             verdict = _verdict(test, interval, narrow, planned[test.place].margin)
-            tested[test.place] = replace(planned[test.place], ours=interval, verdict=verdict)
+            tested[test.place] = replace(planned[test.place], ours=interval, runs=test.runs, verdict=verdict)
     return tested
 
 
 def _test(matched: MatchedTable, place: int, difference: RowDifference) -> _Test | None:
-    values, variances, seeds = [], [], []
-    for name in (difference.better, difference.worse):
-        of_runs = _values(matched.row(name), difference.metric, matched.at_0)
+    values, variances, runs = [], [], []
+    for results in _results_of_same_seeds(matched.row(difference.better), matched.row(difference.worse)):
+        of_runs = _values(results, difference.metric, matched.at_0)
         if of_runs is None:
             return None
         values.append(of_runs.mean(axis=0))
-        seeds.append(len(of_runs))
+        runs.append(len(of_runs))
         variances.append(float(of_runs.mean(axis=1).var(ddof=1)) / len(of_runs) if len(of_runs) > 1 else 0.0)
     result = matched.row(difference.better).results[0]
-    several = max(seeds) > 1
+    several = max(runs) > 1
     # The scores of a question's contexts depend on each other, so they are resampled together.
     per_question = difference.metric.startswith(PER_QUESTION)
     by_paragraph = several or (not per_question and result.by_question is not None)
@@ -232,14 +237,33 @@ def _test(matched: MatchedTable, place: int, difference: RowDifference) -> _Test
         result = result.by_question
     chosen = _chosen(difference.metric, result.answerable)
     numbers = np.unique(result.paragraphs[chosen], return_inverse=True)[1]
-    return _Test(place, values[0] - values[1], sum(variances) if several else None, numbers if by_paragraph else None)
+    return _Test(
+        place,
+        values[0] - values[1],
+        sum(variances) if several else None,
+        (runs[0], runs[1]),
+        numbers if by_paragraph else None,
+    )
 
 
-def _values(row: MatchedRow, metric: str, at_0: bool) -> NDArray[np.float64] | None:
+def _results_of_same_seeds(first: MatchedRow, second: MatchedRow) -> tuple[list[Result], list[Result]]:
+    """Return the results of two rows with the seeds that both have; all of them if they have none in common.
+
+    Seeds differ by points, and a head has the encoder of its own seed, so that a seed of one row alone would show as a
+    difference between the rows.
+    """
+    by_seeds = first.results_by_seeds, second.results_by_seeds
+    shared = by_seeds[0].keys() & by_seeds[1].keys()
+    if not shared:
+        return first.results, second.results
+    of_first, of_second = ([result for seeds, result in results.items() if seeds in shared] for results in by_seeds)
+    return of_first, of_second
+
+
+def _values(results: Sequence[Result], metric: str, at_0: bool) -> NDArray[np.float64] | None:
     """Return a metric for every run and question, in points; None if what it needs is not recorded."""
     rows = []
-    of_questions = [result.by_question for result in row.results if result.by_question is not None]
-    results = row.results
+    of_questions = [result.by_question for result in results if result.by_question is not None]
     if metric.startswith(PER_QUESTION):
         if len(of_questions) < len(results):
             return None

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,15 @@ class MatchedRow:
     def results(self) -> list[Result]:
         """The results of its runs."""
         return [run.result for run in self.reader.runs if run.result is not None] if self.reader else []
+
+    @property
+    def results_by_seeds(self) -> dict[tuple[Any, ...], Result]:
+        """The results of its runs by their seeds; a seed that a run does not have (an ensemble has no order) is 0."""
+        return {
+            tuple(seed or 0 for seed in run.seeds): run.result
+            for run in (self.reader.runs if self.reader else ())
+            if run.result is not None and run.config
+        }
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,12 +33,13 @@ SCORE_LEGEND = (
     "the no-answer threshold that is best on the other articles."
 )
 VERDICT_LEGEND = (
-    "A verdict compares two rows on the same questions, by a paired bootstrap: over questions between two single runs, "
-    "over paragraphs with several seeds. Same sign and clear: the 95 % interval lies on the published side of 0, and "
-    "with several seeds the difference is at least two standard errors between seeds. Reversed: the same on the other "
-    f"side. Same sign: on the published side by the {100 * LEANING:.0f} % interval, or not beyond the variation "
-    "between seeds. Not distinguishable: everything else. A finding with several comparisons has the least favourable "
-    "verdict of them. With a single seed, a verdict is about these questions and not about other seeds.",
+    "A verdict compares two rows on the same questions, in the seeds that both have, by a paired bootstrap: over "
+    "questions between two single runs, over paragraphs with several seeds. Same sign and clear: the 95 % interval "
+    "lies on the published side of 0, and with several seeds the difference is at least two standard errors between "
+    "seeds. Reversed: the same on the other side. Same sign: on the published side by the "
+    f"{100 * LEANING:.0f} % interval, or not beyond the variation between seeds. Not distinguishable: everything else. "
+    "A finding with several comparisons has the least favourable verdict of them. With a single seed, a verdict is "
+    "about these questions and not about other seeds.",
     "As good as: the first row is at most the stated margin worse; the margins are ours. Costs are not tested: same "
     "sign or reversed, and times within 10 % of each other are not distinguished.",
 )

@@ -94,14 +94,13 @@ def _findings_table(entries: Sequence[tuple[JudgedPaper, JudgedTable, JudgedFind
         difference = next(item for item in finding.differences if item.verdict == finding.verdict)
         others = len(finding.differences) - 1
         text = comparison(difference, table.matched.table.task) + (f" (and {others} more)" if others else "")
-        seeds = [len(table.matched.row(run).results) for run in (difference.better, difference.worse)]
         rows.append(
             (
                 finding.finding.text,
                 f"`{table.matched.table.id}`",
                 text,
                 *compared_values(difference),
-                " and ".join(dict.fromkeys(map(str, seeds))),
+                " and ".join(dict.fromkeys(map(str, difference.runs))),
                 finding.verdict,
             )
         )
