@@ -239,6 +239,19 @@ def test_an_empty_folder_is_used(tmp_path: Path) -> None:
     assert runs.run_state(tmp_path) == "finished"
 
 
+@pytest.mark.parametrize(
+    ("command", "advice"), [("train", ", or --resume to continue the training."), ("predict", ".")]
+)
+def test_only_a_training_can_be_resumed(command: str, advice: str, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), runs.new_run(tmp_path / "run", command):
+        raise KeyboardInterrupt
+    with pytest.raises(RunError) as caught, runs.new_run(tmp_path / "run", command):
+        pass
+    assert str(caught.value).endswith(
+        f"already holds a run (interrupted); choose another --out, or pass --overwrite{advice}"
+    )
+
+
 def test_an_earlier_run_is_refused_unless_it_may_be_overwritten(tmp_path: Path) -> None:
     with runs.new_run(tmp_path, "train") as folder:
         for name in (*runs.FILES[1:], "model/config.json", "model/extra/file"):

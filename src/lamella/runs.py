@@ -140,9 +140,11 @@ def check_run_folder(folder: Path, *, overwrite: bool = False, needs: Iterable[P
     if state is None:
         raise RunError(f"{folder}: is not empty and not a run folder; choose another --out.")
     if not overwrite:
+        command, _ = kind_of_run(folder) or ("", [])
+        resumes = command == "train" and state != "finished"
         raise RunError(
             f"{folder}: already holds a run ({state}); choose another --out, or pass --overwrite"
-            f"{'.' if state == 'finished' else ', or --resume to continue a training run.'}"
+            f"{', or --resume to continue the training.' if resumes else '.'}"
         )
 
 

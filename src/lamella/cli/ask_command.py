@@ -31,7 +31,7 @@ QUESTIONS_AT_ONCE = 16  # of a file; more are not answered faster on a CPU, and 
 def ask(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[QUESTION]", help="The question; without it, a prompt asks for questions."),
+        typer.Argument(metavar="QUESTION", help="The question; without it, a prompt asks for questions."),
     ] = None,
     folder: Annotated[
         list[str] | None,
