@@ -568,7 +568,10 @@ def test_unlabelled_questions_are_answered_but_neither_trained_on_nor_scored(
     ):
         code, _, err = lamella(*call, "-o", tmp_path / call[0])
         assert code == 1
-        assert "is_impossible" in err
+        assert err.endswith(
+            f"{data}: expected answers to train or score on, or is_impossible = true for no answer, found neither; "
+            "`lamella predict` needs none.\n"
+        )
 
 
 def test_a_train_set_without_windows_is_an_error(lamella: Any, run_folder: Path, tmp_path: Path) -> None:

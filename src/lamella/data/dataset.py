@@ -86,7 +86,10 @@ def _read(data: Data, name: str | None, encoding: str | None) -> tuple[DataFile,
 def _check(files: tuple[DataFile, ...], on_bad_answer: str, labelled: bool) -> Dataset:
     unlabelled = [problem for file in files for problem in file.problems if problem.kind == "unlabelled"]
     if labelled and unlabelled:
-        raise DataError(f"{unlabelled[0]}. Training and scoring need answers, or is_impossible = true for no answer.")
+        raise DataError(
+            f"{unlabelled[0].place}: expected answers to train or score on, or is_impossible = true for no answer, "
+            "found neither; `lamella predict` needs none."
+        )
     unread = sum(file.unread for file in files)
     if on_bad_answer == "ignore":
         everything = tuple(itertools.chain(*(file.examples for file in files)))

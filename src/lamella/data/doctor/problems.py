@@ -198,16 +198,20 @@ class Problem:
             "fixable": self.fixable,
         }
 
+    @property
+    def place(self) -> str:
+        """Where it is, as a line about it begins: `dev.json: Normans: 56dd`."""
+        position = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        return ": ".join([position, *(_one_line(part) for part in (self.article, self.id) if part)])
+
     def __str__(self) -> str:
         """Format as one line, position first: `dev.json: Normans: 56dd: error answer_shifted: ... [--fix-to: ...]`."""
-        position = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
-        place = ": ".join([position, *(_one_line(part) for part in (self.article, self.id) if part)])
         fix = KINDS[self.kind].fix
         option = (
             "on_bad_answer='fix'" if self.file.startswith("<") else "--fix-to"
         )  # data in memory has no command line
         hint = f" [{option}: {fix.rstrip('.')}]" if fix else ""
-        return f"{place}: {self.severity} {self.kind}: {self.reason}{hint}"
+        return f"{self.place}: {self.severity} {self.kind}: {self.reason}{hint}"
 
 
 def quote(text: str, longest: int = 40) -> str:
