@@ -6,6 +6,8 @@ import copy
 import io
 import json
 import math
+import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,17 +41,20 @@ from lamella.data.windows.features import Features, featurise
 from lamella.encoder.pretrained import LoadedEncoder
 from lamella.encoder.sources import DEFAULT_READER, READERS
 from lamella.encoder.tensors import trained_tensors
-from lamella.errors import LamellaError
+from lamella.errors import LamellaError, RunError
 from lamella.heads.losses import CrossEntropy
 from lamella.heads.tasks import Answerability, Span
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
+from lamella.plan import make_plan
 from lamella.training.distillation.teachers import DistillationLoss, PastStudents
+from lamella.training.fitting.bookkeeping import Bookkeeper
 from lamella.training.fitting.learner import Learner, make_learner
 from lamella.training.fitting.loop import fit
 from lamella.training.fitting.objective import Forward, TaskLoss
 from lamella.training.fitting.processes import Processes
 from lamella.training.fitting.steps import BEGINNING, Steps
+from lamella.training.run import train_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = "Christiaan Huygens discovered Titan in 1655 with a telescope that he had built himself."
@@ -841,6 +846,42 @@ def test_the_history_of_a_run_lists_every_term(lamella: Any, encoder_folder: Pat
     for seed in (0, 1):
         steps = history(tmp_path / "peers" / f"seed{seed}")
         assert all(step["distillation"] > 0 for step in steps)
+
+
+class Killed(BaseException):
+    """Simulates a kill."""
+
+
+def test_a_run_does_not_resume_with_another_teacher(
+    encoder_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, teacher = load_encoder(str(encoder_folder)), tmp_path / "teacher"
+    saved(reader(base, 1, encoder=FROZEN), teacher)
+    table = {
+        "data": {"train": "demo:train", "max_train_samples": 4},
+        "windows": {"max_seq_length": 128, "doc_stride": 32, "max_query_length": 24},
+        "encoder": {"name": str(encoder_folder), "tuning": "frozen"},
+        "learner": {"distil": {"name": "teacher", "models": [str(teacher)]}},
+        "training": {"epochs": 2, "batch_size": 4, "precision": "fp32", "checkpoint_every": "2 steps"},
+    }
+    plan, save = make_plan(table, where="tests"), Bookkeeper.save_checkpoint
+
+    def save_and_die(*arguments: Any) -> None:
+        save(*arguments)
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Bookkeeper, "save_checkpoint", save_and_die)
+        with pytest.raises(Killed):
+            train_plan(plan, tmp_path / "out")
+    teacher.rename(tmp_path / "before")
+    saved(reader(base, 2, encoder=FROZEN), teacher)
+    with pytest.raises(RunError, match=rf"expected the teacher {re.escape(str(teacher))} that the run began with"):
+        train_plan(plan, tmp_path / "out", resume=True)
+    shutil.rmtree(teacher)
+    (tmp_path / "before").rename(teacher)
+    train_plan(plan, tmp_path / "out", resume=True)
+    assert (tmp_path / "out" / "model").is_dir()
 
 
 def test_an_ensemble_becomes_one_student(encoder_folder: Path, tmp_path: Path) -> None:

@@ -252,6 +252,9 @@ class Teacher(DistillationLoss):
             TeacherFacts(model=short_model_name(name), sha256=weights_sha256(teacher.folders[0]))
             for name, teacher in zip(models, self.models, strict=True)
         ]
+        self.source_hashes = {
+            f"teacher {name}": str(facts.sha256) for name, facts in zip(models, self.teacher_facts, strict=True)
+        }
         self.extra_forwards = len({teacher.encoder for teacher in self.models} - {model.encoder})
         self.capturable = self.first_taught_step == 0
 
