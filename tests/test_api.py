@@ -295,6 +295,19 @@ def test_predictions_are_scored(tmp_path: Path) -> None:
     assert "best_f1" in lamella.evaluate(answers, ROWS, null_odds={"t1": -3, "t2": -1, "t3": 2})
 
 
+def test_questions_that_cannot_be_read_are_not_left_out_of_the_scores(run: Run, tmp_path: Path) -> None:
+    answers, rows = {"t1": "Huygens"}, [ROWS[0], {**ROWS[1], "question": 3}]
+    file = tmp_path / "dev.json"
+    file.write_text(json.dumps(rows), encoding="utf-8")
+    for data in (rows, file, [file]):
+        with pytest.raises(DataError, match=r"(<records>|dev\.json): 1 question cannot be read") as error:
+            lamella.evaluate(answers, data)
+        assert "\n" not in str(error.value)
+    with pytest.raises(DataError, match=r"^<dev>: 1 question cannot be read, the first: "):
+        lamella.evaluate(run, rows, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_options_that_do_not_go_together_are_refused(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no out for predictions"):
         lamella.evaluate({"t1": "", "t2": "", "t3": ""}, ROWS, out=tmp_path / "run")

@@ -213,6 +213,7 @@ def evaluate(
         language: The language of the metric; by default the contexts decide.
         metrics: Metrics to compute besides exact match and F1: names, or tables with `name` and options.
     """
+    from lamella.inference.questions import check_all_read
     from lamella.scoring.evaluate import evaluate as evaluate_model
     from lamella.scoring.evaluate import evaluate_file
 
@@ -225,12 +226,17 @@ def evaluate(
         raise UsageError("evaluate: expected null_odds for predictions only, as a model has its own; remove it.")
     questions: Any = data
     if not isinstance(data, str | os.PathLike):
-        if out is None:
-            questions = load_examples(data, on_bad_answer="ignore", labelled=True).examples
+        paths, records = split_paths(data)
+        if paths:
+            questions = list(dict.fromkeys(os.fspath(path) for path in paths))
+        elif out is None:
+            dataset = load_examples(records, on_bad_answer="ignore", labelled=True)
+            check_all_read(dataset)
+            questions = dataset.examples
         else:
             folder = Path(os.path.expanduser(out))
             runs.check_run_folder(folder, overwrite=overwrite)
-            stored = _Data(data, folder, "dev")
+            stored = _Data(records, folder, "dev")
             stored.store("ignore")
             questions = stored.files
     if predictions is not None:
@@ -367,4 +373,8 @@ class _Data:
         if self.records is not None:
             name = f"<{self.split}>"
             dataset = load_examples(self.records, on_bad_answer=on_bad_answer, labelled=True, name=name)
+            if on_bad_answer == "ignore":
+                from lamella.inference.questions import check_all_read
+
+                check_all_read(dataset)
             write_flat(dataset.examples, self.path)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lamella.data.dataset import load_examples
+from lamella.data.examples import Context, Example
 from lamella.data.hold_out import hold_out
 from samples import example
 
@@ -38,6 +39,18 @@ def test_contexts_without_a_title_are_articles() -> None:
     examples = [example(f"Text {n}.", id=f"q{n}") for n in range(40)]
     _, held = hold_out(examples, 0.25)
     assert len(held) == 10
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_a_context_under_several_titles_is_on_one_side(share: float) -> None:
+    texts = [f"Text {n}." for n in range(40)]
+    texts[3::10] = ["A text of several  articles."] * 4
+    examples = [Example(f"q{n}", "What?", Context(text, f"title {n // 2}")) for n, text in enumerate(texts)]
+    chained = [Example(f"c{n}", "What?", Context(f"Text {n}.", f"title {n // 2 + 1}")) for n in (0, 2, 4)]
+    kept, held = hold_out([*examples, *chained], share)
+    assert {one.context.text for one in kept}.isdisjoint({one.context.text for one in held})
+    assert {one.context.title for one in kept}.isdisjoint({one.context.title for one in held})
+    assert held
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (1.0, 405)])

@@ -10,7 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -35,8 +35,10 @@ from lamella.config import WindowOptions
 from lamella.data.examples import Context, Example
 from lamella.data.windows.features import featurise, featurise_in_slices
 from lamella.data.windows.padding import Padded, pad
+from lamella.data.windows.tokens import without_truncation
 from lamella.encoder.fast_attention import suitable_kernels
 from lamella.errors import ModelError, TooManyTokensError, UsageError
+from lamella.inference.pipeline import Words
 from lamella.inference.predict import predict
 from lamella.inference.reader import Reader
 
@@ -280,6 +282,16 @@ class TestAsk:
         found = [answer for answer in reader.ask(QUESTIONS[0], ["", text, " "], top_k=5) if answer["answer"]]
         assert {answer["context"] for answer in found} == {1}
         assert [answer["answer"] for answer in found] == alone
+
+    @pytest.mark.parametrize("contexts", [["", corpus()[0]], [corpus()[0], " ", "\n"]])
+    def test_a_blank_context_does_not_make_an_answer_less_likely(self, contexts: list[str]) -> None:
+        reader = Reader(tiny_model(seed=1))
+        decoding = reader.model.decoding.model_copy(update={"window_penalty": 1.0})
+        reader.model.decoding = decoding  # type: ignore[misc]
+        for question in QUESTIONS:
+            found, alone = reader.ask(question, contexts), reader.ask(question, [corpus()[0]])
+            assert (found.null_score, found.na_prob) == (alone.null_score, alone.na_prob)
+            assert found[0]["score"] == alone[0]["score"]
 
     def test_any_iterable_may_be_a_list(self, reader: Reader) -> None:
         contexts = corpus()[:3]
@@ -543,6 +555,19 @@ class TestPipelineFace:
             before, after = text[: answer["start"]][-1:], text[answer["end"] :][:1]
             assert not (before.isalnum() and answer["answer"][0].isalnum()), answer
             assert not (after.isalnum() and answer["answer"][-1].isalnum()), answer
+
+    def test_a_text_without_spaces_is_tokenised_once(self) -> None:
+        tokenizer, encoded = without_truncation(tiny_tokenizer("bert")), []
+
+        def encode(text: str, **options: Any) -> Any:
+            encoded.append(text)
+            return tokenizer.encode(text, **options)
+
+        text = "bees," * 1000
+        words = Words(cast(Any, SimpleNamespace(encode=encode)), f"Who {text} kept?")
+        for begin in range(4, 5000, 50):
+            assert words.widen(begin + 1, begin + 2) == (begin, begin + 4)
+        assert encoded == [text]
 
     def test_all_ways_to_call_it(self, reader: Reader) -> None:
         text = corpus()[0]

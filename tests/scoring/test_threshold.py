@@ -305,6 +305,14 @@ def test_without_titles_folds_split_by_context_and_keep_a_question_together() ->
     assert bare[0] == bare[1]
     assert bare[2] == bare[3]
     assert set(bare) == {0, 1}
+    mixed = [asked("t", "x", f"t{row}") for row in range(4)] + [asked("", text, text) for text in "abcd"]
+    found = assign_folds(mixed, 2)
+    assert found is not None
+    assert set(found[:4]) == {0}
+    assert set(found[4:]) == {1}
+    found = assign_folds([asked("t", "x", "t"), *mixed[4:]], 2)  # contexts without a title are not one article
+    assert found is not None
+    assert sorted(np.bincount(found)) == [2, 3]
     many = assign_folds([asked(f"t{row}", "x", f"q{row}", group=f"g{row // 2}") for row in range(8)], 2)
     assert many is not None
     assert (many[0::2] == many[1::2]).all()

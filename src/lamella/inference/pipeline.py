@@ -7,8 +7,11 @@ differ only in case are one answer, with the sum of their scores.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
+import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +30,7 @@ from lamella.inference.doubts import Doubts
 from lamella.inference.predict import iterate_batches
 from lamella.inference.protocols import QAModel
 
+_SPACE = re.compile(r"\s")
 SHORTEST = 16  # tokens of the shortest window allowed anywhere
 WITHOUT_EFFECT = (
     "topk",
@@ -165,7 +169,7 @@ class _ContextAnswers:
     """The answers in one context; a tokenizer widens them to whole words."""
 
     def __init__(self, context: str, tokenizer: Tokenizer | None) -> None:
-        self.context, self.tokenizer = context, tokenizer
+        self.context, self.words = context, None if tokenizer is None else Words(tokenizer, context)
         self.answers: dict[str, dict[str, Any]] = {}
         self.null = math.inf
 
@@ -175,8 +179,8 @@ class _ContextAnswers:
             if score == -math.inf:
                 break
             begin_char, end_char = features.characters(window, int(start), int(end))
-            if self.tokenizer is not None:
-                begin_char, end_char = widen_to_words(self.tokenizer, self.context, begin_char, end_char)
+            if self.words is not None:
+                begin_char, end_char = self.words.widen(begin_char, end_char)
             text = self.context[begin_char:end_char]
             same = self.answers.get(text.lower())
             if same is None:
@@ -193,21 +197,29 @@ class _ContextAnswers:
         return sorted(answers, key=lambda answer: -answer["score"])[:top_k]
 
 
-def widen_to_words(tokenizer: Tokenizer, context: str, begin: int, end: int) -> tuple[int, int]:
-    """Return the begin and end of the whole words that a span touches, as the tokenizer splits words.
+class Words:
+    """The words of a context, as the tokenizer splits them. No word extends across white space."""
 
-    In "(1895) was", "89" becomes "1895". No word extends across white space.
-    """
-    first, last = begin, end
-    while first > 0 and not context[first - 1].isspace():
-        first -= 1
-    while last < len(context) and not context[last].isspace():
-        last += 1
-    encoding = tokenizer.encode(context[first:last], add_special_tokens=False)
-    words: NDArray[np.int64] = np.array([-1 if word is None else word for word in encoding.word_ids], np.int64)
-    offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2) + first
-    touched = words[(offsets[:, 0] < end) & (offsets[:, 1] > begin)]
-    if not len(touched) or (touched < 0).any():
-        return begin, end
-    inside = np.isin(words, touched)
-    return int(offsets[inside, 0].min()), int(offsets[inside, 1].max())
+    def __init__(self, tokenizer: Tokenizer, context: str) -> None:
+        self.tokenizer, self.context = tokenizer, context
+        self._spaces = [match.start() for match in _SPACE.finditer(context)]
+        # Text without white space may be long, and many answers lie in it: tokenise it once.
+        self._tokenise = functools.lru_cache(16)(self._tokens_between)
+
+    def widen(self, begin: int, end: int) -> tuple[int, int]:
+        """Return the begin and end of the whole words that a span touches: in "(1895) was", "89" becomes "1895"."""
+        before, behind = bisect_left(self._spaces, begin), bisect_left(self._spaces, end)
+        first = self._spaces[before - 1] + 1 if before else 0
+        last = self._spaces[behind] if behind < len(self._spaces) else len(self.context)
+        words, offsets = self._tokenise(first, last)
+        touched = words[(offsets[:, 0] < end) & (offsets[:, 1] > begin)]
+        if not len(touched) or (touched < 0).any():
+            return begin, end
+        inside = np.isin(words, touched)
+        return int(offsets[inside, 0].min()), int(offsets[inside, 1].max())
+
+    def _tokens_between(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the word of each token in a part of the context, -1 for none, and its begin and end."""
+        encoding = self.tokenizer.encode(self.context[first:last], add_special_tokens=False)
+        words = np.array([-1 if word is None else word for word in encoding.word_ids], np.int64)
+        return words, np.array(encoding.offsets, np.int64).reshape(-1, 2) + first

@@ -85,13 +85,19 @@ def decision(null_odds: float) -> Prediction:
     return Prediction((Candidate("", 0, 0, null_odds, probability),), null_odds=null_odds)
 
 
-def rank_together(predictions: Sequence[Prediction], n_best: int) -> Prediction:
-    """Return one prediction for a question, from the predictions made separately on each of its contexts."""
-    if len(predictions) == 1:
+def rank_together(
+    predictions: Sequence[Prediction], n_best: int, *, contexts: Sequence[int] | None = None
+) -> Prediction:
+    """Return one prediction for a question, from the predictions made separately on each of its contexts.
+
+    `contexts` are the numbers of these contexts, if not all of them were read.
+    """
+    numbers = range(len(predictions)) if contexts is None else contexts
+    if list(numbers) == [0]:
         return predictions[0]
     spans = [
         (text, begin, end, score, context)
-        for context, prediction in enumerate(predictions)
+        for context, prediction in zip(numbers, predictions, strict=True)
         for text, begin, end, score, *_ in prediction.rows
         if text
     ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lamella.data.dataset import Dataset, load_examples
 from lamella.data.examples import Example
+from lamella.data.file_formats.in_memory import is_in_memory
 from lamella.errors import DataError, counted, shorten
 from lamella.inference.question_ids import check_unique_ids
 from lamella.progress import Log
@@ -33,12 +34,20 @@ def read_any_questions(data: str) -> tuple[Sequence[Example], bool]:
     return dataset.examples, all(problem.kind != "unlabelled" for file in dataset.files for problem in file.problems)
 
 
+def check_all_read(dataset: Dataset) -> None:
+    """Refuse data with questions that cannot be read: scores without them would look like scores of all."""
+    for file in dataset.files:
+        if file.unread:
+            unread = f"{file.path}: {counted(file.unread, 'question')} cannot be read"
+            if is_in_memory(file.path):
+                errors = [problem for problem in file.problems if problem.severity == "error"]
+                raise DataError(f"{unread}, the first: {errors[0]}." if errors else f"{unread}.")
+            raise DataError(f"{unread}; see why with: lamella check {file.path}")
+
+
 def _load(data: str, labelled: bool) -> Dataset:
     dataset = load_examples([data], on_bad_answer="ignore", labelled=labelled)
-    if dataset.skipped:
-        raise DataError(
-            f"{data}: {counted(dataset.skipped, 'question')} cannot be read; see why with: lamella check {data}"
-        )
+    check_all_read(dataset)
     if not dataset.examples:
         raise DataError(f"{data}: expected questions, found none; list its problems with: lamella check {data}")
     check_unique_ids(dataset.examples)

@@ -243,7 +243,7 @@ class Reader:
     ) -> Answers:
         decoding = call.decoding
         if question.total is None:
-            prediction = rank_together(predictions, decoding.n_best_size)
+            prediction = rank_together(predictions, decoding.n_best_size, contexts=question.not_blank)
         else:
             places = [(passage.text, passage.begin) for passage in question.passages]
             if question.documents is None:
@@ -319,9 +319,17 @@ class _Question:
     total: int | None = None  # of how many; None if the contexts are read whole
     warnings: tuple[str, ...] = ()  # about the choice of the passages
 
+    @property
+    def not_blank(self) -> list[int]:
+        """The numbers of the contexts to read: a blank one has no answer, but would still lower the null odds."""
+        return [number for number, text in enumerate(self.texts) if text.strip()]
+
     def examples(self, number: int) -> list[Example]:
         """Return an example for each context or passage."""
-        parts = self.texts if self.total is None else [self._words(passage) for passage in self.passages]
+        if self.total is None:
+            parts = [self.texts[place] for place in self.not_blank]
+        else:
+            parts = [self._words(passage) for passage in self.passages]
         return [Example(f"{number}/{place}", self.text, Context(part)) for place, part in enumerate(parts)]
 
     def part_around(self, answer: Candidate) -> tuple[str, int]:

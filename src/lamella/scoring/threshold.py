@@ -72,12 +72,10 @@ def assign_folds(examples: Sequence[Example], folds: int = FOLDS) -> NDArray[np.
     """Return the fold of every question: articles are never split, and folds are of about equal size.
 
     Questions on one article are similar, so fitting on some of them would help the others. A question with several
-    contexts counts as an article of its own. A single article is split by its contexts; a single context cannot be
-    split, and returns None.
+    contexts counts as an article of its own, and so does a context without a title. A single article is split by its
+    contexts; a single context cannot be split, and returns None.
     """
-    units: list[Hashable] = [
-        ("group", example.group) if example.group is not None else example.context.title for example in examples
-    ]
+    units: list[Hashable] = [_article(example) for example in examples]
     if len(set(units)) < 2:
         units = [example.context.text for example in examples]
     sizes: dict[Hashable, int] = {}
@@ -91,6 +89,12 @@ def assign_folds(examples: Sequence[Example], folds: int = FOLDS) -> NDArray[np.
         fold_of[unit] = filled.index(min(filled))
         filled[fold_of[unit]] += size
     return np.array([fold_of[unit] for unit in units])
+
+
+def _article(example: Example) -> Hashable:
+    if example.group is not None:
+        return ("group", example.group)
+    return ("title", example.context.title) if example.context.title else ("text", example.context.text)
 
 
 def fit_temperature(odds: Floats, unanswerable: Bools, weights: Floats | None = None) -> Calibration:
