@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from lamella.data.dataset import load_examples
-from lamella.data.examples import Example
+from lamella.data.examples import Answer, Example
 from lamella.data.negatives import NEGATIVE, NegativeContexts, Question, group_questions, with_negatives
 from samples import example
 
@@ -37,6 +38,22 @@ def test_white_space_and_case_hide_no_answer() -> None:
     answered = example("Christiaan Huygens found it.", "Christiaan Huygens", "Who found it?", "a")
     other = example("It was CHRISTIAAN\n  HUYGENS who found it.", None, "Who?", "b")
     assert NegativeContexts([answered, other]).best(questions(answered)[0], 5) == []
+
+
+@pytest.mark.parametrize("answer", ["Zoë Émile", "이순신"])
+def test_the_normal_form_hides_no_answer(answer: str) -> None:
+    answered = example(f"{answer} found it.", answer, "Who found it?", "a")
+    other = example(f"It was {unicodedata.normalize('NFD', answer)} who found it.", None, "Who?", "b")
+    for first, second in ((answered, other), (example(other.context.text, None), answered)):
+        question = replace(first, answers=(Answer(answer, 0),))
+        assert NegativeContexts([question, second]).best(questions(question)[0], 5) == []
+
+
+def test_the_first_of_equal_contexts_comes_first() -> None:
+    examples = [example(f"text {number}", None, "Huh?", f"q{number}") for number in range(1000)]
+    contexts = NegativeContexts(examples)
+    found = contexts.best(questions(examples[0])[0], 999)
+    assert found == [one.context for one in examples[1:]]
 
 
 def test_many_contexts_are_ranked_as_by_sorting_them_all() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -165,8 +166,12 @@ def single_context(question: Question) -> Example:
 
 
 def _descending(scores: NDArray[np.float32]) -> Iterator[int]:
-    """Yield the places of scores from the highest down; the highest are found without sorting all."""
-    first = np.argpartition(-scores, FEW)[:FEW] if len(scores) > FEW else np.arange(len(scores))
+    """Yield the places of scores from the highest down, the first of equals first, without sorting all at once."""
+    first = np.arange(len(scores))
+    if len(scores) > FEW:
+        lowest = np.partition(scores, -FEW)[-FEW]
+        above = np.flatnonzero(scores > lowest)
+        first = np.append(above, np.flatnonzero(scores == lowest)[: FEW - len(above)])
     yield from first[np.lexsort((first, -scores[first]))].tolist()
     if len(first) < len(scores):
         rest = np.setdiff1d(np.arange(len(scores)), first)
@@ -174,5 +179,5 @@ def _descending(scores: NDArray[np.float32]) -> Iterator[int]:
 
 
 def fold_text(text: str) -> str:
-    """Return a text without differences of case and white space, to look for answers in it."""
-    return " ".join(text.casefold().split())
+    """Return a text without differences of case, white space and normal form, to look for answers in it."""
+    return " ".join(unicodedata.normalize("NFC", text.casefold()).split())

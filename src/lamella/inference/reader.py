@@ -128,6 +128,8 @@ class Reader:
     ) -> Any:
         """Return the `top_k` best answers to a question from a text of any length.
 
+        There are at most as many as the model keeps (`decoding.n_best_size`, 20 by default), and "no answer".
+
         A question may have several contexts, which are ranked together: `context` in an answer is the number of its
         own. A list of questions returns a list of results; give one context for all of them, or a list with one entry
         per question, each a text or a list of texts. A blank question is refused, and so is a question with only blank

@@ -30,7 +30,10 @@ from lamella.registry import build, names, part, register
 
 @dataclass(frozen=True)
 class DataFile:
-    """The content of one file; `unread` counts the questions that could not be turned into examples."""
+    """The content of one file; `unread` counts the questions that could not be turned into examples.
+
+    An article or a paragraph whose questions cannot be counted adds one.
+    """
 
     path: str
     format: str
@@ -261,11 +264,14 @@ def _read_nested(document: Document, source: Source) -> None:
         place = document.place(index)
         if not isinstance(article, dict):
             source.report("wrong_type_article", f"{place.path}: expected an object, got {describe(article)}", place)
+            source.unread += 1
             continue
         title = source.title(article, place)
         place = place._replace(article=title or place.path or None)
         paragraphs = source.require(article, "paragraphs", list, "wrong_type_paragraphs", place)
-        if paragraphs == []:
+        if paragraphs is None:
+            source.unread += 1
+        elif not paragraphs:
             source.report("empty_article", f"{place.path}: no paragraphs", place)
         for number, paragraph in enumerate(paragraphs or []):
             _read_paragraph(paragraph, title, place.at("paragraphs", number), source)
@@ -274,13 +280,14 @@ def _read_nested(document: Document, source: Source) -> None:
 def _read_paragraph(paragraph: Any, title: str, place: Place, source: Source) -> None:
     if not isinstance(paragraph, dict):
         source.report("wrong_type_paragraph", f"{place.path}: expected an object, got {describe(paragraph)}", place)
+        source.unread += 1
         return
     text = source.require(paragraph, "context", str, "wrong_type_context", place)
     qas = source.require(paragraph, "qas", list, "wrong_type_qas", place)
     if qas == []:
         source.report("empty_paragraph", f"{place.path}: no questions", place)
     if qas is None or text is None:
-        source.unread += len(qas or [])
+        source.unread += 1 if qas is None else len(qas)
         return
     context = Context(text, title)
     for number, qa in enumerate(qas):
