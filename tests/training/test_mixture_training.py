@@ -16,6 +16,7 @@ from lamella.data.windows.feed import Feed, Recipe
 from lamella.models.base_encoder import load_encoder
 from lamella.plan import make_plan
 from lamella.training.fitting.steps import Position, Steps
+from lamella.training.prepare import cut_windows
 from lamella.training.run import train_plan
 from lamella.training.splits import read_splits
 
@@ -80,6 +81,31 @@ def test_a_fraction_has_whole_questions(encoder: Path) -> None:
     questions = {mixture.questions[id] for id in used}
     assert len(questions) <= round(0.5 * len(steps.ranks))
     assert all(steps.ranks[question] < round(0.5 * len(steps.ranks)) for question in questions)
+
+
+@pytest.mark.parametrize(
+    ("sections", "originals"),
+    [
+        ({"data": {"train": "demo:train"}}, 0),
+        ({"data": {"train": "demo:train"}}, 1),
+        ({"data": {"train": "demo:train"}, "learner": {"fraction": 0.2}}, 0),
+        ({"data": {"train": [{"file": "demo:train", "weight": 3}]}}, 0),
+        ({}, 1),
+    ],
+    ids=["plain", "with originals", "a fraction", "repeated", "a mixture with originals"],
+)
+def test_a_ramp_ends_with_the_last_of_some_steps(encoder: Path, sections: dict[str, Any], originals: int) -> None:
+    """An epoch may train on fewer or more windows than there are."""
+    augment = {"name": "eda", "schedule": "ramp", "originals": originals}
+    data = {**table(encoder, **sections)["data"], "augment": augment, "workers": 0}
+    given = table(encoder, **{**sections, "data": data, "training": {"max_steps": 400, "batch_size": 32}})
+    config = RunConfig.model_validate(given)
+    splits = read_splits(config, log=lambda line: None)
+    windows = cut_windows(splits, config, load_encoder(str(encoder)).tokenizer, lambda line: None)
+    steps = Steps(windows.feed, config.training, [config.learner.fraction], splits.mixture)
+    epochs = steps.total / steps.per_epoch
+    assert epochs > 2
+    assert windows.feed.epochs == pytest.approx(epochs, abs=1, rel=0.15)
 
 
 def test_the_card_and_a_result_file_show_the_mixture(encoder: Path, tmp_path: Path, lamella: Any) -> None:

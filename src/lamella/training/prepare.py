@@ -171,7 +171,9 @@ def build_models(
 
 def cut_windows(splits: Splits, config: RunConfig, tokenizer: PreTrainedTokenizerFast, log: Log) -> Windows:
     """Cut the examples of all splits into windows of tokens."""
-    feed = Feed(Recipe(tokenizer, config), splits.train_examples, log=log)
+    taken = max([config.learner.fraction, *config.training.strata])  # the strata include the fractions of all learners
+    taken *= 1.0 if splits.mixture is None else float(splits.mixture.counts.mean())
+    feed = Feed(Recipe(tokenizer, config), splits.train_examples, taken=taken, log=log)
     train = feed(0)
     if not len(train):
         names = ", ".join(config.data.files("train"))

@@ -40,19 +40,30 @@ class Recipe:
         """
         data, seed, windows = self.config.data, self.config.training.order_seed, self.config.windows
         if epoch is not None and data.augment is not None:
-            augment = registry.build("augmentation", data.augment)
-            examples = augment(examples, epoch=epoch, epochs=epochs, seed=seed)
+            examples = self.augment(examples, epoch, epochs)
             return featurise(examples, self.tokenizer, windows, negative_windows=data.negative_windows, seed=seed)
         return cached_features(
             examples, self.tokenizer, windows, negative_windows=data.negative_windows, seed=seed, log=log
         )
 
+    def augment(self, examples: Sequence[Example], epoch: int, epochs: int) -> list[Example]:
+        """Return the augmented examples of an epoch."""
+        assert self.config.data.augment is not None
+        augment = registry.build("augmentation", self.config.data.augment)
+        augmented: list[Example] = augment(examples, epoch=epoch, epochs=epochs, seed=self.config.training.order_seed)
+        return augmented
+
 
 class Feed:
-    """Returns the windows of an epoch; workers prepare the next epoch while this one is used."""
+    """Returns the windows of an epoch; workers prepare the next epoch while this one is used.
 
-    def __init__(self, recipe: Recipe, examples: Sequence[Example], *, log: Log = lambda line: None) -> None:
-        self.recipe, self.examples, self.log = recipe, examples, log
+    `taken` is how often an epoch trains on each of them, on average: with a fraction of the questions less than once.
+    """
+
+    def __init__(
+        self, recipe: Recipe, examples: Sequence[Example], *, taken: float = 1.0, log: Log = lambda line: None
+    ) -> None:
+        self.recipe, self.examples, self.taken, self.log = recipe, examples, taken, log
         self.workers = recipe.config.data.workers
         self.augments = recipe.config.data.augment is not None
         self.epochs = self._count_epochs() if self.augments else 1
@@ -81,11 +92,15 @@ class Feed:
             self.pool = None
 
     def _count_epochs(self) -> int:
-        """Return the number of epochs; for a number of steps, estimate it from the windows without augmentation."""
+        """Return the number of epochs; for a number of steps, estimate it from the windows without augmentation.
+
+        An augmentation may add examples, such as unchanged copies.
+        """
         training = self.recipe.config.training
         if training.max_steps is None:
             return max(1, math.ceil(training.epochs))
-        windows = len(self.recipe.features(self.examples, log=self.log))
+        added = len(self.recipe.augment(self.examples, 0, 2)) / max(1, len(self.examples))
+        windows = self.taken * added * len(self.recipe.features(self.examples, log=self.log))
         return max(1, math.ceil(training.max_steps * training.batch_size * training.accumulate / max(1, windows)))
 
     def _submit(self, epoch: int) -> list[Future[Features]]:
