@@ -87,6 +87,12 @@ def plans(encoder: Path) -> dict[str, Any]:
             "encoder": {**full, "tuning": {"name": "adapter", "size": 4}},
             "training": {**common["training"], "batch_size": 1, "max_steps": 6},
         },
+        # The layer above the embeddings is trained, but the head does not read it: weight decay leaves it alone.
+        "below": {
+            **common,
+            "encoder": full,
+            "learner": {"learning_rate": 1e-2, "weight_decay": 10.0, "layers": [0]},
+        },
         "teacher": {
             **common,
             "encoder": full,

@@ -70,14 +70,19 @@ class Processes:
         return Totals(*self.sum(own).tolist())
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Sum gradients in one message; a parameter without a gradient here may have one elsewhere."""
+        """Sum gradients in one message; a parameter without a gradient here may have one elsewhere.
+
+        One that has none anywhere stays without, so that weight decay does not shrink it. The message ends with how
+        many processes have a gradient of each.
+        """
         if self.count == 1:
             return
         own = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters]
-        sums = self.sum(torch.cat([gradient.flatten() for gradient in own]))
-        sizes = [gradient.numel() for gradient in own]
-        for parameter, total in zip(parameters, torch.split(sums, sizes), strict=True):
-            parameter.grad = total.view_as(parameter)
+        present = own[0].new_tensor([parameter.grad is not None for parameter in parameters])
+        sums = self.sum(torch.cat([*(gradient.flatten() for gradient in own), present]))
+        *totals, counts = torch.split(sums, [*(gradient.numel() for gradient in own), len(own)])
+        for parameter, total, count in zip(parameters, totals, counts.tolist(), strict=True):
+            parameter.grad = total.view_as(parameter) if count else None
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process; all of them get the same answer."""
