@@ -129,6 +129,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def trained_windows(run: Path) -> float:
+    """The number of windows that the rate in its costs was computed from."""
+    cost = json.loads((run / "cost.json").read_text())
+    return cost["windows_per_second"] * cost["train_seconds"]
+
+
 def run_folders(plan: Path) -> list[Path]:
     return sorted(path.parent for path in plan.rglob("history.jsonl"))
 
@@ -146,6 +152,7 @@ def test_two_processes_train_as_one_does(folder: Path, name: str) -> None:
             for key, value in left.items():
                 expected = pytest.approx(value, rel=2e-4, abs=1e-5) if isinstance(value, float) else value
                 assert right[key] == expected, (left, right)
+        assert trained_windows(double) == pytest.approx(trained_windows(single))
         weights, others = (load_file(run / "model" / "model.safetensors") for run in (single, double))
         assert weights.keys() == others.keys()
         for key, value in weights.items():

@@ -51,10 +51,9 @@ def _times(learner: Learner, prepared: PreparedPass, processes: Processes, pass_
     times: dict[str, Any] = {"train_seconds": learner.training_seconds(pass_seconds)}
     if processes.device.type == "cpu" and prepared.hidden_states.encode is not None:
         times |= {"encoder_seconds": learner.encoder_seconds, "head_seconds": learner.head_seconds}
-    windows = learner.windows * processes.count
     return {
         **times,
-        "windows_per_second": windows / times["train_seconds"] if times["train_seconds"] else None,
+        "windows_per_second": learner.windows / times["train_seconds"] if times["train_seconds"] else None,
         "pass_seconds": pass_seconds,
         "learners_in_pass": len(prepared.learners),
         "processes": processes.count,

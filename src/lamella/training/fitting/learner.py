@@ -40,6 +40,7 @@ PROGRESS = (
     "encoder_seconds",
     "head_seconds",
 )  # attributes that a checkpoint holds as they are
+BIASES = ("b", "bias")  # names of parameters
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Learner:
     stale: int = 0  # evaluations since the best
     ended: str | None = None  # why it stopped before the pass did
     failed: str | None = None  # what went wrong, if that was the reason
-    windows: int = 0  # trained on in this process, counted once per epoch
+    windows: int = 0  # trained on, in all processes, counted once per epoch
     encoder_seconds: float = 0.0  # of an encoder that it shares
     head_seconds: float = 0.0  # of its head, and of its encoder where it trains that
     graphed: GraphedBackward | None = None  # replaces `backward` where it trains its encoder on a GPU
@@ -98,7 +99,6 @@ class Learner:
                 terms = self.backward(batch, stored_logits, totals, hidden)
         for name, value in terms.items():
             self._terms[name] = self._terms.get(name, 0.0) + value
-        self.windows += len(batch.windows)
         self.head_seconds += time.perf_counter() - began
 
     def backward(
@@ -281,7 +281,8 @@ def layers_read_by(learners: Sequence[Learner]) -> list[int]:
 def parameter_groups(module: nn.Module, learning_rate: float, weight_decay: float) -> list[dict[str, Any]]:
     """Group the trained parameters: matrices are decayed; biases, LayerNorms and scalars are not.
 
-    A module can declare `learning_rate_ratios`: its own parameters, by name, whose learning rate is another (LoRA+).
+    Several biases may be in one matrix, such as one for each layer; they are recognised by their name. A module can
+    declare `learning_rate_ratios`: its own parameters, by name, whose learning rate is another (LoRA+).
     """
     ratios = {
         child.get_parameter(name): ratio
@@ -289,11 +290,12 @@ def parameter_groups(module: nn.Module, learning_rate: float, weight_decay: floa
         for name, ratio in getattr(child, "learning_rate_ratios", {}).items()
     }
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
-    for parameter in module.parameters():
+    for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            groups.setdefault((ratios.get(parameter, 1.0), parameter.ndim < 2), []).append(parameter)
+            spared = parameter.ndim < 2 or name.rpartition(".")[2] in BIASES
+            groups.setdefault((ratios.get(parameter, 1.0), spared), []).append(parameter)
     # The usual rate comes first: its first group is the one whose learning rate is recorded.
     return [
-        {"params": members, "lr": ratio * learning_rate, "weight_decay": 0.0 if vectors else weight_decay}
-        for (ratio, vectors), members in sorted(groups.items(), key=lambda item: (item[0][0] != 1, item[0]))
+        {"params": members, "lr": ratio * learning_rate, "weight_decay": 0.0 if spared else weight_decay}
+        for (ratio, spared), members in sorted(groups.items(), key=lambda item: (item[0][0] != 1, item[0]))
     ]

@@ -98,11 +98,13 @@ def fit(
                 split.retry(add_gradients, step, active)
 
             # One optimiser step per learner, with the gradients of all processes.
+            trained = sum(map(len, step.batches))
             for learner in active:
                 processes.sum_gradients(learner.parameters)
                 processes.average(learner.running_statistics if processes.count > 1 else ())
                 learner.step(step.epoch)
-            windows += sum(map(len, step.batches))
+                learner.windows += trained
+            windows += trained
 
             # What is due after this step. All processes stop together; the last step leaves nothing to resume.
             last = step.number == steps.total
