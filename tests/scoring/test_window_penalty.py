@@ -90,6 +90,14 @@ def test_a_few_long_texts_show_nothing() -> None:
     assert "window_penalty_tuned" not in tune(parts).report
 
 
+def test_fifty_long_texts_are_enough() -> None:
+    """Also for cross-fitting, where each fold is judged by the long texts of the others, which are fewer."""
+    parts = [questions("short", (1,), drift=1.0, seed=0), questions("long", (32, 64), drift=1.0, seed=1, count=50)]
+    report = tune(parts).report
+    assert report["window_penalty_f1_with"] > report["window_penalty_f1_without"]
+    assert report["window_penalty_choice"] == "tuned"
+
+
 def test_it_is_kept_with_the_threshold_it_belongs_to() -> None:
     """A threshold from elsewhere that is better than the tuned one keeps its penalty."""
     before = DecodingOptions(null_score_diff_threshold=0.0, window_penalty=0.8)

@@ -132,16 +132,16 @@ class Sample:
         """Return the questions with the penalty for long texts added to their null odds."""
         return replace(self, null_odds=self.odds(None, window_penalty)) if window_penalty else self
 
-    def window_penalty(self) -> float:
+    def window_penalty(self, *, least_long: int = LEAST_LONG) -> float:
         """Fit the penalty: how much higher the null odds must be, per doubling of the windows, for the same chances.
 
         In a logistic regression on null odds and windows, it is the ratio of the two slopes; 0 if more windows do not
-        make false answers likelier, if the null odds mean nothing, or if there are too few long texts.
+        make false answers likelier, if the null odds mean nothing, or if fewer than `least_long` texts are long.
         """
         names = ("null_odds", "windows")
         columns = [tuple(FEATURES).index(name) for name in names]
         spans = self.null_odds < -NO_SPAN / 2
-        if not self.gives_text or (self._doublings[spans] >= math.log2(LONG)).sum() < LEAST_LONG:
+        if not self.gives_text or (self._doublings[spans] >= math.log2(LONG)).sum() < least_long:
             return 0.0
         fitted = fit_features(
             self.table[spans][:, columns], self.unanswerable[spans], self.weights[spans], names
@@ -180,7 +180,7 @@ class Sample:
         for fold in range(int(self.folds.max()) + 1):
             held_out = self.folds == fold
             others = self.only(~held_out)
-            penalty = others.window_penalty() if penalise else 0.0
+            penalty = others.window_penalty(least_long=1) if penalise else 0.0  # all folds together have enough
             others = others.penalised(penalty)
             calibration = others._fit(method)
             threshold = others.threshold(method)
