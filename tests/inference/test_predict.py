@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +23,8 @@ from lamella.errors import ModelError
 from lamella.inference import predict as module
 from lamella.inference.doubts import Doubts
 from lamella.inference.predict import predict
-from lamella.inference.prediction import Prediction
-from lamella.inference.prediction_files import write_predictions
+from lamella.inference.prediction import Prediction, rank
+from lamella.inference.prediction_files import read_answers, write_predictions
 from samples import plain_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxy"
@@ -151,6 +152,15 @@ def test_the_n_best_file_holds_the_numbers_unchanged(tmp_path: Path) -> None:
         ]
         for id, prediction in predictions.items()
     }
+
+
+def test_null_odds_are_read_as_they_were_decided_by(tmp_path: Path) -> None:
+    """With a penalty for long texts, or features, the n-best list alone does not give them."""
+    penalised = replace(rank([("Rome", 0, 4, 2.0, 0)], 1.0, windows=8), null_odds=2.0)
+    write_predictions(tmp_path, reader(), {"q": penalised})
+    assert read_answers(tmp_path).predictions["q"].null_odds == 2.0
+    (tmp_path / runs.NULL_ODDS).unlink()  # runs of other programs may have none
+    assert read_answers(tmp_path).predictions["q"].null_odds == -1.0
 
 
 @pytest.mark.parametrize("score", [math.inf, -math.inf, math.nan])

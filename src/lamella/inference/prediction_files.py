@@ -68,15 +68,19 @@ def write_predictions(
 
 
 def read_answers(folder: Path) -> AnswerSet:
-    """Read the n-best lists and the chosen texts of a run folder."""
+    """Read the n-best lists, the chosen texts and the null odds of a run folder.
+
+    Null odds include a penalty or a calibration by features, so they do not follow from the n-best lists.
+    """
     best, texts = read_json(folder / runs.NBEST), read_json(folder / runs.PREDICTIONS)
+    odds = read_json(folder / runs.NULL_ODDS) if (folder / runs.NULL_ODDS).is_file() else {}
     try:
-        predictions = {id: _prediction(candidates) for id, candidates in best.items()}
+        predictions = {id: _prediction(candidates, odds.get(id)) for id, candidates in best.items()}
         return AnswerSet(predictions, {id: str(texts[id]) for id in predictions})
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise UnreadableError(
-            f"{folder}: expected text, probability, score, start and end of every candidate in {runs.NBEST}, and a "
-            f"text for every question in {runs.PREDICTIONS}; predict again."
+            f"{folder}: expected text, probability, score, start and end of every candidate in {runs.NBEST}, a text "
+            f"for every question in {runs.PREDICTIONS}, and a number in {runs.NULL_ODDS}; predict again."
         ) from None
 
 
@@ -111,11 +115,13 @@ def _n_best_json(prediction: Prediction) -> str:
         return json.dumps(prediction.n_best(), ensure_ascii=False)
 
 
-def _prediction(n_best: Sequence[Mapping[str, Any]]) -> Prediction:
+def _prediction(n_best: Sequence[Mapping[str, Any]], null_odds: float | None) -> Prediction:
     candidates = tuple(
         Candidate(str(row["text"]), int(row["start"]), int(row["end"]), float(row["score"]), float(row["probability"]))
         for row in n_best
     )
+    if null_odds is not None:
+        return Prediction(candidates, null_odds=float(null_odds))
     without_odds = Prediction(candidates, null_odds=0.0)
     return Prediction(candidates, null_odds=without_odds.null.score - without_odds.best_span.score)
 
