@@ -65,6 +65,17 @@ def test_a_real_reader_memorises_32_questions(mixer: str, tmp_path: Path) -> Non
     check(tmp_path / "run", questions=32, encoder={"name": DEFAULT_ENCODER}, learner={"mixer": mixer})
 
 
+def test_nothing_has_dropout() -> None:
+    table = {
+        "encoder": {"dropout": 0.2, "tuning": {"name": "lora", "rank": 2, "dropout": 0.3}},
+        "learner": {"mixer": "conv_1xn", "beside": {"name": "conv_nxn", "dropout": 0.5}},
+    }
+    (config,) = overfit.overfit_plan(make_plan(table, where="test")).runs.values()
+    assert config.encoder.dropout == 0
+    assert config.encoder.tuning == {"name": "lora", "rank": 2, "dropout": 0.0}
+    assert [stage["dropout"] for stage in (*config.learner.mixer, *config.learner.beside)] == [0, 0]
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_a_reader_that_cannot_memorise_is_an_error(
     encoder: Path, short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

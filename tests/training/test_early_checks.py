@@ -44,6 +44,11 @@ def plan_of(**sections: dict[str, Any]) -> Any:
         ),
         ({"data": {"dev": "demo:dev"}}, {"overwrite": True}, "data.train: is required"),
         ({"learner": {"task": "answerability"}, "training": {"metric": "f1"}}, {"overwrite": True}, "gives no text"),
+        (
+            {"learner": {"task": "answerability", "loss": {"name": "cross_entropy", "start": 2.0}}},
+            {"overwrite": True},
+            "expected no start, which the task answerability does not choose, got 2.",
+        ),
         ({"encoder": {"tuning": "full"}}, {"overwrite": True, "cache": Path("cache")}, "expected frozen"),
         ({"learner": {"distil": {"name": "stored", "runs": ["out"]}}}, {"overwrite": True}, "which this run reads"),
     ],

@@ -31,6 +31,8 @@ class CrossEntropy:
     up to the loss.
     """
 
+    weighs_choices = ("start", "end")  # options that weigh the choice of that name
+
     def __init__(
         self,
         *,
@@ -46,7 +48,7 @@ class CrossEntropy:
             raise ConfigError(
                 "learner.loss", [f"{names}: expected a weight above 0 for at least one of them, got 0 for both."]
             )
-        self.choice_weights = {"start": start, "end": end}
+        self.choice_weights = dict(zip(self.weighs_choices, (start, end), strict=True))
         self.answerable, self.unanswerable = answerable, unanswerable
         self.weigh_by, self.label_smoothing = weigh_by, label_smoothing
 

@@ -19,7 +19,7 @@ from lamella.training.folders import RunFolders
 def check_before_loading(
     plan: Plan, folders: RunFolders, splits: Sequence[str], *, overwrite: bool, cached: bool = False
 ) -> None:
-    """Check the output folders, the data files of some `splits`, metrics and caching, of all passes."""
+    """Check the output folders, the data files of some `splits`, metrics, losses and caching, of all passes."""
     read = [folder for configs in plan.passes for folder in folders_read(configs)]
     runs.check_run_folder(folders.out, overwrite=overwrite, needs=read)
     if folders.several:
@@ -32,6 +32,7 @@ def check_before_loading(
             check_cacheable(config)
     for config in plan.runs.values():
         _check_metric_fits_task(config)
+        _check_loss_fits_task(config)
     check_depths(plan.runs)
     check_lengths(plan.runs)
 
@@ -139,3 +140,14 @@ def _check_metric_fits_task(config: RunConfig) -> None:
     if metric is not None and config.data.dev and not gives_text and not metric.startswith("answerability"):
         problem = f"expected an answerability metric for the task {task}, which gives no text, got {metric}."
         raise ConfigError("training.metric", [problem])
+
+
+def _check_loss_fits_task(config: RunConfig) -> None:
+    """Check that the task has every choice that the loss weighs; the weight would have no effect."""
+    (task, _), (loss, options) = registry.split(config.learner.task), registry.split(config.learner.loss)
+    choices: Sequence[str] = registry.part("task", task).make.choice_names  # type: ignore[attr-defined]
+    weighed: Sequence[str] = getattr(registry.part("loss", loss).make, "weighs_choices", ())
+    for option in weighed:
+        if option not in choices and options.get(option, 1) != 1:
+            problem = f"expected no {option}, which the task {task} does not choose, got {options[option]:g}."
+            raise ConfigError("learner.loss", [problem])

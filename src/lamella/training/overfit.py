@@ -59,7 +59,7 @@ def overfit_plan(plan: Plan) -> Plan:
             given = config.learner.model_fields_set
             rates = {option: rate for option, rate in RATES.items() if option not in given}
             stages = {
-                option: [_without_dropout(stage) for stage in getattr(config.learner, option)]
+                option: [_without_dropout("mixer", stage) for stage in getattr(config.learner, option)]
                 for option in ("mixer", "beside")
             }
             metric = "answerability_accuracy" if config.learner.task["name"] == "answerability" else "exact"
@@ -67,6 +67,8 @@ def overfit_plan(plan: Plan) -> Plan:
                 section: getattr(config, section).model_copy(update=dict(options))
                 for section, options in OPTIONS.items()
             }
+            tuning = _without_dropout("tuning", config.encoder.tuning)
+            sections["encoder"] = sections["encoder"].model_copy(update={"tuning": tuning})
             sections["learner"] = sections["learner"].model_copy(update={**rates, **stages})
             sections["training"] = sections["training"].model_copy(update={"metric": metric})
             changed[name] = config.model_copy(update=sections)
@@ -74,9 +76,9 @@ def overfit_plan(plan: Plan) -> Plan:
     return replace(plan, passes=tuple(passes))
 
 
-def _without_dropout(stage: Mapping[str, Any]) -> dict[str, Any]:
-    has = any(option.name == "dropout" for option in registry.part("mixer", stage["name"]).options)
-    return {**stage, "dropout": 0.0} if has else dict(stage)
+def _without_dropout(family: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    has = any(option.name == "dropout" for option in registry.part(family, spec["name"]).options)
+    return {**spec, "dropout": 0.0} if has else dict(spec)
 
 
 def sample_evenly(examples: Sequence[Example], count: int) -> tuple[Example, ...]:
