@@ -121,6 +121,11 @@ def test_every_problem_of_a_file_is_reported_at_once(tmp_path: Path) -> None:
         ({"encoder": {"form": "first"}}, "encoder.form: no such option. Did you mean 'from'?"),
         ({"learner": {"batch_size": 3}}, "learner.batch_size: no such option here. Did you mean training.batch_size?"),
         ({"learner": {"zzz": 3}}, None),
+        ({"learner": {"se\ned": 3}}, r"learner.se\ned: no such option. Did you mean 'seed'?"),
+        ({"learner": {"mixer": {"name": "dot", "a\nb": 1}}}, None),
+        ({"learner": {"mixer": "a\nb"}}, None),
+        ({"a\nb": {"mixer": "dot"}}, None),
+        ({"a" * 10_000: 1}, None),
         (
             {"training": {"evaluate_every": "0 steps"}},
             "training.evaluate_every: expected a number or a text such as \"300 steps\", got '0 steps'.",

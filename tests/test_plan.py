@@ -155,6 +155,8 @@ def test_runs_on_one_frozen_encoder_share_a_pass_across_run_tables() -> None:
         ({"grid": [1]}, "grid: expected tables named like the file's sections"),
         ({"grid": {"learner": {"seed": [-1]}}}, "learner.seed: expected at least 0, got -1."),
         ({"grid": {"learner": {"sed": [1]}}}, "learner.sed: no such option"),
+        ({"grid": {"a\nb": [1]}}, r"grid.a\nb: expected a section of the file"),
+        ({"grid": {"learner": {"a\nb": 1}}}, r"grid.learner.a\nb: expected a list of values to try, got 1."),
         ({"learner": [{"name": "../up"}]}, "learner.name: expected a folder name"),
         ({"learner": [{"name": ".."}]}, "learner.name: expected a folder name"),
         ({"learner": [{"name": "model"}]}, "learner.name: expected a folder name"),

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from lamella.errors import ConfigError, did_you_mean, shorten
+from lamella.errors import ConfigError, did_you_mean, printable, shorten, truncate
 from lamella.files import read_toml
 
 Options = TypeVar("Options", bound=BaseModel)
@@ -131,7 +131,8 @@ def _keys_of_user(path: Sequence[str | int], given: Any, *, missing: bool) -> li
 def _spell_path(where: str, keys: Sequence[str | int]) -> str:
     path = where
     for key in keys:
-        path += f"[{key}]" if isinstance(key, int) else f".{key}" if path else key
+        name = key if isinstance(key, int) else printable(truncate(key))
+        path += f"[{name}]" if isinstance(key, int) else f".{name}" if path else str(name)
     return path
 
 

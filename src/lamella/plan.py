@@ -43,7 +43,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from lamella.config import RunConfig
-from lamella.errors import ConfigError, UnknownNameError, shorten
+from lamella.errors import ConfigError, UnknownNameError, printable, shorten
 from lamella.option_errors import explain
 from lamella.registry import trait
 from lamella.run_file import apply_overrides, merge_tables, read_table
@@ -235,12 +235,14 @@ def _axes(grid: Any, problems: list[str]) -> list[Axis]:
         problems.append(f"grid: expected tables named like the file's sections, [grid.learner], got {shorten(grid)}.")
         return axes
     for section, options in grid.items():
+        path = f"grid.{printable(section)}"
         if section not in RunConfig.model_fields or not isinstance(options, Mapping):
-            problems.append(f"grid.{section}: expected a section of the file with its options, as in [grid.learner].")
+            problems.append(f"{path}: expected a section of the file with its options, as in [grid.learner].")
             continue
         for option, values in options.items():
             if not isinstance(values, list) or not values:
-                problems.append(f"grid.{section}.{option}: expected a list of values to try, got {shorten(values)}.")
+                expected = "expected a list of values to try"
+                problems.append(f"{path}.{printable(option)}: {expected}, got {shorten(values)}.")
                 continue
             axes.append(((section, option), values))
     return axes
