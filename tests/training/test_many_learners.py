@@ -276,6 +276,18 @@ def test_out_of_memory_is_one_line_with_advice(
         train(table(encoder), tmp_path / "out")
 
 
+def test_the_log_counts_what_a_fraction_takes(encoder: Path, tmp_path: Path) -> None:
+    windows = []
+    for fraction, questions in ((1.0, 6), (0.5, 3)):
+        lines: list[str] = []
+        given = table(encoder, learner={"fraction": fraction}, training={"max_steps": 1, "batch_size": 1})
+        train(given, tmp_path / str(fraction), log=lines.append)
+        (line,) = (line for line in lines if line.startswith("training on "))
+        assert line.startswith(f"training on {questions} questions in ")
+        windows.append(int(line.split()[5]))
+    assert 3 <= windows[1] < windows[0]
+
+
 @pytest.mark.parametrize("tuning", ["frozen", "full"])
 def test_a_batch_that_does_not_fit_is_split(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuning: str

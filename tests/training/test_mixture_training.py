@@ -59,6 +59,7 @@ def test_every_epoch_takes_what_the_mixture_says(encoder: Path, data: dict[str, 
             features.examples[features.example[window]].id for windows in step.batches for window in windows
         )
     assert len(taken) == 2
+    assert len(taken[0]) == steps.windows
     for epoch, ids in taken.items():
         windows, counts = Counter(ids), mixture.counts_of(mixture.examples, epoch)
         taken_ids = {example.id for example, count in zip(mixture.examples, counts, strict=True) if count}
@@ -73,6 +74,7 @@ def test_every_epoch_takes_what_the_mixture_says(encoder: Path, data: dict[str, 
 
 def test_a_fraction_has_whole_questions(encoder: Path) -> None:
     steps, mixture = steps_of(encoder, learner={"fraction": 0.5})
+    assert steps.questions == round(0.5 * len(steps.ranks)) < len(steps.ranks)
     used: set[str] = set()
     for step in steps.after(Position()):
         if step.stratum <= steps.stratum(0.5):

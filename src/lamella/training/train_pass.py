@@ -86,7 +86,7 @@ def _log_plan(prepared: PreparedPass, processes: Processes, log: Log) -> None:
     together = f" for {len(learners)} learners at once" if len(learners) > 1 else ""
     together += f", {processes.count} processes" if processes.count > 1 else ""
     log(
-        f"training on {counted(len(steps.ranks), 'question')} in {counted(steps.windows, 'window')}: "
+        f"training on {counted(steps.questions, 'question')} in {counted(steps.windows, 'window')}: "
         f"{counted(steps.total, 'step')}{together}, "
         f"{learners[0].model.precision} on {processes.device.type}"
     )

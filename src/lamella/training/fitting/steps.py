@@ -64,8 +64,10 @@ class Steps:
         self.cuts = sorted({*options.strata, *fractions})
         first = feed(0)
         self.ranks = question_ranks(map(self._question, first.examples), options.order_seed)
+        self.bounds = [max(1, round(cut * len(self.ranks))) for cut in self.cuts]  # of the ranks in each stratum
+        self.questions = min(self.bounds[-1], len(self.ranks))  # that the pass takes
         self.first = self._order(first, 0)
-        self.windows = len(first) if mixture is None else sum(map(len, self.first.members))
+        self.windows = sum(map(len, self.first.members))  # that the first epoch takes
         self.per_epoch = len(self.first)
         self.total = total_steps(options, self.per_epoch)
         empty = [fraction for fraction in fractions if not self.count_for(fraction) and self.total]
@@ -110,9 +112,8 @@ class Steps:
     def _order(self, features: Features, epoch: int) -> BucketOrder:
         options = self.options
         rank_of_example = np.array([self.ranks[self._question(example)] for example in features.examples])
-        bounds = [max(1, round(cut * len(self.ranks))) for cut in self.cuts]
-        strata = np.searchsorted(bounds, rank_of_example[features.example], side="right")
-        strata[strata == len(bounds)] = -1  # questions in no learner's fraction are not part of the pass
+        strata = np.searchsorted(self.bounds, rank_of_example[features.example], side="right")
+        strata[strata == len(self.bounds)] = -1  # questions in no learner's fraction are not part of the pass
         counts = None
         if self.mixture is not None:
             counts = self.mixture.counts_of(features.examples, epoch)[features.example]
