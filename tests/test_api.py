@@ -313,6 +313,10 @@ def test_options_that_do_not_go_together_are_refused(run: Run, tmp_path: Path) -
         lamella.evaluate({"t1": "", "t2": "", "t3": ""}, ROWS, out=tmp_path / "run")
     with pytest.raises(UsageError, match="null_odds for predictions only"):
         lamella.evaluate(run, ROWS, null_odds={"t1": 1.0})
+    with pytest.raises(UsageError, match="no precision for a loaded reader"):
+        lamella.evaluate(run.reader(), ROWS, precision="int8")
+    with pytest.raises(UsageError, match="batch_size: expected a whole number of at least 1, got 0"):
+        lamella.evaluate(run, ROWS, batch_size=0)
     with pytest.raises(UsageError):
         lamella.compare(run)
 

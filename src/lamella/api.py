@@ -207,7 +207,7 @@ def evaluate(
         out: For a model: a run folder for predictions, scores and cost. By default, nothing is written.
         overwrite: Replace the run in `out`.
         batch_size: Windows per batch.
-        precision: Number format, as for `Reader.load`.
+        precision: Number format, as for `Reader.load`; a loaded reader has its own.
         answerable: For a model: the share of the questions that is expected to have an answer, as for `Reader.ask`.
         null_odds: For predictions: the score of no answer minus that of the best answer, by question id.
         language: The language of the metric; by default the contexts decide.

@@ -263,6 +263,17 @@ def test_csv_cells(tmp_path: Path) -> None:
     assert kinds(file) == ["impossible_with_answers"]
 
 
+@pytest.mark.parametrize(
+    ("columns", "cells"),
+    [("answers,answer", ",Rome"), ("answer,answer_text,answer_start", ",Rome,3"), ("answers,answer", "Rome,")],
+)
+def test_an_empty_cell_does_not_hide_the_answer_in_another(columns: str, cells: str, tmp_path: Path) -> None:
+    rows = f"id,question,context,{columns}\na,Where?,In Rome.,{cells}\nb,Where?,In Rome.{',' * columns.count(',')},\n"
+    answered, unanswerable = read_text(tmp_path, rows).examples
+    assert answered.answers == (Answer("Rome", 3),)
+    assert not unanswerable.answerable
+
+
 def test_broken_csv_rows_are_skipped(tmp_path: Path) -> None:
     good = f'"a","Why?","{ELBE}","Dresden"\n'
     text = f'id,question,context,answers\n{good}"b" oops,"Why?","x",""\nc,Why?\n\n{good.replace("a", "d", 1)}"e","Why?'

@@ -652,6 +652,8 @@ class TestPipelineFace:
                 "max_answer_len: expected a whole number of at least 1",
             ),
             ({"question": "q", "context": "text", "max_seq_len": 4}, "max_seq_len: expected at least 16"),
+            ({"question": "q", "context": "text", "max_seq_len": "64"}, "max_seq_len: expected a whole number .* '64'"),
+            ({"question": "q", "context": "text", "doc_stride": 12.5}, "doc_stride: expected a whole number, got 12.5"),
             ({"question": "q", "context": "text", "doc_stride": 128}, "doc_stride less than that, got 128 and 128"),
             (
                 {"question": "q", "context": "text", "doc_strid": 12},

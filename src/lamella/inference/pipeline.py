@@ -13,6 +13,7 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from lamella.config import WindowOptions
 from lamella.data.examples import Context, Example
 from lamella.data.windows.features import Features, featurise_in_slices
 from lamella.data.windows.tokens import without_truncation
-from lamella.errors import UnknownNameError, UsageError, counted
+from lamella.errors import UnknownNameError, UsageError, counted, shorten
 from lamella.inference.arguments import as_list, check_positive, check_text, describe
 from lamella.inference.decode import WindowSpans, decode
 from lamella.inference.doubts import Doubts
@@ -120,9 +121,12 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in options:
         if name not in (*known, *WITHOUT_EFFECT):
             raise UnknownNameError("option", name, known)
-    for name in ("top_k", "batch_size", "max_answer_len"):
+    for name in ("top_k", "batch_size", "max_answer_len", "max_seq_len"):
         if name in options:
             check_positive(name, options[name])
+    stride = options.get("doc_stride", 0)
+    if isinstance(stride, bool) or not isinstance(stride, Integral):
+        raise UsageError(f"doc_stride: expected a whole number, got {shorten(stride)}.")
     return {name: value for name, value in options.items() if name in known}
 
 

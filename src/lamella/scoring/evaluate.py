@@ -12,6 +12,7 @@ from lamella.data.examples import Example
 from lamella.errors import UsageError, shorten
 from lamella.files import write_json
 from lamella.inference.abstention import expecting
+from lamella.inference.arguments import check_positive
 from lamella.inference.model_record import model_record
 from lamella.inference.predict import predict
 from lamella.inference.prediction import Prediction
@@ -58,12 +59,14 @@ def evaluate(
 ) -> dict[str, Any]:
     """Answer the questions of `data` with `model` and return its scores, in percent.
 
-    `model` is a name or a folder, as for `Reader.load`, or a loaded reader. `data` is a file, files or examples.
+    `model` is a name or a folder, as for `Reader.load`, or a loaded reader, which has its `precision` already. `data`
+    is a file, files or examples.
     With `out`, predictions, scores and cost are also written to a run folder; `keep_logits` adds the logits to it.
     `answerable` is the share of the questions that is expected to have an answer, as for `Reader.ask`.
     The language of the metric is detected from the contexts unless you name it. `metrics` are computed
     besides exact match and F1. `log` receives warnings.
     """
+    check_positive("batch_size", batch_size)
     files, examples = _read_questions(data, log)
     if isinstance(model, str | os.PathLike):
         name = os.fspath(model)
@@ -74,6 +77,8 @@ def evaluate(
             raise UsageError(
                 f"evaluate: expected a reader, the name or the folder of a model, or predictions, got {shorten(model)}."
             )
+        if precision != "auto":
+            raise UsageError("evaluate: expected no precision for a loaded reader; pass it to Reader.load.")
         name = str(next(iter(answering.folders), ""))
     answering = expecting(answering, answerable)
     extra = build_metrics(metrics)  # after the model is loaded, which may bring a plugin

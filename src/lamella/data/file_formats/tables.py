@@ -108,11 +108,12 @@ def _typed_row(row: Mapping[str, Any], source: Source, place: Place) -> dict[str
         cell = typed["is_impossible"]
         word = str(int(cell)) if isinstance(cell, int | float) and cell in (0, 1) else str(cell)
         typed["is_impossible"] = _TRUTH.get(word.strip().lower(), cell)
-    for key in _ANSWER_COLUMNS & row.keys():
-        if key not in typed:
-            typed[key] = []
-        elif key != "answer_text":
-            typed[key] = _read_answers(typed[key], source, place.at(key))
+    for key in _ANSWER_COLUMNS & typed.keys() - {"answer_text"}:
+        typed[key] = _read_answers(typed[key], source, place.at(key))
+    # Without an answer in any column, the question has none; an empty cell beside an answer means nothing.
+    labels = _ANSWER_COLUMNS - {"plausible_answers"}
+    if not labels & typed.keys():
+        typed |= {key: [] for key in labels & row.keys()}
     return typed
 
 
