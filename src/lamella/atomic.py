@@ -26,7 +26,7 @@ TEMPORARY = ".lamella-part"  # suffix of what is being written
 OLD = "old"  # in a workspace: the folder that is being replaced, where the system cannot exchange two folders
 EXCHANGE = {"linux": "renameat2", "darwin": "renamex_np"}  # the system call by platform
 AT_FDCWD, SWAP = -100, 2  # Linux: paths relative to the working folder; both systems: exchange the two
-UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.ENOLCK)  # by the system or by the file system
+UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.ENOLCK, errno.EBADF)  # by system or file system
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def lock(path: Path, *, required: bool = False) -> Iterator[int | None]:
             raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
         yield None
         return
-    handle = os.open(path, os.O_RDONLY)
+    handle = _open_to_lock(path)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -53,6 +53,14 @@ def lock(path: Path, *, required: bool = False) -> Iterator[int | None]:
         yield handle
     finally:
         os.close(handle)
+
+
+def _open_to_lock(path: Path) -> int:
+    """Open a folder for reading and a file for writing: without that, NFS 4 refuses an exclusive lock (EBADF)."""
+    if not path.is_dir():
+        with contextlib.suppress(PermissionError):  # a file of another user
+            return os.open(path, os.O_RDWR)
+    return os.open(path, os.O_RDONLY)
 
 
 @contextlib.contextmanager

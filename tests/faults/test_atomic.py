@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -139,3 +141,23 @@ def test_a_file_system_without_locks_is_written_to(tmp_path: Path, monkeypatch: 
     with new_folder(tmp_path / "folder") as fresh:
         (fresh / "file.txt").write_text("text")
     assert names(tmp_path) == sorted([abandoned.name, "file.txt", "folder"])  # it may belong to a live process
+
+
+def test_files_are_opened_for_writing_before_they_are_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS 4 maps `flock` to record locks, and an exclusive one needs a file that is open for writing."""
+    fcntl = pytest.importorskip("fcntl")
+    flock, locked = fcntl.flock, []
+
+    def flock_over_nfs(handle: int, operation: int) -> None:
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            locked.append(handle)
+        flock(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_over_nfs)
+    abandoned = tmp_path / f".file.txt.0{TEMPORARY}"
+    abandoned.touch()
+    write_text(tmp_path / "file.txt", "new")
+    assert names(tmp_path) == ["file.txt"]
+    assert len(locked) == 2  # what was abandoned, and the new file
