@@ -15,12 +15,14 @@ pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from lamella.serve import http_server
 from lamella.serve.http_server import Server, bind
 from lamella.serve.service import Service
 from lamella.serve.settings import Settings
 from lamella.serve.web_app import create_app
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+DESCRIPTION = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"  # tens of kilobytes
 ASK = b"POST /v1/ask HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
 GENEROUS = 20  # seconds; a connection that is never closed fails the test
 
@@ -37,15 +39,22 @@ def protocol_of(name: str) -> Any:
 
 
 def with_server(
-    protocol: str, test: Callable[[Connect], Awaitable[None]], most: int = 100, seconds: float = 0.3
+    protocol: str,
+    test: Callable[[Connect], Awaitable[None]],
+    most: int = 100,
+    seconds: float = 0.3,
+    small_buffers: bool = False,
 ) -> None:
-    """Run a test against a server in this process, which has not loaded its reader."""
+    """Run a test against a server in this process, which has not loaded its reader.
+
+    With small buffers, the system keeps few kilobytes of what a client has not read.
+    """
 
     http = protocol_of(protocol)
 
     async def run(listening: socket.socket) -> None:
         place = listening.getsockname()[:2]
-        app = create_app(Settings(body_timeout=seconds, timeout=1))
+        app = create_app(Settings(body_timeout=seconds, timeout=1, write_timeout=seconds))
         service: Service = app.state.service
         server = Server(app, service, http, most)
         server.config.lifespan = "off"
@@ -53,7 +62,12 @@ def with_server(
         writers: list[asyncio.StreamWriter] = []
 
         async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-            reader, writer = await asyncio.open_connection(*place)
+            connection = socket.socket()
+            connection.setblocking(False)
+            if small_buffers:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            await asyncio.get_running_loop().sock_connect(connection, place)
+            reader, writer = await asyncio.open_connection(sock=connection, limit=4096 if small_buffers else 2**16)
             writers.append(writer)
             return reader, writer
 
@@ -67,6 +81,8 @@ def with_server(
             service.close()
 
     with bind("127.0.0.1", 0) as listening:
+        if small_buffers:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         asyncio.run(run(listening))
 
 
@@ -139,6 +155,48 @@ def test_too_many_connections_are_refused_as_json(protocol: str) -> None:
         assert (await read_response(reader))[0] == 200
 
     with_server(protocol, test, most=2, seconds=1.5)
+
+
+@pytest.mark.parametrize("protocol", ["h11", "httptools"])
+@pytest.mark.parametrize("requests", [1, 50])  # all of the response is written, or most of it waits to be
+def test_a_connection_that_does_not_read_is_closed(
+    protocol: str, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "KEEP_ALIVE", 0.3)
+
+    async def refused(connect: Connect) -> bool:
+        reader, writer = await connect()
+        writer.write(HEALTH)
+        status, _ = await read_response(reader)
+        writer.close()
+        return status == 429
+
+    async def test(connect: Connect) -> None:
+        for _ in range(2):
+            reader, writer = await connect()
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(requests * DESCRIPTION)
+        assert await refused(connect)
+        while await refused(connect):
+            await asyncio.sleep(0.1)
+
+    with_server(protocol, test, most=2, small_buffers=True)
+
+
+@pytest.mark.parametrize("protocol", ["h11", "httptools"])
+def test_a_connection_that_reads_slowly_is_not_closed(protocol: str) -> None:
+    async def test(connect: Connect) -> None:
+        reader, writer = await connect()
+        writer.write(DESCRIPTION)
+        head = await reader.readuntil(b"\r\n\r\n")
+        left = int(head.lower().partition(b"content-length: ")[2].split()[0])
+        begin = asyncio.get_running_loop().time()
+        while left:
+            left -= len(await reader.readexactly(min(left, 4096)))
+            await asyncio.sleep(0.1)
+        assert asyncio.get_running_loop().time() - begin > 2 * 0.3
+
+    with_server(protocol, test, small_buffers=True)
 
 
 def test_small_packets_are_sent_at_once() -> None:

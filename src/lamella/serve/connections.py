@@ -1,4 +1,7 @@
-"""Connections of the server: those whose request does not come are closed, and those beyond the limit are refused."""
+"""Connections of the server: idle clients are cut off, and connections beyond the limit are refused.
+
+A client must send its request, and read the response, in time.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,21 @@ from lamella.serve.settings import Settings
 def limit_connections(protocol: type[asyncio.Protocol], most: int, settings: Settings, metrics: Metrics) -> Any:
     """Return an HTTP protocol of uvicorn with limits that uvicorn does not have.
 
-    uvicorn waits for the headers of a request for ever, and refuses connections beyond its limit with plain text.
+    uvicorn waits for ever for the headers of a request, and for a client to read its response. It refuses connections
+    beyond its limit with plain text.
     """
     base: Any = protocol
     crowded: ASGIApp = Gate(_refuse, settings=settings, metrics=metrics)
 
     class LimitedProtocol(base):  # type: ignore[misc]
-        """A connection that must send the headers of each request within the time for its body."""
+        """A connection that must send the headers of each request, and read what it is sent, in time."""
 
         _deadline: asyncio.TimerHandle | None = None
+        _reading: asyncio.TimerHandle | None = None  # while bytes wait that the system does not take
 
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
+            transport.set_write_buffer_limits(high=0)  # `pause_writing` is called as soon as a byte has to wait
             if len(self.connections) > most:
                 self.app = crowded
             self._watch()
@@ -39,6 +45,33 @@ def limit_connections(protocol: type[asyncio.Protocol], most: int, settings: Set
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             self._unwatch()
+            self._end_reading()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._expect_reading()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._end_reading()
+
+        def _expect_reading(self) -> None:
+            """Cut the client off unless it reads something in time; a slow client may take as long as it needs."""
+            waiting = self.transport.get_write_buffer_size()
+
+            def look() -> None:
+                if self.transport.get_write_buffer_size() < waiting:
+                    self._expect_reading()
+                else:
+                    self.transport.abort()  # closing would wait until all is read
+
+            self._end_reading()
+            self._reading = self.loop.call_later(settings.write_timeout, look)
+
+        def _end_reading(self) -> None:
+            if self._reading is not None:
+                self._reading.cancel()
+                self._reading = None
 
         def _watch(self) -> None:
             """Set the time limit while headers are missing; a client that sends them byte by byte gets no more time."""

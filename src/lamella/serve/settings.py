@@ -33,7 +33,7 @@ class Settings:
     queue: int = 128  # requests accepted at the same time, those being answered included; 429 beyond
     timeout: float = 30.0  # seconds for a request from its acceptance on; 503 beyond
     body_timeout: float = 10.0  # seconds in which a client must have sent its request; 408 beyond
-    write_timeout: float = 30.0  # seconds in which a client must take a line of a stream
+    write_timeout: float = 30.0  # seconds in which a client must read a part of its response
 
     max_body: int = 4 * MEBIBYTE  # bytes
     body_memory: int = 64 * MEBIBYTE  # bytes of requests that are being sent, all together; 429 beyond
