@@ -51,9 +51,18 @@ def check_output_folder(folder: Path) -> None:
 
     What a killed process left beside the folder is removed.
     """
-    remove_abandoned_workspace(folder)
-    if folder.exists() and not is_empty(folder):
+    remove_abandoned_workspace(Path(os.path.realpath(folder)))
+    if not folder.exists():
+        return
+    if not is_empty(folder):
         raise OutputError(f"{folder}: exists already and is not an empty folder; choose another folder.")
+    fixed = "a mounted disk" if os.path.ismount(folder) else "the working folder" if _is_working_folder(folder) else ""
+    if fixed:  # a complete folder takes the place of the empty one
+        raise OutputError(f"{folder}: is {fixed} and cannot be replaced; choose a folder inside it.")
+
+
+def _is_working_folder(folder: Path) -> bool:
+    return os.path.samestat(os.stat(folder), os.stat(os.curdir))
 
 
 def same_file(first: str, second: str) -> bool:
@@ -216,17 +225,19 @@ def append_json_line(path: Path, value: Mapping[str, Any]) -> None:
 def new_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
     """Yield an empty folder to write into; it replaces `folder` when the block ends, and is removed on an error.
 
-    Refuse it while another process writes the same folder, and, unless it may be replaced, if it holds anything.
+    Refuse it while another process writes the same folder, and, unless it may be replaced, if it holds anything. A
+    symbolic link to an empty folder stays, and the folder that it points to is written.
     """
+    place = folder if replace else Path(os.path.realpath(folder))
     try:
-        with workspace(folder) as work:
+        with workspace(place) as work:
             if not replace:
                 check_output_folder(folder)  # again: another process may have written it since the command began
             fresh = work / "new"
             fresh.mkdir()
             yield fresh
             _make_readable(fresh)
-            replace_folder(fresh, folder, work / OLD)
+            replace_folder(fresh, place, work / OLD)
     except BlockingIOError:
         raise RunError(f"{folder}: {IN_USE}; wait for it, or choose another folder.") from None
     except OSError as error:

@@ -161,3 +161,31 @@ def test_files_are_opened_for_writing_before_they_are_locked(tmp_path: Path, mon
     write_text(tmp_path / "file.txt", "new")
     assert names(tmp_path) == ["file.txt"]
     assert len(locked) == 2  # what was abandoned, and the new file
+
+
+def test_a_link_to_an_empty_folder_stays_and_its_target_is_written(tmp_path: Path) -> None:
+    target, link = tmp_path / "disk" / "target", tmp_path / "link"
+    target.mkdir(parents=True)
+    link.symlink_to(target)
+    check_output_folder(link)
+    with new_folder(link, replace=False) as fresh:
+        (fresh / "file.txt").write_text("new")
+    assert link.is_symlink()
+    assert names(target) == ["file.txt"]
+    assert names(tmp_path / "disk") == ["target"]
+
+
+def test_folders_that_cannot_be_replaced_are_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The complete folder is renamed to the place of the empty one, which is impossible for these."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "mounted").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    for folder in (Path(), tmp_path / "empty", Path("../empty")):
+        with pytest.raises(OutputError, match="is the working folder and cannot be replaced; choose a folder inside"):
+            check_output_folder(folder)
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "mounted")
+    with pytest.raises(OutputError, match="mounted: is a mounted disk and cannot be replaced"):
+        check_output_folder(tmp_path / "mounted")
+    check_output_folder(tmp_path / "mounted" / "inside")

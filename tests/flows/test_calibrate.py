@@ -170,6 +170,10 @@ def test_a_copy_gets_the_threshold_and_the_model_stays_as_it_is(
     # A copy is written even if nothing in it changes, so that the next command finds it.
     assert lamella("calibrate", two, "-m", run, "-o", copy, "--overwrite", *FP32)[0] == 0
     assert read_json(copy / "config.json")["decoding"] == decoding_of(run)
+    (copy / ".git").mkdir()  # a clone of a repository
+    code, _, err = lamella("calibrate", two, "-m", run, "-o", copy, "--overwrite")
+    assert (code, (copy / ".git").is_dir()) == (1, True)
+    assert "holds the folder .git, which would be removed" in err
     code, _, err = lamella("calibrate", two, "-m", run, "-o", copy, "--dry-run")
     assert code == 2
     assert "--dry-run stores nothing" in err

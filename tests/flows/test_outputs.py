@@ -170,3 +170,14 @@ def test_an_occupied_output_has_one_exit_code(runs: Path, lamella: Any, model: P
         ):
             if call != "compare scored --keep" or occupied != "mine":  # which adds a file to a folder
                 refused(lamella, *call.split(), occupied, because=occupied)
+
+
+def test_a_tilde_that_the_shell_left_means_the_home_folder(
+    data: Path, lamella: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shells expand `--out ~/runs`, but not `--out=~/runs`, which made a folder with the name `~`."""
+    monkeypatch.setenv("HOME", str(data / "home"))
+    assert lamella("convert", "dev.json", "~/dev.jsonl")[0] == 0
+    assert lamella("convert", "dev.json", "rest.json", "--hold-out=0.5", "--hold-out-to=~/held.json")[0] == 0
+    assert sorted(path.name for path in (data / "home").iterdir()) == ["dev.jsonl", "held.json"]
+    assert not (data / "~").exists()

@@ -21,7 +21,7 @@ from lamella import files, registry, runs
 from lamella.data.dataset import load_examples
 from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.sources import Source, find_encoder, verified_hash
-from lamella.errors import LamellaError, ModelError, UnreadableError, UsageError
+from lamella.errors import LamellaError, ModelError, OutputError, UnreadableError, UsageError
 from lamella.files import file_sha256, write_json
 from lamella.heads.head import Stage, StageShape
 from lamella.inference.predict import predict
@@ -330,6 +330,20 @@ def test_save_pretrained_and_from_pretrained(model: ReaderModel, tmp_path: Path)
         loaded = ReaderModel.from_pretrained(name)
         assert torch.equal(loaded(tiny_batch()), model(tiny_batch()))
         assert (loaded.device.type, loaded.precision, loaded.training) == ("cpu", "fp32", False)
+
+
+def test_save_pretrained_never_removes_folders_beside_the_model(
+    model: ReaderModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model folder may be a clone of a repository: replacing it would remove its history."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    model.save_pretrained("~/model")
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / ".git").mkdir()
+    (tmp_path / "model" / ".git" / "HEAD").write_text("ref: refs/heads/main")
+    with pytest.raises(OutputError, match=r"holds the folder \.git, which would be removed"):
+        model.save_pretrained(tmp_path / "model")
+    assert (tmp_path / "model" / ".git" / "HEAD").is_file()
 
 
 def test_a_model_of_the_hub_and_the_chain_below_it(hub: Path) -> None:

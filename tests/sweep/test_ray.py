@@ -134,6 +134,16 @@ def test_a_worker_without_a_shared_disk_requests_models_and_returns_its_runs(
         assert outcome(remote / name)["predictions.json"] == outcome(local / name)["predictions.json"]
 
 
+def test_a_worker_without_a_shared_disk_requests_runs_of_an_earlier_sweep(
+    files: Path, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (job,) = read_sweep([files / "heads.toml"], local).jobs  # `first` is in the folder, but not in this sweep
+    assert (set(job.needs), set(job.reads)) == (set(), {"first"})
+    (tmp_path / "remote").mkdir()
+    assert train_on_worker(job, tmp_path / "remote", tmp_path / "marker", tmp_path, None).lacks_models
+
+
 def workers_of(title: str) -> list[int]:
     """Return the processes of this cluster, and of no other on the machine, that Ray has named after a task."""
     processes = []

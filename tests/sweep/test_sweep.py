@@ -467,6 +467,12 @@ def test_invalid_sweeps_are_one_message_each(tmp_path: Path, encoder: Path) -> N
         run_sweep(read_sweep([file], tmp_path / "mine"), tmp_path / "mine", log=quiet)
 
 
+@pytest.mark.parametrize("option", ["--address", "--cpus-per-run", "--gpus-per-run", "--retries"])
+def test_options_of_ray_are_refused_without_it(tmp_path: Path, lamella: Lamella, option: str) -> None:
+    code, _, err = lamella("sweep", tmp_path / "grid.toml", "--out", tmp_path / "out", option, "1")
+    assert (code, err) == (2, f"lamella: sweep {option}: needs --engine ray.\n")
+
+
 def test_listing_a_sweep_writes_nothing(tmp_path: Path, encoder: Path, lamella: Lamella) -> None:
     file = write(tmp_path / "grid.toml", encoder, "[grid.learner]\nseed = [0, 1]", tuning="frozen")
     code, out, _ = lamella("sweep", file, "--out", tmp_path / "out", "--list")

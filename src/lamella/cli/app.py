@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from lamella.version import __version__
 
@@ -33,6 +34,20 @@ class OrderedGroup(TyperGroup):
             if param.name in COMPLETION:
                 param.hidden = True  # type: ignore[attr-defined]
         return params
+
+
+class UserPaths(TyperCommand):
+    """Expand `~` in paths, as in `--out=~/runs`, where a shell leaves it."""
+
+    def invoke(self, context: Any) -> Any:
+        context.params = {name: _expand_user(value) for name, value in context.params.items()}
+        return super().invoke(context)
+
+
+def _expand_user(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_expand_user, value))
+    return Path(os.path.expanduser(value)) if isinstance(value, Path) else value
 
 
 app = typer.Typer(
@@ -154,6 +169,8 @@ def _options(
 
 def with_one_command(name: str) -> typer.Typer:
     """Return the application with this command alone, which is built faster; with all if it has no such command."""
+    for info in app.registered_commands:
+        info.cls = UserPaths
     named = [info for info in app.registered_commands if (info.name or getattr(info.callback, "__name__", "")) == name]
     if not named:
         return app

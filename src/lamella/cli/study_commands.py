@@ -190,13 +190,16 @@ def sweep(
     ] = None,
     engine: Engine = "local",
     address: Address = None,
-    cpus: Annotated[float, typer.Option("--cpus-per-run", min=0, help="CPUs per pass, with --engine ray.")] = 1.0,
+    cpus: Annotated[
+        float | None, typer.Option("--cpus-per-run", min=0, help="CPUs per pass, with --engine ray; default: 1.")
+    ] = None,
     gpus: Annotated[
-        float, typer.Option("--gpus-per-run", min=0, help="GPUs per pass, with --engine ray; may be a fraction.")
-    ] = 0.0,
+        float | None,
+        typer.Option("--gpus-per-run", min=0, help="GPUs per pass, with --engine ray; may be a fraction; default: 0."),
+    ] = None,
     retries: Annotated[
-        int, typer.Option("--retries", min=0, help="Retries when a worker dies, with --engine ray.")
-    ] = 2,
+        int | None, typer.Option("--retries", min=0, help="Retries when a worker dies, with --engine ray; default: 2.")
+    ] = None,
     only_list: Annotated[bool, typer.Option("--list", help="List the passes and runs without training.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -204,8 +207,10 @@ def sweep(
     from lamella.errors import RunError, UsageError, counted
     from lamella.sweep.sweep_plan import plan_lines, read_sweep
 
-    if engine == "local" and address is not None:
-        raise UsageError("sweep --address: needs --engine ray.")
+    of_ray = {"--address": address, "--cpus-per-run": cpus, "--gpus-per-run": gpus, "--retries": retries}
+    chosen = {option: value for option, value in of_ray.items() if value is not None}
+    if engine == "local" and chosen:
+        raise UsageError(f"sweep {next(iter(chosen))}: needs --engine ray.")
 
     planned = read_sweep(configs, out, list(settings or []), _parse_seeds(seeds))
     for note in planned.notes:
@@ -226,7 +231,15 @@ def sweep(
 
     try:
         if engine == "ray":
-            outcomes = run_on_ray(planned, out, address=address, cpus=cpus, gpus=gpus, retries=retries, log=log)
+            outcomes = run_on_ray(
+                planned,
+                out,
+                address=address,
+                cpus=1.0 if cpus is None else cpus,
+                gpus=0.0 if gpus is None else gpus,
+                retries=2 if retries is None else retries,
+                log=log,
+            )
         else:
             outcomes = run_sweep(planned, out, log=log)
     except InterruptedTrainingError as interruption:

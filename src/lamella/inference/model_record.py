@@ -17,7 +17,7 @@ def model_record(name: str, model: QAModel, answerable: float | None = None) -> 
     `answerable` is the share of answerable questions that the model expects.
     """
     folder = next(iter(model.folders), None)
-    weights = [] if folder is None else Source(name, folder, "folder").weights or sorted(folder.glob("*.onnx"))
+    weights = [] if folder is None else Source(name, folder, "folder").weights or sorted(folder.glob("*.onnx*"))
     record: dict[str, Any] = {"name": name, **({"sha256": hash_weights(weights)} if weights else {})}
     if answerable is not None:
         record["answerable"] = answerable

@@ -34,7 +34,15 @@ from lamella.models.facts import Facts
 from lamella.models.names import find_model
 from lamella.models.peft_tensors import read_model_tensors
 from lamella.models.recorded import RecordedPasses, encoder_inputs, enlarge_inputs
-from lamella.models.saved import SavedModel, check_weights, complete_head, read_saved, write_measured, write_saved
+from lamella.models.saved import (
+    SavedModel,
+    check_replaceable,
+    check_weights,
+    complete_head,
+    read_saved,
+    write_measured,
+    write_saved,
+)
 from lamella.runs import MODEL, describe_run_without_model
 
 if TYPE_CHECKING:
@@ -117,8 +125,10 @@ class ReaderModel(nn.Module):
         return model.eval()
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write the model folder, under the method name that transformers uses."""
-        self.save(Path(folder))
+        """Write the model folder, under the method name that transformers uses; an earlier model is replaced."""
+        folder = Path(os.path.expanduser(folder))
+        check_replaceable(folder)
+        self.save(folder)
 
     def save(
         self,

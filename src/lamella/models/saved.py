@@ -32,7 +32,7 @@ from lamella.encoder.sources import (
     verified_hash,
     weights_file,
 )
-from lamella.errors import ConfigError, ModelError, PluginError, UntrustedPluginError
+from lamella.errors import ConfigError, ModelError, OutputError, PluginError, UntrustedPluginError
 from lamella.files import file_sha256, new_folder, read_json, write_bytes, write_json, write_text
 from lamella.models.base_tokenizer import RECORD
 from lamella.models.facts import Facts, read_facts
@@ -202,6 +202,15 @@ def write_saved(
         sha256 = hashlib.sha256(weights).hexdigest()
         write_json(fresh / MODEL_CONFIG, replace(saved, weights_sha256=sha256).to_json())
         write_text(fresh / CARD, card)
+
+
+def check_replaceable(folder: Path) -> None:
+    """Refuse to replace a model folder that holds other folders, such as `.git`, which would be removed with it."""
+    inside = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    if inside:
+        raise OutputError(
+            f"{folder}: holds the folder {inside[0]}, which would be removed with the model; choose another folder."
+        )
 
 
 def write_measured(folder: Path, saved: SavedModel, *, card: str) -> None:

@@ -14,7 +14,7 @@ from lamella.files import is_empty, locked, new_folder, read_text, same_file
 from lamella.models.card import with_threshold
 from lamella.models.names import find_model, saved_model
 from lamella.models.onnx_model import is_exported
-from lamella.models.saved import CARD, read_chain, read_saved, write_measured
+from lamella.models.saved import CARD, check_replaceable, read_chain, read_saved, write_measured
 from lamella.run_file import load_config
 from lamella.runs import CONFIG, run_state
 from lamella.scoring.calibrate import Tuned
@@ -108,3 +108,4 @@ def _check_copy(out: Path, source: Path, overwrite: bool) -> None:
         raise OutputError(f"{out}: exists already; choose another --out, or pass --overwrite.")
     if not (out.is_dir() and is_saved_model(out)):
         raise OutputError(f"{out}: expected a model folder to overwrite, found other files; choose another --out.")
+    check_replaceable(out)

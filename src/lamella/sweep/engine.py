@@ -29,6 +29,7 @@ class Job:
 
     configs: Pass
     needs: frozenset[str] = frozenset()
+    reads: frozenset[str] = frozenset()  # those, and the runs of earlier sweeps in the same folder that it starts from
     derived: DerivedRow | None = None  # the row to make, with the options of the run that it is made from
 
     @property

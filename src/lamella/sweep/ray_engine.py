@@ -66,7 +66,7 @@ class RayEngine:
                     job, time.perf_counter() - began, f"its worker was lost {times} ({one_line(error, 100)})"
                 )
             if reply.lacks_models:
-                self._submit(job, ray.put(pack(self.out, sorted(_with_base_runs(job.needs, self.out)))), began)
+                self._submit(job, ray.put(pack(self.out, sorted(_with_base_runs(job.reads, self.out)))), began)
                 continue
             if reply.folders is not None:
                 unpack(reply.folders, self.out)
@@ -98,7 +98,7 @@ def train_on_worker(job: Job, out: Path, marker: Path, working_folder: Path, mod
     if working_folder.is_dir():
         os.chdir(working_folder)  # data files may be named relative to where the sweep was started
     shared_disk = marker.exists()
-    if not shared_disk and models is None and not all(runs.run_state(out / name) == "finished" for name in job.needs):
+    if not shared_disk and models is None and not all(runs.run_state(out / name) == "finished" for name in job.reads):
         return _Reply(lacks_models=True)
     if models is not None:
         unpack(models, out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,7 @@ def read_sweep(paths: Sequence[Path], out: Path, overrides: Sequence[str] = (), 
                     f"in {out}; add its run file."
                 )
     jobs = _ordered_jobs(configs, {name: needed & set(configs) for name, needed in needs.items()})
+    jobs = tuple(replace(job, reads=frozenset[str]().union(*map(needs.__getitem__, job.configs))) for job in jobs)
     return Sweep(configs, jobs, _derived_jobs(rows, configs, out), tuple(notes))
 
 
@@ -167,7 +168,7 @@ def _derived_jobs(
         if row.name in configs or row.name in jobs:
             raise UsageError(f"{file}: expected a single row named {row.name}, got another; rename one.")
         config = source_config(row, configs, out, file)
-        jobs[row.name] = Job({row.name: config}, row.sources & set(configs), row)
+        jobs[row.name] = Job({row.name: config}, row.sources & set(configs), row.sources, row)
     return jobs
 
 
