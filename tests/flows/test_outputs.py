@@ -181,3 +181,18 @@ def test_a_tilde_that_the_shell_left_means_the_home_folder(
     assert lamella("convert", "dev.json", "rest.json", "--hold-out=0.5", "--hold-out-to=~/held.json")[0] == 0
     assert sorted(path.name for path in (data / "home").iterdir()) == ["dev.jsonl", "held.json"]
     assert not (data / "~").exists()
+
+
+def test_analyse_refuses_its_output_before_the_work(data: Path, lamella: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lamella.study.analysis import analyse
+
+    monkeypatch.setattr(analyse, "analyse", lambda *arguments, **options: pytest.fail("worked in vain"))
+    (data / "notes").mkdir()
+    (data / "notes" / "mine.txt").write_text("mine")
+    refused(lamella, "analyse", "scored", "--out", "notes", because="is not empty and not a run folder")
+
+
+@pytest.mark.parametrize("call", ["analyse scored", "evaluate dev.json answers.json", "evaluate dev.json --open"])
+def test_overwrite_without_an_output_is_refused(data: Path, lamella: Any, call: str) -> None:
+    code, _, err = lamella(*call.split(), "--overwrite")
+    assert (code, err) == (2, f"lamella: {call.split()[0]} --overwrite: needs --out.\n")

@@ -174,10 +174,13 @@ def evaluate(
     from lamella.scoring.evaluate import evaluate as evaluate_model
     from lamella.scoring.evaluate import evaluate_file
 
+    if overwrite and out is None:
+        raise UsageError("evaluate --overwrite: needs --out.")
     if is_open:
         refused = {
             "PREDICTIONS": predictions,
             "--out": out,
+            "--missing": missing != "error",
             "--keep-logits": keep_logits,
             "--metric": metrics,
             "--null-odds": null_odds,

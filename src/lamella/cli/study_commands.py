@@ -51,11 +51,16 @@ def analyse(
 
     Counts the kinds of mistakes, weak groups of questions, near misses, and the layers that heads read.
     """
-    from lamella.runs import new_run
+    from lamella.errors import UsageError
+    from lamella.runs import check_run_folder, new_run
     from lamella.study.analysis.analyse import analyse as analyse_runs
     from lamella.study.analysis.analyse import write_analysis
     from lamella.study.analysis.terminal_tables import print_analysis
 
+    if overwrite and out is None:
+        raise UsageError("analyse --overwrite: needs --out.")
+    if out is not None:
+        check_run_folder(out, overwrite=overwrite)  # before the work, which may run models
     analysis = analyse_runs(names, data=data, sample=sample)
     if out is not None:
         with new_run(out, "analyse", overwrite=overwrite, needs=[run.folder for run in analysis.runs]) as folder:
