@@ -255,6 +255,7 @@ def test_four_readers_have_cards_that_can_be_read(browser: Chrome, address: str,
         browser.find_element("css selector", f".reader input[value={name}]").click()
         eventually(browser, f"return document.querySelectorAll('.card').length === {number}")
     assert texts_of(browser, ".card .letter") == ["A", "B", "C", "D"]
+    assert "undefined" not in texts_of(browser, "#share-effect")[0]
     assert texts_of(browser, "#history .asked") == []  # still one question
     labels = browser.execute_script(
         "return [...document.querySelectorAll('#text mark')].map(mark => mark.dataset.label)"
@@ -363,6 +364,53 @@ def test_a_correction_is_marked_adapted_to_judged_and_kept(page: Chrome, address
     assert answered["results"][0]["model"] == "mine"
 
 
+def test_a_text_can_be_pasted_while_an_answer_is_marked(page: Chrome) -> None:
+    ask(page, "When did the probe land on Titan?")
+    click(page, "Mark it", ".judge")
+    click(page, "Paste a text", ".tools")
+    assert page.execute_script("return document.activeElement.id") == "editor"
+
+
+HOLD = """
+const [fetched] = [window.fetch];
+window.held = [];
+window.fetch = async (path, options) => {
+  const response = await fetched(path, options);
+  if (path === "v1/ask" && !window.held.length) await new Promise((resolve) => window.held.push(resolve));
+  return response;
+};
+"""  # the first answer arrives when the test lets it
+
+
+def test_an_answer_that_comes_late_is_not_shown(page: Chrome) -> None:
+    paste(page, MOONS)
+    page.execute_script(HOLD)
+    page.find_element("id", "question").send_keys("Who discovered Titan?\n")
+    eventually(page, "return window.held.length")
+    ask(page, "When was Rhea discovered?")  # overtakes it
+    assert texts_of(page, ".card .found") == ["1672"]
+    page.execute_async_script("setTimeout(arguments[0], 500)")  # longer than it takes the page to show that it waits
+    assert texts_of(page, "#ask .primary") == ["Ask"]
+    page.execute_script("window.held[0]()")
+    page.execute_async_script("setTimeout(arguments[0], 100)")
+    assert texts_of(page, ".card .found") == ["1672"]
+
+
+def test_an_answer_about_texts_that_have_changed_is_not_shown(page: Chrome) -> None:
+    paste(page, MOONS)
+    page.execute_script(HOLD)
+    page.find_element("id", "question").send_keys("Who discovered Titan?\n")
+    eventually(page, "return window.held.length")
+    click(page, "Edit", "#text")
+    page.find_element("id", "editor").send_keys("\ue011It is known. ")  # at its begin: all places move
+    page.execute_script("window.held[0]()")
+    page.execute_async_script("setTimeout(arguments[0], 500)")
+    assert page.execute_script("return document.activeElement.id") == "editor"
+    assert texts_of(page, ".card, mark") == []
+    assert texts_of(page, "#ask .primary") == ["Ask"]
+    assert page.execute_script("return document.getElementById('ask').ariaBusy") is None
+
+
 def test_a_correction_is_undone(page: Chrome) -> None:
     paste(page, "Phobos was found by Asaph Hall.")
     ask(page, "Who wrote Hamlet?")
@@ -450,6 +498,9 @@ def test_a_server_with_keys_asks_for_one(browser: Chrome, models: Path, tmp_path
     with running_server(tmp_path, models / "tiny", LAMELLA_API_KEYS="secret", OMP_NUM_THREADS="1") as server:
         browser.get(server.address)
         assert "Type the key" in eventually(browser, "return document.getElementById('problem').textContent")
+        browser.find_element("id", "key").send_keys("geheim€\t")  # no header can hold it
+        eventually(browser, "return document.getElementById('problem').textContent.includes('not a key')")
+        browser.find_element("id", "key").clear()
         browser.find_element("id", "key").send_keys("secret\t")
         eventually(browser, "return document.getElementById('problem').hidden")
         ask(browser, "Who discovered Titan?")

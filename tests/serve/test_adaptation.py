@@ -228,6 +228,14 @@ def test_the_name_of_a_removed_reader_is_not_free(folder: Path, tmp_path: Path) 
         jobs.keep("a1", "given")
 
 
+def test_no_reader_takes_the_name_of_the_corrections(folder: Path) -> None:
+    jobs = adaptations(folder, questions=1)
+    finished(jobs, "a1")
+    jobs.corrections.remove(jobs.corrections.listed()[0]["id"])  # the last one: the file is gone
+    with pytest.raises(AdaptationError, match="one that is free"):
+        jobs.keep("a1", jobs.corrections.path.name)
+
+
 def test_the_adaptation_of_another_server_process_is_stopped_after_one_s_own(folder: Path) -> None:
     """A process that this one has started, and another has discarded, must not hide that of the other."""
     jobs, sleep = adaptations(folder, questions=1), [sys.executable, "-c", "import time; time.sleep(60)"]

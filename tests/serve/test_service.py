@@ -92,6 +92,15 @@ def test_a_reader_that_is_removed_while_a_question_waits_does_not_stay_in_memory
     assert service.pool.loaded("b") is None
 
 
+def test_a_reader_that_is_removed_while_readers_are_listed_is_left_out(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = service.catalogue.names()
+    monkeypatch.setattr(service.catalogue, "names", lambda: names)  # as they were before
+    service.remove_model("b")
+    assert [facts["name"] for facts in service.describe_models()] == ["first", "a"]
+
+
 def test_times_of_readers_that_answer_together_are_not_added_up() -> None:
     call = Call(100.0, 100.0, waits=[(0, 1), (0.5, 2), (5, 6)], runs=[(1, 4), (2, 3)])
     assert (call.queued, call.computing) == (3, 3)

@@ -133,7 +133,7 @@ class Adaptations:
                     f"name: expected letters, digits and . _ - + @ (at most 100), got {shorten(name)}.", status=422
                 )
             target = self.folder.parent / name
-            if self.catalogue.is_taken(name) or target.exists():
+            if self.catalogue.is_taken(name) or target.exists() or target == self.corrections.path:
                 raise AdaptationError(f"name: expected one that is free, got {shorten(name)}; choose another.")
             os.replace(folder / RUN / MODEL, target)
             self._stop()

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from lamella.serve.refusals import (
     ShuttingDownError,
     TimedOutError,
     TooLargeError,
+    UnknownModelError,
     as_refusal,
 )
 from lamella.serve.schemas import Ask, HuggingFaceAsk
@@ -255,7 +256,11 @@ class Service:
 
     def describe_models(self) -> list[dict[str, Any]]:
         """Describe all readers, the default first."""
-        return [self.describe_model(name) for name in self.catalogue.names()]
+        described = []
+        for name in self.catalogue.names():
+            with suppress(UnknownModelError):  # removed meanwhile
+                described.append(self.describe_model(name))
+        return described
 
     def describe_model(self, name: str) -> dict[str, Any]:
         """Describe a reader."""

@@ -18,6 +18,10 @@ export async function call(method, path, body, type = "application/json") {
   if (body !== undefined) headers["Content-Type"] = type;
   const content = body === undefined || body instanceof Blob ? body : JSON.stringify(body);
   let response;
+  if (!/^[\x20-\x7e]*$/.test(key)) {  // no header can hold it
+    askForKey();
+    throw new ServerError("This is not a key of this server.", 401);
+  }
   try {
     response = await fetch(path, {method, headers, body: content});
   } catch {

@@ -20,7 +20,7 @@ let chosen = [];
 let answerable = null;  // where the slider stands; null: as the reader is tuned
 let current = null;  // the question that is shown: {question, texts, request, response, results}
 const entries = [];
-let asks = 0;  // so that an answer that was overtaken by a later question is not shown
+let asks = 0;  // so that an answer is not shown that was overtaken by a later question, or by other texts
 
 async function start() {
   startTexts(textsChanged);
@@ -85,6 +85,7 @@ function drawChoice() {
 
 function textsChanged() {
   current = null;
+  stopWaiting();  // for an answer about other texts
   stopMarking();
   const sample = texts.some((item) => item.sample);
   byId("samples").hidden = !sample;
@@ -114,7 +115,7 @@ async function ask(question) {
   const turn = ++asks;
   byId("ask").setAttribute("aria-busy", "true");
   const button = byId("ask").querySelector(".primary");
-  const slow = setTimeout(() => { button.textContent = "Reading …"; }, SLOW);
+  const slow = setTimeout(() => { if (turn === asks) button.textContent = "Reading …"; }, SLOW);
   try {
     const response = await call("POST", "v1/ask", request);
     if (response.results.some(({model}) => !models.get(model)?.loaded)) await loadModels();  // it is known better now
@@ -131,11 +132,15 @@ async function ask(question) {
     if (turn === asks) showProblem(error.message);
   } finally {
     clearTimeout(slow);
-    if (turn === asks) {
-      button.textContent = "Ask";
-      byId("ask").removeAttribute("aria-busy");
-    }
+    if (turn === asks) stopWaiting();
   }
+}
+
+/** Stop to wait for an answer; if it comes, it is not shown. */
+function stopWaiting() {
+  asks++;
+  byId("ask").querySelector(".primary").textContent = "Ask";
+  byId("ask").removeAttribute("aria-busy");
 }
 
 const sameQuestion = (one, other) => one.question === other.question && one.texts.length === other.texts.length &&

@@ -141,7 +141,7 @@ export function stopMarking() {
   if (!byId("marking").firstChild) return;
   byId("marking").replaceChildren();
   byId("text").removeEventListener("marked", follow);
-  if (shownText()) showText(shownText().id);
+  if (byId("text").querySelector(".words[contenteditable]")) showText(shownText().id);  // unless it is drawn already
 }
 
 const shorten = (text) => (text.length <= 60 ? text : `${text.slice(0, 40)} … ${text.slice(-15)}`);

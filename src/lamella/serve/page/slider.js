@@ -1,5 +1,6 @@
 // The slider: how many of one's questions have an answer, and what the readers would then decide.
 
+import {LETTERS} from "./answers.js";
 import {fromSlider, toSlider, tunedFor, turningPoint} from "./decision.js";
 import {byId, make} from "./dom.js";
 
@@ -43,7 +44,7 @@ export function drawSlider(entry, calibrations, answerable) {
 
 function effect(turns, results) {
   if (results.length > 1) {
-    const parts = turns.map((turn, number) => (turn === null ? null : `${"ABC"[number]} from ${inHundred(turn)} on`));
+    const parts = turns.map((turn, number) => (turn === null ? null : `${LETTERS[number]} from ${inHundred(turn)} on`));
     return parts.some(Boolean) ? `This question is answered by ${parts.filter(Boolean).join(", by ")}.` :
       "No setting changes the answers to this question.";
   }
