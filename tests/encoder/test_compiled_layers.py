@@ -61,16 +61,23 @@ def test_compiled_layers_run_in_training_only(family: str, calls: list[Any]) -> 
     assert len(calls) == compiled.depth, "none in evaluation"
 
 
-def test_an_option_without_effect_is_noted(tmp_path: Path, on_cpu: None) -> None:
-    encoder = save_tiny_encoder(tmp_path / "tiny")
-    for compiled in (True, False):
-        file = write_run_file(
-            tmp_path / "run.toml", f'name = "{encoder}"', training=f"compile = {str(compiled).lower()}"
-        )
-        (configs,) = load_plan(file).passes
-        lines: list[str] = []
-        prepare_pass(configs, Processes(make_accelerator([], tmp_path)), log=lines.append)
-        assert any("training.compile has no effect" in line for line in lines) == compiled
+@pytest.mark.parametrize(
+    ("encoder", "training", "noted"),
+    [
+        ("", "compile = true", "training.compile"),
+        ('tuning = "full"\ndropout = 0.2', "compile = false", ""),
+        ('tuning = "frozen"\ndropout = 0.2', "compile = false", "encoder.dropout"),
+    ],
+)
+def test_an_option_without_effect_is_noted(
+    tmp_path: Path, on_cpu: None, encoder: str, training: str, noted: str
+) -> None:
+    name = save_tiny_encoder(tmp_path / "tiny")
+    file = write_run_file(tmp_path / "run.toml", f'name = "{name}"\n{encoder}', training=training)
+    (configs,) = load_plan(file).passes
+    lines: list[str] = []
+    prepare_pass(configs, Processes(make_accelerator([], tmp_path)), log=lines.append)
+    assert [line.split()[0] for line in lines if "has no effect" in line] == noted.split()
 
 
 def test_a_copy_runs_with_its_own_weights(calls: list[Any]) -> None:

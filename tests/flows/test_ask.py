@@ -113,7 +113,7 @@ def test_the_number_format_is_chosen(lamella: Any) -> None:
     assert int8["null_score"] != fp32["null_score"]
     code, out, err = lamella(*call, "--precision", "int4")
     assert (code, out) == (2, "")
-    assert "'int4' is not one of 'auto', 'fp32', 'bf16', 'fp16', 'int8'" in err
+    assert "'--precision': 'int4' is not one of 'auto', 'fp32', 'bf16', 'fp16', 'int8'" in err
 
 
 @needs_torch

@@ -113,4 +113,4 @@ def test_check_refuses_a_run_file_without_data(lamella: Any) -> None:
     Path("run.toml").write_text("[training]\nepochs = 1\n")
     code, out, err = lamella("check", "run.toml")
     assert (code, out) == (2, "")
-    assert err == "lamella: check: expected data files, found none in the run file; set data.train or data.dev.\n"
+    assert err == "lamella: run.toml: expected data files, found none; set data.train or data.dev.\n"

@@ -764,8 +764,9 @@ def test_a_usage_error_changes_no_folder(readers: list[Path], lamella: Any, tmp_
         assert message in found[2]
         assert not out.exists()
     assert lamella("ensemble", *readers, "--data", "demo:dev", "--out", readers[0])[0] == 1
-    code, _, err = lamella("evaluate", "demo:dev", tmp_path / "p.json", "--keep-logits")
-    assert (code, "--keep-logits: needs --model" in err) == (2, True)
+    for option in (["--keep-logits"], ["--batch-size", "8"], ["--precision", "fp32"]):
+        code, _, err = lamella("evaluate", "demo:dev", tmp_path / "p.json", *option)
+        assert (code, f"evaluate {option[0]}: needs --model" in err) == (2, True)
 
 
 def test_questions_without_labels_are_answered_and_not_scored(

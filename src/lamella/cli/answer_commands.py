@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from lamella.cli.app import (
+    BATCH_SIZE,
     Address,
     AsJson,
     BatchSize,
@@ -35,7 +36,7 @@ def predict(
     model: ModelName,
     out: Out,
     how_eager: HowEager = None,
-    batch_size: BatchSize = 32,
+    batch_size: BatchSize = BATCH_SIZE,
     precision: Precision = "auto",
     keep_logits: KeepLogits = False,
     overwrite: Overwrite = False,
@@ -147,7 +148,7 @@ def evaluate(
         ),
     ] = None,
     how_eager: HowEager = None,
-    batch_size: BatchSize = 32,
+    batch_size: BatchSize = BATCH_SIZE,
     precision: Precision = "auto",
     keep_logits: KeepLogits = False,
     overwrite: Overwrite = False,
@@ -204,9 +205,15 @@ def evaluate(
             f"evaluate: expected a predictions file or --model, got {'neither' if model is None else 'both'}."
         )
     if predictions is not None:
-        if out is not None or keep_logits or how_eager is not None:
-            option = "--out" if out is not None else "--keep-logits" if keep_logits else "--answer"
-            raise UsageError(f"evaluate {option}: needs --model; the scores of a predictions file are only printed.")
+        of_models = {
+            "--out": out is not None,
+            "--keep-logits": keep_logits,
+            "--answer": how_eager is not None,
+            "--batch-size": batch_size != BATCH_SIZE,
+            "--precision": precision != "auto",
+        }
+        if given := [option for option, value in of_models.items() if value]:
+            raise UsageError(f"evaluate {given[0]}: needs --model; the scores of a predictions file are only printed.")
         results = evaluate_file(
             data,
             predictions,
@@ -303,7 +310,7 @@ def ensemble(
         ),
     ] = 0.0,
     language: Language = None,
-    batch_size: BatchSize = 32,
+    batch_size: BatchSize = BATCH_SIZE,
     precision: Precision = "auto",
     overwrite: Overwrite = False,
     as_json: AsJson = False,

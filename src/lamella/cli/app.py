@@ -36,8 +36,15 @@ class OrderedGroup(TyperGroup):
         return params
 
 
-class UserPaths(TyperCommand):
-    """Expand `~` in paths, as in `--out=~/runs`, where a shell leaves it."""
+class UserCommand(TyperCommand):
+    """Expand `~` in paths, as in `--out=~/runs`, where a shell leaves it; report wrong values in our own words."""
+
+    def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
+        try:
+            return super().parse_args(context, arguments)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")  # pydantic's opening, which typer passes on
+            raise
 
     def invoke(self, context: Any) -> Any:
         context.params = {name: _expand_user(value) for name, value in context.params.items()}
@@ -77,6 +84,7 @@ ModelName = Annotated[
         help="A model folder, a run folder with a model, `default`, or a transformers checkpoint.",
     ),
 ]
+BATCH_SIZE = 32  # of the commands that answer
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Windows per batch.")]
 HowEager = Annotated[
     Literal["eager", "balanced", "strict"] | None,
@@ -170,7 +178,7 @@ def _options(
 def with_one_command(name: str) -> typer.Typer:
     """Return the application with this command alone, which is built faster; with all if it has no such command."""
     for info in app.registered_commands:
-        info.cls = UserPaths
+        info.cls = UserCommand
     named = [info for info in app.registered_commands if (info.name or getattr(info.callback, "__name__", "")) == name]
     if not named:
         return app

@@ -74,7 +74,8 @@ def check(
     named = [name for config in configs for split in ("train", "dev", "threshold") for name in config.data.files(split)]
     files = list(dict.fromkeys([*(name for name in files if not name.endswith(".toml")), *named]))
     if not files:
-        raise UsageError("check: expected data files, found none in the run file; set data.train or data.dev.")
+        run_files = ", ".join(dict.fromkeys(name for name, _ in plans))
+        raise UsageError(f"{run_files}: expected data files, found none; set data.train or data.dev.")
     targets = _fix_targets(fix_to, files, overwrite)
     read_files, unreadable = [], []
     for name in files:

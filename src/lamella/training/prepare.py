@@ -119,6 +119,8 @@ def prepare_pass(
     steps = Steps(windows.feed, config.training, fractions, splits.mixture)
     if config.training.compile and not any(_compiles(configs[name], built) for name, built in models.items()):
         log("training.compile has no effect here: it compiles the layers of a trained encoder on a GPU")
+    if config.encoder.dropout is not None and not any(built.model.encoder.trainable for built in models.values()):
+        log("encoder.dropout has no effect here: a frozen encoder runs without dropout")
     learners = make_learners(configs, models, windows, steps, processes)
     hidden_states = choose_hidden_states(config, base, learners, windows, cache)
     starts = {name: built.start for name, built in models.items() if built.start is not None}
