@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 from lamella.serve import json_body, learning_routes
+from lamella.serve.body_budget import FREE
 from lamella.serve.json_body import parse_json
 from lamella.serve.refusals import TooLargeError, UnknownModelError
 from lamella.serve.schemas import Ask, Batch
@@ -67,6 +68,21 @@ def test_a_large_body_is_parsed_in_a_thread(client: TestClient, monkeypatch: pyt
     small, large = threads
     assert small != large
     assert large.startswith("asyncio_")
+
+
+@pytest.mark.parametrize("body", [f"[{'0,' * 100_000}0]", "0 " * 100_000], ids=["JSON", "no JSON"])
+def test_a_body_is_counted_until_it_is_parsed(client: TestClient, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    bodies = client.app.state.service.bodies  # type: ignore[attr-defined]
+    counts: list[int] = []
+
+    def parse(content: bytes) -> Any:
+        counts.append(bodies.used)
+        return parse_json(content)
+
+    monkeypatch.setattr(json_body, "parse_json", parse)
+    post(client, "/v1/ask", body)
+    assert counts == [len(body) - FREE]
+    assert bodies.used == 0
 
 
 @pytest.mark.parametrize(

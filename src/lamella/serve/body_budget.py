@@ -1,4 +1,4 @@
-"""The memory for the bodies of requests while they are sent: slow clients share it, however many they are."""
+"""The memory for the bodies of requests until they are parsed: clients share it, however many they are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class BodyBudget:
 
     @contextmanager
     def body(self) -> Iterator[Body]:
-        """Count a body until its request has been read, or was given up."""
+        """Count a body until its request has been read and parsed, or was given up."""
         body = Body(self)
         try:
             yield body
@@ -29,7 +29,7 @@ class BodyBudget:
         """Raise an error if there is no room for more bytes."""
         if self.used + more > self._most:
             raise BusyError(
-                f"body: the server is receiving {self._most // 2**20} MiB already, its limit; try again later.",
+                f"body: the server holds {self._most // 2**20} MiB of requests already, its limit; try again later.",
                 retry_after=2,
             )
 

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from lamella.errors import counted, one_line, shorten
 from lamella.option_errors import explain_faults
+from lamella.serve.body_budget import Body
 from lamella.serve.refusals import RefusedError, TooLargeError
 
 PARSED_AT_ONCE = 1 << 16  # bytes; larger bodies are parsed in a thread
@@ -32,20 +33,23 @@ class JsonRequest(Request):
     """A request whose body is read within the limits of the server."""
 
     async def body(self) -> bytes:
-        """Return the body; raise an error if it is too long or comes too slowly."""
+        """Return the body; raise an error if it is too long, comes too slowly or is no JSON."""
         if not hasattr(self, "_body"):
-            self._body = await self._read()
+            # Large bodies wait for a thread that parses them, so they are counted until then.
+            with self.app.state.service.bodies.body() as counted_body:
+                body = await self._read(counted_body)
+                large = len(body) > PARSED_AT_ONCE
+                if body:
+                    self._value = await asyncio.to_thread(parse_json, body) if large else parse_json(body)
+            self._body = body
         return self._body
 
     async def json(self) -> Any:
-        """Return the value of the body."""
-        if not hasattr(self, "_value"):
-            body = await self.body()
-            large = len(body) > PARSED_AT_ONCE
-            self._value = await asyncio.to_thread(parse_json, body) if large else parse_json(body)
+        """Return the value of the body, which must not be empty."""
+        await self.body()
         return self._value
 
-    async def _read(self) -> bytes:
+    async def _read(self, body: Body) -> bytes:
         settings = self.app.state.service.settings
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
@@ -56,10 +60,10 @@ class JsonRequest(Request):
                 status=415,
                 kind="unsupported_media_type",
             )
-        return await read_limited(self, settings.max_body, settings.body_timeout)
+        return await read_limited(self, body, settings.max_body, settings.body_timeout)
 
 
-async def read_limited(request: Request, most: int, seconds: float) -> bytes:
+async def read_limited(request: Request, body: Body, most: int, seconds: float) -> bytes:
     """Return the body of a request; raise an error if it has more than `most` bytes or is not sent in `seconds`.
 
     With its last byte, a request is accepted: it is answered even if the server is asked to stop then.
@@ -70,22 +74,20 @@ async def read_limited(request: Request, most: int, seconds: float) -> bytes:
         raise TooLargeError(too_long.format(f"{int(length):,}"))
     chunks: list[bytes] = []
     service = request.app.state.service
-    with service.bodies.body() as body:
-        try:
-            async with asyncio.timeout(seconds):
-                async for chunk in request.stream():  # the last chunk is empty
-                    service.check_not_stopping()
-                    body.add(len(chunk))
-                    if body.read > most:
-                        raise TooLargeError(too_long.format("more"))
-                    chunks.append(chunk)
-        except TimeoutError:
-            raise RefusedError(
-                f"body: expected all of it within {seconds:g} seconds, got {counted(body.read, 'byte')}; send it "
-                "faster.",
-                status=408,
-                kind="slow_request",
-            ) from None
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():  # the last chunk is empty
+                service.check_not_stopping()
+                body.add(len(chunk))
+                if body.read > most:
+                    raise TooLargeError(too_long.format("more"))
+                chunks.append(chunk)
+    except TimeoutError:
+        raise RefusedError(
+            f"body: expected all of it within {seconds:g} seconds, got {counted(body.read, 'byte')}; send it faster.",
+            status=408,
+            kind="slow_request",
+        ) from None
     return b"".join(chunks)
 
 

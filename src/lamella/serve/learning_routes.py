@@ -96,7 +96,8 @@ async def read_text(request: Request, name: str = "") -> Response:
 
     Send the file as the body, and its name as `?name=report.pdf`, or its kind as the Content-Type.
     """
-    data = await read_limited(request, MOST_BYTES, FILE_SECONDS)
+    with service_of(request).bodies.body() as body:
+        data = await read_limited(request, body, MOST_BYTES, FILE_SECONDS)
     free = _free_readers(request)
     if free.locked():
         raise BusyError(f"the server reads {FILES_AT_ONCE} files already; try again in a moment.", retry_after=2)

@@ -36,7 +36,7 @@ class Settings:
     write_timeout: float = 30.0  # seconds in which a client must read a part of its response
 
     max_body: int = 4 * MEBIBYTE  # bytes
-    body_memory: int = 64 * MEBIBYTE  # bytes of requests that are being sent, all together; 429 beyond
+    body_memory: int = 64 * MEBIBYTE  # bytes of requests that are being sent or parsed, in all; 429 beyond
     max_contexts: int = 100
     max_characters: int = 2_000_000  # of all contexts of a question together
     max_tokens: int = 100_000  # of what is read of them; 200,000 characters of English have 45,000
