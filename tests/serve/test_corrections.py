@@ -56,6 +56,13 @@ def test_a_correction_can_be_undone(tmp_path: Path) -> None:
         kept.remove("../x")
 
 
+def test_the_last_correction_may_be_removed_while_others_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Corrections(tmp_path)
+    monkeypatch.setattr(Path, "exists", lambda _: True)  # as it was before
+    assert kept.listed() == []
+    assert json.loads(kept.file()) == {"version": "v2.0", "data": []}
+
+
 @pytest.mark.parametrize("place", [(5, 5), (9, 2), (0, 999), (-1, 4), (1, 2)])
 def test_a_place_without_words_is_refused(tmp_path: Path, place: tuple[int, int]) -> None:
     with pytest.raises(UsageError, match="expected an answer within the 35 characters"):

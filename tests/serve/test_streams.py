@@ -83,6 +83,29 @@ def test_a_client_that_does_not_read_is_given_up(app: FastAPI) -> None:
     asyncio.run(run())
 
 
+def test_a_client_that_reads_slowly_is_given_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = create_app(Settings(write_timeout=20.0, stream_timeout=0.5))  # no line takes longer than it may
+    service: Service = app.state.service
+
+    async def answer(*_: Any) -> dict[str, Any]:
+        return {"question": ASK["question"]}
+
+    async def run() -> None:
+        client = Client("/v1/batch", {"requests": [ASK] * QUESTIONS})
+
+        async def send(message: Any) -> None:
+            await client.send(message)
+            await asyncio.sleep(0.1)
+
+        await asyncio.wait_for(app(client.scope, client.receive, send), 20)  # type: ignore[arg-type]
+        assert 1 <= client.lines <= 6
+        assert service.accepted == 0
+
+    monkeypatch.setattr(service, "_ask", answer)
+    asyncio.run(run())
+    service.close()
+
+
 def test_a_batch_stops_when_its_client_leaves(app: FastAPI) -> None:
     async def run() -> None:
         service: Service = app.state.service

@@ -16,7 +16,7 @@ from typing import Any
 from lamella.data.dataset import load_examples
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.file_formats.writers import write_squad
-from lamella.errors import RunError, UsageError, shorten, truncate
+from lamella.errors import RunError, UnreadableError, UsageError, shorten, truncate
 from lamella.files import locked
 from lamella.serve.refusals import RefusedError, TooLargeError
 
@@ -44,12 +44,14 @@ class Corrections:
 
     def examples(self) -> list[Example]:
         """Return all corrections, the oldest first; the file may have been edited by hand."""
-        if not self.path.exists():
-            return []
         try:
-            return list(load_examples(str(self.path), labelled=True).examples)
+            return list(load_examples(str(self.path), labelled=True).examples) if self.path.exists() else []
         except UsageError as error:  # a fault of the file, not of the request
             raise RunError(str(error)) from None
+        except UnreadableError as error:
+            if isinstance(error.__context__, FileNotFoundError):  # the last correction was removed meanwhile
+                return []
+            raise
 
     def add(
         self, question: str, context: str, place: tuple[int, int] | None, *, near: int | None = None
@@ -133,7 +135,10 @@ class Corrections:
 
     def file(self) -> bytes:
         """Return the content of the SQuAD file."""
-        return self.path.read_bytes() if self.path.exists() else b'{"version": "v2.0", "data": []}\n'
+        try:
+            return self.path.read_bytes()
+        except FileNotFoundError:  # it is removed with the last correction
+            return b'{"version": "v2.0", "data": []}\n'
 
 
 def describe(example: Example) -> dict[str, Any]:

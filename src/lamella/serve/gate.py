@@ -54,16 +54,18 @@ class Gate:
         request_id = given if REQUEST_IDS.fullmatch(given) else f"{self._process}-{next(self._numbers)}"
         REQUEST_ID.set(request_id)
         notes: dict[str, Any] = scope.setdefault("state", {}).setdefault("notes", {})
-        status = 0
+        status, patience = 0, self.settings.stream_timeout
 
         async def send_on(message: Message) -> None:
-            nonlocal status
+            nonlocal status, patience
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
-            if message.get("more_body"):  # a client that does not read must not hold the stream for ever
-                async with asyncio.timeout(self.settings.write_timeout):
+            if message.get("more_body"):  # a stream holds a place in the queue while its client reads
+                waiting = perf_counter()
+                async with asyncio.timeout(min(self.settings.write_timeout, patience)):
                     await send(message)
+                patience -= perf_counter() - waiting
             else:
                 await send(message)
 

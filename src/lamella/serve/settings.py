@@ -34,6 +34,7 @@ class Settings:
     timeout: float = 30.0  # seconds for a request from its acceptance on; 503 beyond
     body_timeout: float = 10.0  # seconds in which a client must have sent its request; 408 beyond
     write_timeout: float = 30.0  # seconds in which a client must read a part of its response
+    stream_timeout: float = 300.0  # seconds that a batch waits for its client to read lines, in all
 
     max_body: int = 4 * MEBIBYTE  # bytes
     body_memory: int = 64 * MEBIBYTE  # bytes of requests that are being sent or parsed, in all; 429 beyond
