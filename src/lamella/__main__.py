@@ -9,9 +9,18 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+INTERRUPTED = 130  # the exit code of typer, and of shells, for Ctrl-C
+
 
 def main() -> None:
     """Run a command; `--debug`, anywhere among the arguments, shows the traceback of an error."""
+    try:
+        _run_command()
+    except KeyboardInterrupt:  # while the command line is imported; later, typer ends the command in the same way
+        sys.exit(INTERRUPTED)
+
+
+def _run_command() -> None:
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
 

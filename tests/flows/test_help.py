@@ -1,8 +1,9 @@
-"""The help texts: nothing is cut, every command is listed, and shells can complete."""
+"""The help texts and the start: nothing is cut, every command is listed, shells can complete, Ctrl-C is quiet."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -51,3 +52,22 @@ def test_completion_is_available_and_not_listed() -> None:
         env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
     )  # fmt: skip
     assert "_LAMELLA_COMPLETE=complete_bash" in shown.stdout
+
+
+def test_ctrl_c_during_the_start_shows_no_traceback() -> None:
+    interrupt = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+from lamella.__main__ import main
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", interrupt], capture_output=True, text=True, check=False)
+    # Python ends itself by the signal, after it was handled, if it came while a string was executed.
+    assert ended.returncode in (130, -signal.SIGINT)
+    assert ended.stderr == ""

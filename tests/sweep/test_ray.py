@@ -6,13 +6,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from doubles import save_tiny_encoder
 from lamella import runs
+from lamella.data.examples import Example
 from lamella.data.windows import features
 from lamella.errors import LamellaError, RunError, UsageError
 from lamella.files import read_json
@@ -269,6 +271,25 @@ def test_a_prediction_on_ray_equals_one_in_this_process(
         code, _, err = lamella(*command, tmp_path / name, *more)
         assert code == 0, err
     assert outcome(tmp_path / "plain") == outcome(tmp_path / "ray")
+
+
+@pytest.mark.parametrize(("length", "threads"), [(3000, 1), (features.LONG, 2)], ids=["two workers", "one worker"])
+def test_workers_compute_with_the_cores_they_reserve(
+    local: Path, length: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    class Reporting(ray_predict.Worker):
+        def answer(self, shard: Sequence[Example]) -> Any:
+            (first, *_), reserved = shard, ray.get_runtime_context().get_assigned_resources()["CPU"]
+            super().answer([first])
+            return {example.id: (self._model.threads, reserved) for example in shard}
+
+    monkeypatch.setattr(features, "LONG", length)
+    monkeypatch.setattr(ray_predict, "Worker", Reporting)
+    examples = read_questions("demo:dev")[:40]
+    reported = ray_predict.predict_on_ray(str(local / "first"), examples, precision="fp32")
+    assert set(reported.values()) == {(threads, threads)}  # type: ignore[comparison-overlap]
 
 
 def kill_what_answers(times: int, killed: list[int]) -> None:

@@ -40,9 +40,13 @@ def predict_on_ray(
     resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
     on_gpus = resources.get("GPU", 0) >= 1
     count = max(1, min(len(shards), int(resources.get("GPU" if on_gpus else "CPU", 1))))
-    options = {"num_cpus": 1, "num_gpus": 1 if on_gpus else 0, "max_restarts": RETRIES, "max_task_retries": RETRIES}
+    machines = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    # Few workers share the cores of one machine. On several, a worker with more than one may fit on none of them.
+    cpus = 1 if on_gpus or len(machines) > 1 else max(1, int(resources.get("CPU", 1)) // count)
+    options = {"num_cpus": cpus, "num_gpus": 1 if on_gpus else 0, "max_restarts": RETRIES, "max_task_retries": RETRIES}
     worker = ray.remote(Worker).options(**options)
-    pool = ActorPool([worker.remote(model, Path.cwd(), batch_size, precision, answerable) for _ in range(count)])
+    facts = (model, Path.cwd(), batch_size, precision, answerable, None if on_gpus else cpus)
+    pool = ActorPool([worker.remote(*facts) for _ in range(count)])
     predictions: dict[str, Prediction] = {}
     with progress("answering", len(examples)) as advance:
         try:
@@ -60,12 +64,18 @@ class Worker:
     """A process of the cluster, which holds the model."""
 
     def __init__(
-        self, model: str, working_folder: Path, batch_size: int, precision: Precision, answerable: float | None
+        self,
+        model: str,
+        working_folder: Path,
+        batch_size: int,
+        precision: Precision,
+        answerable: float | None,
+        threads: int | None,  # as many as it reserves cores; onnxruntime would use all that the machine has
     ) -> None:
         if working_folder.is_dir():
             os.chdir(working_folder)  # the model may be named relative to where the command was started
         self._name, self._batch_size, self._precision = model, batch_size, precision
-        self._answerable = answerable
+        self._answerable, self._threads = answerable, threads
         self._model: Any = None
 
     def answer(self, shard: Sequence[Example]) -> dict[str, Prediction] | LamellaError:
@@ -76,7 +86,8 @@ class Worker:
 
         try:
             if self._model is None:
-                self._model = expecting(load_model(self._name, precision=self._precision), self._answerable)
+                model = load_model(self._name, precision=self._precision, threads=self._threads)
+                self._model = expecting(model, self._answerable)
             return predict(self._model, shard, batch_size=self._batch_size)
         except LamellaError as error:
             return RunError(str(error))
