@@ -58,6 +58,14 @@ def test_risk_is_of_the_surest_answers() -> None:
     assert row.coverage_at_80 == 25.0
 
 
+def test_an_article_as_the_answer_to_an_unanswerable_question_is_a_risk_with_the_official_f1() -> None:
+    predictions = {"right": prediction("Huygens", -1.0), "tempted": prediction("a", -4.0)}
+    row = domain_scores("set.json", [EXAMPLES[0], EXAMPLES[3]], predictions, DecodingOptions())
+    assert row.f1 == row.no_answer_f1 == 100.0  # as in the official script, "a" normalises to ""
+    assert (row.risk[0], row.risk[-1], row.coverage_at_80) == (100.0, 50.0, 0.0)
+    assert row.area_under_risk == 75.0
+
+
 def test_a_set_of_answerable_questions_has_no_calibration_error() -> None:
     answerable = {example.id: PREDICTIONS[example.id] for example in EXAMPLES[:2]}
     row = domain_scores("set.json", EXAMPLES[:2], answerable, DecodingOptions())

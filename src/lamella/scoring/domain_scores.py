@@ -30,14 +30,19 @@ def domain_scores(
     *,
     language: str = "en",
 ) -> DomainScores:
-    """Score predictions at the threshold of a reader, at 0 and at the best; `data` names the questions."""
+    """Score predictions at the threshold of a reader, at 0 and at the best; `data` names the questions.
+
+    F1 is the official one: a text that normalises to nothing ("the") is right where there is no answer. In risk and
+    coverage every answer to such a question is wrong, as in the official curves of precision and recall.
+    """
     best = score_best_answers(examples, predictions, language=language)
     odds, threshold = null_odds_of(examples, predictions), decoding.null_score_diff_threshold
     answerable, kept = best.answerable, best.withheld(odds > threshold)
     contexts = {text: number for number, text in enumerate(dict.fromkeys(example.context.text for example in examples))}
     units = np.array([contexts[example.context.text] for example in examples])
     (interval,) = bootstrap_differences(100 * kept.f1[:, None], units)
-    coverage, risk = risk_coverage(-odds, best.f1)
+    given = np.where(answerable, best.f1, 0.0)  # as if every question were answered
+    coverage, risk = risk_coverage(-odds, given)
     places = [min(len(coverage), max(1, round(share * len(coverage)))) - 1 for share in COVERAGES]
     error = None
     if answerable.any() and not answerable.all():
@@ -58,8 +63,8 @@ def domain_scores(
         no_answer_f1=_percent(kept.f1[~answerable].mean()) if not answerable.all() else None,
         refused=_percent((odds[answerable] > threshold).mean()) if answerable.any() else None,
         refused_eager=_percent(_refused_eagerly(examples, predictions, decoding)) if answerable.any() else None,
-        coverage_at_80=_percent(coverage_at(-odds, best.f1, accuracy=0.8)),
-        area_under_risk=_percent(area(-odds, best.f1)),
+        coverage_at_80=_percent(coverage_at(-odds, given, accuracy=0.8)),
+        area_under_risk=_percent(area(-odds, given)),
         risk=[_percent(risk[place]) for place in places],
         calibration_error=error,
     )
