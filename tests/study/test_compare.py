@@ -117,6 +117,23 @@ def test_a_difference_within_the_variation_of_seeds_is_reported_as_such(tmp_path
     assert difference.p_value is not None
 
 
+def test_a_single_seed_is_taken_to_vary_like_those_that_it_is_compared_with(tmp_path: Path, data: Path) -> None:
+    """Seeds with 65, 70 and 75: their mean has a standard error of 2.9 points, its difference from one seed 5.8."""
+
+    def write(name: str, right: int, seed: int = 0) -> Path:
+        spread = [20 * (number % 5) + number // 5 < right for number in range(MANY)]  # over all paragraphs
+        return write_run(tmp_path / name, data, spread, config=config(name[0], seed))
+
+    seeds = [write("b0", 65, 0), write("b1", 70, 1), write("b2", 75, 2)]
+    for right, within in ((62, True), (58, False)):
+        single = write(f"a{right}", right)
+        for folders in ([single, *seeds], [*seeds, single]):
+            (difference,) = compare(folders).differences.values()
+            assert abs(difference.f1.value) == pytest.approx(70 - right)
+            assert difference.is_clear
+            assert difference.within_seeds is within
+
+
 def test_a_repeated_run_is_not_a_second_seed(tmp_path: Path, data: Path) -> None:
     folders = [write_run(tmp_path / name, data, [1] * 100, config=config("dot")) for name in ("a", "b")]
     assert [reader.name for reader in compare(folders).readers] == ["a", "b"]

@@ -39,9 +39,9 @@ class PairedDifference:
 
     @property
     def within_seeds(self) -> bool:
-        """Whether the difference is below two of its standard errors between seeds."""
-        variances = [(reader.deviation or 0.0) ** 2 / len(reader.runs) for reader in (self.reader, self.baseline)]
-        return abs(self.f1.value) < 2 * math.sqrt(sum(variances))
+        """Whether the difference is below two of its standard errors between seeds; false if both have a single one."""
+        variance = variance_between_seeds(self.reader.f1_of_runs, self.baseline.f1_of_runs)
+        return variance is not None and abs(self.f1.value) < 2 * math.sqrt(variance)
 
     @property
     def verdict(self) -> str:
@@ -116,6 +116,18 @@ def paired_differences(readers: Sequence[ComparedReader], baseline: ComparedRead
                 units=len(paragraphs) if units is None else len(np.unique(units)),
             )
     return [differences[reader.name] for reader in readers]
+
+
+def variance_between_seeds(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Return the variance of the difference of two means over seeds, given the score of each seed.
+
+    A single seed does not show how much it varies, so it is taken to vary like those of the other reader. Without it,
+    the lucky seed of a baseline would make a clear difference. None if neither has several seeds.
+    """
+    variances = [float(np.var(scores, ddof=1)) for scores in (first, second) if len(scores) > 1]
+    if not variances:
+        return None
+    return variances[0] / len(first) + variances[-1] / len(second)
 
 
 def question_differences(readers: Sequence[ComparedReader], baseline: ComparedReader) -> list[PairedDifference]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lamella.config import QUESTION_METRICS
 from lamella.scoring.significance import Difference, bootstrap_intervals
-from lamella.study.differences import MIN_UNITS
+from lamella.study.differences import MIN_UNITS, variance_between_seeds
 from lamella.study.papers.matched_rows import MatchedRow, MatchedTable, question_lists
 from lamella.study.papers.published_tables import COST_METRICS, EFFICIENCY, METRICS, SCORE_METRICS, Finding
 from lamella.study.recommend import MIN_SAVING
@@ -219,14 +219,14 @@ def _tested(matched: MatchedTable, planned: Sequence[RowDifference]) -> list[Row
 
 
 def _test(matched: MatchedTable, place: int, difference: RowDifference) -> _Test | None:
-    values, variances, runs = [], [], []
+    values, means, runs = [], [], []
     for results in _results_of_same_seeds(matched.row(difference.better), matched.row(difference.worse)):
         of_runs = _values(results, difference.metric, matched.at_0)
         if of_runs is None:
             return None
         values.append(of_runs.mean(axis=0))
         runs.append(len(of_runs))
-        variances.append(float(of_runs.mean(axis=1).var(ddof=1)) / len(of_runs) if len(of_runs) > 1 else 0.0)
+        means.append(of_runs.mean(axis=1).tolist())
     result = matched.row(difference.better).results[0]
     several = max(runs) > 1
     # The scores of a question's contexts depend on each other, so they are resampled together.
@@ -240,7 +240,7 @@ def _test(matched: MatchedTable, place: int, difference: RowDifference) -> _Test
     return _Test(
         place,
         values[0] - values[1],
-        sum(variances) if several else None,
+        variance_between_seeds(*means),
         (runs[0], runs[1]),
         numbers if by_paragraph else None,
     )
