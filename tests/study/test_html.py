@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from lamella.errors import UnreadableError, UsageError
-from lamella.study.report.answers import SAMPLES
+from lamella.study.report.answers import SAMPLES, reliability
 from lamella.study.report.collect import WITHOUT_LAYERS, collect
 from lamella.study.report.curves import CURVE_POINTS
 from lamella.study.report.html import render
@@ -99,6 +99,13 @@ def test_answers_are_counted_as_by_hand(tmp_path: Path) -> None:
     assert run["reliability"]["predicted"] == [10, 20, 40, 80, 90]
     assert run["reliability"]["observed"] == [0, 0, 100, 100, 0]
     assert run["reliability"]["ece"] == pytest.approx(100 * (0.1 + 0.2 + 0.6 + 0.2 + 0.9) / 5)
+
+
+def test_questions_with_the_same_probability_share_their_outcome_in_the_calibration_plot() -> None:
+    """A reader that always says 50 % is calibrated on these questions, whatever their order in the file."""
+    drawn = reliability(np.full(100, 0.5), np.arange(100) >= 50)
+    assert drawn["observed"] == [50] * 10
+    assert drawn["ece"] == 0
 
 
 @needs_torch

@@ -158,12 +158,22 @@ def expected_calibration_error(probability: Floats, outcome: Bools, bins: int = 
     their mean outcome, so that their order does not matter. With few questions the error is never 0, however good the
     probabilities: in 15 groups of n, about 0.8 sqrt(p (1 - p) / n) is chance.
     """
-    _, place = np.unique(probability, return_inverse=True)
-    share = (np.bincount(place, weights=outcome.astype(np.float64)) / np.bincount(place))[place]
-    order = np.argsort(probability, kind="stable")
-    groups = np.array_split(order, min(bins, len(order)))
+    share, groups = mean_outcomes(probability, outcome), groups_by_probability(probability, bins)
     gaps = [abs(float((probability[group] - share[group]).sum())) for group in groups]
-    return math.fsum(gaps) / len(order)
+    return math.fsum(gaps) / len(probability)
+
+
+def mean_outcomes(probability: Floats, outcome: Bools) -> Floats:
+    """Return for each question the mean outcome of all questions with its probability: their order does not matter."""
+    _, place = np.unique(probability, return_inverse=True)
+    shares: Floats = (np.bincount(place, weights=outcome.astype(np.float64)) / np.bincount(place))[place]
+    return shares
+
+
+def groups_by_probability(probability: Floats, groups: int) -> list[NDArray[np.intp]]:
+    """Return the questions in groups of equal size, by rising probability; at most one group per question."""
+    order = np.argsort(probability, kind="stable")
+    return np.array_split(order, min(groups, len(order)))
 
 
 def _between(values: Floats) -> Floats:

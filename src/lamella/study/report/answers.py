@@ -16,7 +16,7 @@ from lamella.errors import LamellaError, UsageError
 from lamella.inference.prediction_files import HAS_ANSWER
 from lamella.inference.questions import read_questions
 from lamella.scoring.metrics import QuestionScores, language_of, score_questions, summarise
-from lamella.scoring.threshold import expected_calibration_error
+from lamella.scoring.threshold import expected_calibration_error, groups_by_probability, mean_outcomes
 from lamella.study.analysis.confident_mistakes import read_probabilities
 from lamella.study.analysis.groups import Grouping, grouped_scores, groupings, tokenizer_of_runs
 from lamella.study.analysis.mistake_kinds import confusion
@@ -184,12 +184,14 @@ def precision_recall(scores: QuestionScores, no_answer_scores: NDArray[np.float6
 
 
 def reliability(probability: NDArray[np.float64], unanswerable: Bools) -> ReportValues:
-    """Return predicted against observed shares of "no answer", in groups of equal size by rising probability."""
-    order = np.argsort(probability, kind="stable")
-    parts = np.array_split(order, min(RELIABILITY_GROUPS, len(order)))
+    """Return predicted against observed shares of "no answer", in groups of equal size by rising probability.
+
+    As in the calibration error, questions with the same probability share their mean outcome.
+    """
+    parts, outcomes = groups_by_probability(probability, RELIABILITY_GROUPS), mean_outcomes(probability, unanswerable)
     return {
         "predicted": [rounded(100 * float(probability[part].mean())) for part in parts],
-        "observed": [rounded(100 * float(unanswerable[part].mean())) for part in parts],
+        "observed": [rounded(100 * float(outcomes[part].mean())) for part in parts],
         "questions": [len(part) for part in parts],
         "ece": rounded(100 * expected_calibration_error(probability, unanswerable)),
     }

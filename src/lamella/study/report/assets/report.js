@@ -16,14 +16,14 @@
   };
   const COST_PLOTS = { parameters: "By parameters", train_seconds: "By training time", inference_seconds: "By inference time" };
   const TIMES = ["train_seconds", "inference_seconds"]; // depend on the device, so they are ranked for each device apart
-  const MANY = 12; // the most curves that can be distinguished by colour
+  const MANY = 12; // the most curves that can be distinguished by colour and dashes
   const MOST_MIXES = 20; // runs in the heat map
   const FEW_SAMPLES = 6;
   const MOST_NAMES = 40; // points with their names in a plot
   const NAME_PLACES = [[0, -15], [-1, 0], [1, -12], [-1, -12], [1, 0], [0, 15], [1, 12], [-1, 12], [0, -28], [1, -26], [-1, -26], [0, 28], [1, 26], [-1, 26]]; // side, and pixels below: a front runs to the right and up
-  const COLOURS = {
-    light: ["#1f6f8b", "#d1603d", "#4f8a3c", "#8456a8", "#c29019", "#b8477d", "#3f63b5", "#6b6f2a", "#2a9d8f", "#8a5a44", "#5d6871", "#c0392b"],
-    dark: ["#6cc0da", "#f39a76", "#95cf7f", "#c39be6", "#f0c55b", "#f08fbd", "#8fb0ff", "#c9cd7d", "#6fe0cf", "#d4a58c", "#aab4bb", "#ff8a7a"],
+  const COLOURS = { // distinct for colour-blind eyes; as many dashed lines follow the solid ones
+    light: ["#1f6f8b", "#d97918", "#a3171c", "#18a673", "#7782f3", "#5a24d6"],
+    dark: ["#6cc0da", "#f0932b", "#c077f5", "#8ff0a0", "#c76b80", "#7f9f57"],
   };
   const scoreKeys = Object.keys(NAMES).filter((key) => runs.some((run) => key in run.scores));
   const qualities = scoreKeys.filter((key) => !["ece", "threshold", "epoch"].includes(key));
@@ -91,6 +91,9 @@
     return colours[index % colours.length];
   }
 
+  const isDashed = (index) => index % MANY >= COLOURS.light.length;
+  const stroke = (index, more) => ({ color: palette(index), dash: isDashed(index) ? "dash" : "solid", ...more });
+
   function theme() {
     if (!printing) return Object.fromEntries(["ink", "quiet", "line", "grid", "card", "accent", "faint", "good", "bad"].map((name) => [name, colour(name)]));
     return { ink: "#1c2126", quiet: "#5d6871", line: "#dfe3e6", grid: "#e9ecee", card: "#ffffff", accent: "#1f6f8b", faint: "#aab4bb", good: "#1d7a46", bad: "#b3382c" };
@@ -127,11 +130,11 @@
     return redraw;
   }
 
-  // The names for the first colours of the palette, below the plots: Plotly's own legend has no room on a phone.
+  // The names for the first strokes of the palette, below the plots: Plotly's own legend has no room on a phone.
   function legend(parent, names) {
     const list = make("p", { class: "quiet legend" });
     parent.append(list);
-    const redraw = () => list.replaceChildren(...names().map((name, index) => make("span", {}, make("i", { style: `background:${palette(index)}` }), name)));
+    const redraw = () => list.replaceChildren(...names().map((name, index) => make("span", {}, make("i", { style: `background:${isDashed(index) ? `repeating-linear-gradient(90deg, ${palette(index)} 0 4px, transparent 4px 6px)` : palette(index)}` }), name)));
     drawings.push(redraw);
     return redraw;
   }
@@ -217,7 +220,7 @@
       ...(runs.some((run) => run.state !== "finished") ? [{ name: "state", text: true, get: (run) => run.state }] : []),
     ];
     const column = columns.findIndex(({ name }) => name === NAMES[metric]);
-    where.append(make("div", { class: "card flows", id: "runs-table" }, table(columns, runs, { tall: true, best: ranked()[0], sorted: { column: Math.max(column, 0), down: column > 0 } })));
+    where.append(make("div", { class: "card flows", id: "runs-table" }, table(columns, runs, { tall: true, best: ranked().find(hasScore), sorted: { column: Math.max(column, 0), down: column > 0 } })));
   }
 
   function tradeOffs() {
@@ -232,7 +235,7 @@
     const grid = make("div", { class: "grid" });
     where.append(grid);
     for (const cost of costs) {
-      const devices = TIMES.includes(cost) ? [...new Set(runs.filter((run) => run.cost[cost] > 0).map((run) => run.device))] : [null];
+      const devices = TIMES.includes(cost) ? [...new Set(runs.filter((run) => run.cost[cost] > 0 && qualities.some((key) => key in run.scores)).map((run) => run.device))] : [null];
       redrawCosts.push(plot(grid, COST_PLOTS[cost], (colours) => {
         const points = runs.filter((run) => hasScore(run) && run.cost[cost] > 0).sort((a, b) => a.cost[cost] - b.cost[cost] || scoreOf(b) - scoreOf(a));
         const range = Math.max(...points.map((run) => run.cost[cost])) / Math.min(...points.map((run) => run.cost[cost]));
@@ -319,7 +322,7 @@
     const shown = () => { const order = ranked().filter((run) => trained.includes(run)); return state.all ? order : order.slice(0, MANY); };
     const lines = (get, mode) => shown().map((run, index) => {
       const [x = [], y = []] = get(run);
-      return { type: "scatter", mode, x, y, name: plain(run.name), line: { width: state.all && many ? 1 : 1.8, color: palette(index) }, marker: { size: 5 }, opacity: state.all && many ? 0.6 : 1, hovertemplate: `${plain(run.name)}<br>%{x}: %{y:.3f}<extra></extra>` };
+      return { type: "scatter", mode, x, y, name: plain(run.name), line: stroke(index, { width: state.all && many ? 1 : 1.8 }), marker: { size: 5 }, opacity: state.all && many ? 0.6 : 1, hovertemplate: `${plain(run.name)}<br>%{x}: %{y:.3f}<extra></extra>` };
     });
     const ofEvaluations = (key) => lines((run) => [run.curve.evaluations[state.x], run.curve.evaluations[key]], "lines+markers");
     if (trained.some((run) => run.curve.loss.length)) {
@@ -371,7 +374,7 @@
         const means = scores.map((some) => some.reduce((a, b) => a + b, 0) / some.length);
         return {
           type: "scatter", mode: "lines+markers", name: plain(alike), x: x.map((share) => 100 * share), y: means,
-          line: { color: palette(index), width: 2 }, marker: { size: 8 },
+          line: stroke(index, { width: 2 }), marker: { size: 8 },
           error_y: { type: "data", symmetric: false, array: scores.map((some, i) => Math.max(...some) - means[i]), arrayminus: scores.map((some, i) => means[i] - Math.min(...some)), visible: scores.some((some) => some.length > 1), thickness: 1 },
           hovertemplate: `${plain(alike)}<br>%{x:.3g} % of the questions: %{y:.2f}<extra></extra>`,
         };
@@ -445,7 +448,7 @@
       const caption = make("p", { class: "quiet" });
       const redraw = plot(plots, "Calibration of “no answer”", (colours) => {
         const groups = run.reliability;
-        caption.textContent = groups ? `Ten groups of equal size. Expected calibration error (ECE): ${format(groups.ece, 2)} %. The dotted line is perfect calibration.` : "This run stored no probabilities.";
+        caption.textContent = groups ? `${groups.questions.length === 1 ? "One group" : `${groups.questions.length} groups of equal size`}. Expected calibration error (ECE): ${format(groups.ece, 2)} %. The dotted line is perfect calibration.` : "This run stored no probabilities.";
         return {
           traces: [
             { type: "scatter", mode: "lines", x: [0, 100], y: [0, 100], line: { color: colours.faint, dash: "dot", width: 1.5 }, hoverinfo: "skip" },
