@@ -29,7 +29,7 @@ def test_the_seed_chooses_the_articles() -> None:
 
 
 def test_the_contexts_of_a_question_stay_together() -> None:
-    examples = [replace(example("A text.", id=f"q{n}"), group=f"g{n // 5}") for n in range(50)]
+    examples = [replace(example(f"Text {n}.", id=f"q{n}"), group=f"g{n // 5}") for n in range(50)]
     kept, held = hold_out(examples, 0.2)
     assert {one.group for one in kept}.isdisjoint({one.group for one in held})
     assert len(held) == 10
@@ -51,6 +51,21 @@ def test_a_context_under_several_titles_is_on_one_side(share: float) -> None:
     assert {one.context.text for one in kept}.isdisjoint({one.context.text for one in held})
     assert {one.context.title for one in kept}.isdisjoint({one.context.title for one in held})
     assert held
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_questions_that_share_any_of_their_contexts_are_on_one_side(share: float) -> None:
+    # Questions 4n to 4n + 3 form a chain: each shares a context with the next, and only white space may differ.
+    texts = [(f"Text {n}.", f"Text  {n + 1}." if n % 4 < 3 else f"Last text {n}.") for n in range(40)]
+    examples = [
+        Example(f"q{n}#{place}", "What?", Context(text), group=f"q{n}")
+        for n, pair in enumerate(texts)
+        for place, text in enumerate(pair)
+    ]
+    kept, held = hold_out(examples, share)
+    sides = [{" ".join(one.context.text.split()) for one in part} for part in (kept, held)]
+    assert sides[0].isdisjoint(sides[1])
+    assert len(held) == pytest.approx(share * len(examples), abs=4)
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (1.0, 405)])

@@ -210,7 +210,7 @@ def convert(
 
     With --negatives alone, every question has one context, and the ids of the changed questions end in "-negative".
     With --lengthen, ids end in "-long", and answers move with their contexts; every question needs a single context,
-    which --negatives gives it. With --hold-out, no article is in both files.
+    which --negatives gives it. With --hold-out, no article and no context is in both files.
     """
     from lamella.data.dataset import load_examples
     from lamella.data.file_formats.writers import checked_format, write
@@ -240,7 +240,8 @@ def convert(
             if not examples:
                 raise UsageError(
                     f"convert --hold-out {hold_out:g}: expected articles for both files, got none for {path}; choose "
-                    "another share, or data with more articles."
+                    "another share, or data with more articles. Articles that share a context stay together: split before "
+                    "--multi-context."
                 )
     for path, examples in outputs:
         note, lost_answers, impossible = "", {}, 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -13,43 +13,45 @@ def hold_out(examples: Sequence[Example], share: float, *, seed: int = 0) -> tup
     """Return the examples without, and with, whole articles that hold about a share of the questions.
 
     Questions on one article are similar, so a split within it would look too good. A question about several contexts
-    counts as an article of its own, and so does a context without a title. An article that shares a context with one
-    that stays, stays too.
+    counts as an article of its own, and so does a context without a title. Articles that share a context, directly or
+    through others, are on one side.
     """
     units = [_unit(example) for example in examples]
     distinct = list(dict.fromkeys(units))
-    sizes = dict.fromkeys(distinct, 0)
+    joined = _join_articles(examples, units)
+    sizes = dict.fromkeys(joined.values(), 0)
     for unit in units:
-        sizes[unit] += 1
+        sizes[joined[unit]] += 1
     held: set[Hashable] = set()
+    passed_over: set[Hashable] = set()
     taken, wanted = 0, share * len(examples)
     for place in np.random.default_rng([seed, len(distinct)]).permutation(len(distinct)).tolist():
-        unit = distinct[place]
-        if abs(taken + sizes[unit] - wanted) < abs(taken - wanted):  # an article that would overshoot is passed over
-            held.add(unit)
-            taken += sizes[unit]
-    held -= _sharing_a_context(examples, units, held)
-    kept = [example for example, unit in zip(examples, units, strict=True) if unit not in held]
-    return kept, [example for example, unit in zip(examples, units, strict=True) if unit in held]
+        articles = joined[distinct[place]]
+        if articles in held or articles in passed_over:
+            continue
+        if abs(taken + sizes[articles] - wanted) < abs(taken - wanted):
+            held.add(articles)
+            taken += sizes[articles]
+        else:  # they would overshoot
+            passed_over.add(articles)
+    kept = [example for example, unit in zip(examples, units, strict=True) if joined[unit] not in held]
+    return kept, [example for example, unit in zip(examples, units, strict=True) if joined[unit] in held]
 
 
-def _sharing_a_context(
-    examples: Sequence[Example], units: Sequence[Hashable], held: Collection[Hashable]
-) -> set[Hashable]:
-    """Return the articles in `held` that share a context with another article, directly or through others of them."""
-    articles: dict[str, set[Hashable]] = {}
+def _join_articles(examples: Sequence[Example], units: Sequence[Hashable]) -> dict[Hashable, Hashable]:
+    """Return an article that stands for each article and all that it shares a context with (union-find)."""
+    parents: dict[Hashable, Hashable] = {unit: unit for unit in units}
+
+    def find(unit: Hashable) -> Hashable:
+        while parents[unit] != unit:
+            parents[unit] = unit = parents[parents[unit]]  # shortens the way for the next search
+        return unit
+
+    first: dict[str, Hashable] = {}
     for example, unit in zip(examples, units, strict=True):
-        if example.group is None:
-            articles.setdefault(" ".join(example.context.text.split()), set()).add(unit)
-    shared = [found for found in articles.values() if len(found) > 1]
-    sharing: set[Hashable] = set()
-    count = -1
-    while count < len(sharing):
-        count = len(sharing)
-        for found in shared:
-            if any(unit not in held or unit in sharing for unit in found):
-                sharing.update(unit for unit in found if unit in held)
-    return sharing
+        other = first.setdefault(" ".join(example.context.text.split()), unit)
+        parents[find(unit)] = find(other)
+    return {unit: find(unit) for unit in parents}
 
 
 def _unit(example: Example) -> Hashable:
