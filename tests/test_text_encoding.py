@@ -48,6 +48,24 @@ def test_the_suspected_encoding_is_named(text: str, encoding: str) -> None:
     assert decode_text(data, "notes.txt", encoding) == text
 
 
+@pytest.mark.parametrize(
+    ("declaration", "encoding"),
+    [
+        ('<meta charset="euc-kr">', "cp949"),
+        ("<META http-equiv=Content-Type content='text/html; charset = KS_C_5601-1987'>", "cp949"),
+        ('<?xml version="1.0" encoding="euc-kr"?>', "cp949"),
+        ("<meta charset=nothing>", "cp1252"),  # not known, so it is guessed
+        ("<meta charset=utf-8>", "cp1252"),  # but the page is not UTF-8
+        ("<meta charset=punycode>", "cp1252"),  # no encoding of pages, and slow
+        ("<p>charset=euc-kr</p>", "cp1252"),
+    ],
+)
+def test_the_encoding_that_a_page_declares_is_believed(declaration: str, encoding: str) -> None:
+    page = f"<html><head>{declaration}<title>서울</title></head><body>{'<div></div>' * 50}<p>{KOREAN}".encode("euc-kr")
+    assert guess_encoding(page) == encoding
+    assert guess_encoding(b"<meta charset=shift_jis>" + "東京は日本の首都".encode("shift_jis")) == "cp932"
+
+
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 def test_ascii_text_in_utf16_without_a_mark_is_recognised(encoding: str) -> None:
     with pytest.raises(UnreadableError) as error:

@@ -15,7 +15,7 @@ from typing import Any
 
 from lamella.atomic import OLD, lock, new_file, remove_abandoned_workspace, replace_folder, workspace
 from lamella.errors import OutputError, RunError, UnreadableError, UsageError, shorten, truncate
-from lamella.text_encoding import decode_text
+from lamella.text_encoding import decode_text, unify_line_ends
 
 DATA_SUFFIXES = (".json", ".jsonl", ".gz", ".safetensors", ".pt", ".onnx")  # of files in run and model folders
 IN_USE = "another process is writing here"
@@ -178,7 +178,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def read_text(path: Path) -> str:
     """Read a text file in UTF-8, or in UTF-16 with a byte order mark; line ends become `\\n`."""
     try:
-        return decode_text(path.read_bytes(), str(path)).replace("\r\n", "\n").replace("\r", "\n")
+        return unify_line_ends(decode_text(path.read_bytes(), str(path)))
     except FileNotFoundError:
         raise UnreadableError(f"{path}: no such file.") from None
     except OSError as error:

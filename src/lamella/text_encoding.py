@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 import unicodedata
 
 from lamella.errors import UnreadableError, UsageError
@@ -14,6 +15,12 @@ _MARKS = (  # UTF-32 first: its little-endian mark begins with the mark of UTF-1
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _SAMPLE = 100_000  # bytes that a guess looks at
+_DECLARATION = re.compile(  # of an HTML page, at its beginning
+    rb"<(?:meta\s|\?xml\s)[^<>]{0,200}?(?:charset|encoding)\s{0,9}=\s{0,9}[\"']?([\w:.-]{1,40})", re.I
+)
+_DECLARED = 4096  # bytes in which it is looked for
+_PAGES = re.compile(r"big5\w*|cp\d+|euc_\w+|gb\w+|iso8859-\d+|iso2022_\w+|koi8-\w|mac-\w+|shift_jis\w*|tis-620")
+_LARGER = {"euc_kr": "cp949", "gb2312": "gb18030", "gbk": "gb18030", "iso8859-1": "cp1252", "shift_jis": "cp932"}
 
 
 def decode_text(data: bytes, name: str, encoding: str | None = None, *, advice: str = "save it as UTF-8") -> str:
@@ -40,10 +47,15 @@ def decode_text(data: bytes, name: str, encoding: str | None = None, *, advice: 
 
 
 def guess_encoding(data: bytes) -> str:
-    """Guess the encoding of text that is not UTF-8, from the characters that each candidate would give."""
+    """Guess the encoding of text that is not UTF-8, from the characters that each candidate would give.
+
+    The encoding that an HTML page declares is believed: most of its bytes are markup, whatever its language.
+    """
     sample = data[:_SAMPLE]
     if utf16 := _guess_utf16(data):
         return utf16
+    if declared := _declared_encoding(data):
+        return declared
     if sum(byte > 127 for byte in sample) < 0.3 * len(sample.translate(None, b" \t\r\n")):
         return "cp1252"  # mostly ASCII, so a language of western Europe
     for codec, script, least in (
@@ -62,6 +74,23 @@ def guess_encoding(data: bytes) -> str:
         if matching > least * len(letters):
             return codec
     return "cp1252"
+
+
+def unify_line_ends(text: str) -> str:
+    """Return a text with `\\n` as line ends, as Python's `open` returns it."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _declared_encoding(data: bytes) -> str | None:
+    """Return the encoding that an HTML page declares, or the one that browsers read instead, which has more letters."""
+    found = _DECLARATION.search(data[:_DECLARED])
+    if found is None:
+        return None
+    try:
+        name = codecs.lookup(found[1].decode("ascii", "replace")).name
+    except LookupError:
+        return None
+    return _LARGER.get(name, name) if _PAGES.fullmatch(name) else None
 
 
 def _guess_utf16(data: bytes) -> str | None:

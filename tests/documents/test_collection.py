@@ -164,6 +164,21 @@ def test_links_out_of_a_folder_are_skipped(folder: Path, tmp_path: Path) -> None
     assert len(Documents(folder / "link.txt")) == 1  # named by itself
 
 
+def test_links_to_folders_outside_are_skipped_with_a_warning(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "safe.txt").write_text("The safe is behind the mirror.", encoding="utf-8")
+    (folder / "deep" / "shared").symlink_to(tmp_path / "shared")
+    (folder / "deep" / "up").symlink_to(folder)  # its files are read by their own names, so without a warning
+    with pytest.warns(LamellaWarning, match=r"deep/shared: skipped: links to a folder outside") as warnings:
+        assert len(Documents(folder)) == 6
+    assert len(warnings) == 1
+
+
+def test_documents_without_text_cannot_be_asked(reader: Reader) -> None:
+    with pytest.raises(UsageError, match="ask: expected documents with text, got none"):
+        reader.ask("Who discovered Titan?", Documents.from_texts({"empty": ""}))
+
+
 def test_pipes_and_devices_are_skipped(folder: Path) -> None:
     os.mkfifo(folder / "pipe.txt")
     with pytest.warns(LamellaWarning, match=r"pipe\.txt: skipped: expected a regular file"):

@@ -35,6 +35,11 @@ def test_damaged_scanned_and_locked_pdfs_have_their_own_reasons() -> None:
         pages_of_pdf(locked.getvalue(), 1000)
 
 
+def test_ligatures_of_a_pdf_are_letters() -> None:
+    content = rb"BT /F 12 Tf 72 720 Td (The of\256ce is in a \257at.) Tj ET"  # the codes of fi and fl
+    assert pages_of_pdf(make_pdf(content), 1000) == ["The office is in a flat."]
+
+
 def test_the_paragraphs_of_a_docx_file() -> None:
     cell = "<w:tc>{}</w:tc>".format
     body = (
@@ -102,7 +107,7 @@ def test_a_process_reads_on_after_a_file_that_ended_it(monkeypatch: pytest.Monke
 
     with TextProcess() as process:
         assert read(b"<p>Titan", "a.html").text == "Titan"
-        assert read(b"<p>2005.</p><![foo[ x ]]><p>Rhea.", "a.html").text == "2005.\nRhea."
+        assert read(b"<p>2005.</p><![foo[ x ]]><p>Rhea.", "a.html").text == "2005.\n\nRhea."
         with monkeypatch.context() as patch:
             patch.setitem(text_process.PROCESSOR_SECONDS, "html", 1)
             with pytest.raises(UnreadableError, match="expected an HTML page"):  # of reasonable size, or in time

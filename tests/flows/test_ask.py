@@ -19,6 +19,8 @@ import pytest
 from forks import ForkServer
 from lamella import progress
 from lamella.cli import ask_command
+from lamella.documents.file_text import text_of_file
+from lamella.documents.text_process import TextProcess
 from lamella.inference import reader as reader_module
 from samples import needs_torch
 
@@ -44,6 +46,30 @@ def test_an_answer_is_shown_in_its_sentence(lamella: Any) -> None:
     assert second == "  J. Comas Solà saw its air in [1907]!"
     out = lamella("ask", QUESTIONS[1], "-c", "titan.txt", "-t", "Nothing.")[1]
     assert out.splitlines()[1] == "  In [1655] Christiaan Huygens discovered Titan."
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("moons.txt", b"Moons.\r\n\r\nTitan was discovered\r\nby Christiaan Huygens in 1655.\r\n"),
+        ("moons.html", b"<h1>Moons</h1>\r\n<p>Titan was discovered by Christiaan Huygens.</p><pre>Rhea\r\nDione</pre>"),
+    ],
+)
+def test_places_are_the_same_however_a_file_is_read(name: str, content: bytes, lamella: Any) -> None:
+    Path(name).write_bytes(content)
+    answers = []
+    for option in ("--context", "--in"):
+        code, out, _ = lamella("ask", QUESTIONS[0], option, name, "--json")
+        assert code == 0
+        answers.append(json.loads(out)["answers"][0])
+    assert answers[0]["answer"] == ANSWERS[0]
+    assert answers[0].items() <= answers[1].items()
+    with TextProcess() as process:
+        served = text_of_file(content, name, process=process, most_bytes=1000, most_characters=1000).text
+    assert served[answers[0]["start"] : answers[0]["end"]] == ANSWERS[0]
+    assert lamella("ask", QUESTIONS[0], "-c", name)[1].splitlines()[1] == f"  {answers[1]['sentence']}".replace(
+        ANSWERS[0], f"[{ANSWERS[0]}]"
+    )
 
 
 def test_an_answer_is_one_line_without_control_characters(lamella: Any, monkeypatch: pytest.MonkeyPatch) -> None:

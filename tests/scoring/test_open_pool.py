@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -67,6 +67,19 @@ def test_the_expected_share_of_answerable_questions_holds_in_the_pool_and_with_t
         assert (eager[key], strict[key]) == (100, 0)
     for key in ("NoAns_f1", "given_NoAns_f1"):
         assert (eager[key], strict[key]) == (0, 100)
+
+
+def test_the_command_takes_a_batch_size(lamella: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def load(*_: Any, **options: Any) -> Reader:
+        sizes.append(options["batch_size"])
+        return cast(Reader, None)  # nothing is asked
+
+    monkeypatch.setattr(Reader, "load", load)
+    for option in ([], ["--batch-size", 3]):
+        assert lamella("evaluate", "demo:dev", "--open", "--sample", 0, *option)[0] == 0
+    assert sizes == [32, 3]
 
 
 def test_the_command(tmp_path: Path, lamella: Any) -> None:

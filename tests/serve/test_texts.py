@@ -17,7 +17,7 @@ from made_files import make_docx, make_pdf, page, paragraph
 def test_texts_and_pages_are_read() -> None:
     assert text_of_file("Größe\r\n😀".encode(), "a.txt") == ("Größe\n😀", "txt")
     assert text_of_file(b"# Titan", "a.MD") == ("# Titan", "md")
-    assert text_of_file(b"<h1>Titan</h1><p>Huygens &amp; co</p>", "a.html") == ("Titan\nHuygens & co", "html")
+    assert text_of_file(b"<h1>Titan</h1><p>Huygens &amp; co</p>", "a.html") == ("Titan\n\nHuygens & co", "html")
     assert text_of_file(b"plain", "", "text/plain; charset=utf-8") == ("plain", "txt")
 
 

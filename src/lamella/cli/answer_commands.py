@@ -192,7 +192,15 @@ def evaluate(
             raise UsageError(f"evaluate --open: cannot be combined with {given[0]}; its scores are only printed.")
         _print_results(
             _evaluate_open(
-                data, pool or [], model, passages, sample, how_eager=how_eager, language=language, precision=precision
+                data,
+                pool or [],
+                model,
+                passages,
+                sample,
+                how_eager=how_eager,
+                language=language,
+                batch_size=batch_size,
+                precision=precision,
             ),
             as_json,
         )
@@ -264,6 +272,7 @@ def _evaluate_open(
     *,
     how_eager: str | None,
     language: str | None,
+    batch_size: int,
     precision: Any,
 ) -> dict[str, Any]:
     from lamella.inference.abstention import PRIORS
@@ -274,7 +283,7 @@ def _evaluate_open(
     examples = read_questions(data, labelled=True, log=_warn)
     texts = [example.context.text for file in pool for example in read_any_questions(file)[0]]
     return evaluate_open(
-        Reader.load(model, precision=precision),
+        Reader.load(model, precision=precision, batch_size=batch_size),
         examples,
         pool=texts,
         passages=passages,

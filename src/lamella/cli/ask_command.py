@@ -351,7 +351,7 @@ def _read_text(source: str, encoding: str | None, option: str) -> str:
     from lamella.data.file_formats.file_types import recognise_binary
     from lamella.data.html_text import looks_like_html, text_of_html
     from lamella.errors import UnreadableError, printable, truncate
-    from lamella.text_encoding import decode_text
+    from lamella.text_encoding import decode_text, unify_line_ends
 
     try:
         data = sys.stdin.buffer.read() if source == "-" else Path(os.path.expanduser(source)).read_bytes()
@@ -366,7 +366,7 @@ def _read_text(source: str, encoding: str | None, option: str) -> str:
         if option == "--questions" or not (
             looks_like_html(text) or source.lower().endswith((".html", ".htm", ".xhtml"))
         ):
-            return text
+            return unify_line_ends(text)  # as in documents and on the server, so that places are the same
         typer.echo(f"{source}: read as HTML; positions are characters of the text without tags", err=True)
         return text_of_html(text)
     except OSError as error:

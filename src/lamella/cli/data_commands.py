@@ -240,8 +240,8 @@ def convert(
             if not examples:
                 raise UsageError(
                     f"convert --hold-out {hold_out:g}: expected articles for both files, got none for {path}; choose "
-                    "another share, or data with more articles. Articles that share a context stay together: split before "
-                    "--multi-context."
+                    "another share, or data with more articles. Articles that share a context stay together: split "
+                    "before --multi-context."
                 )
     for path, examples in outputs:
         note, lost_answers, impossible = "", {}, 0

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
+from lamella.text_encoding import unify_line_ends
+
+BETWEEN = "\n\n"  # blocks
 _BLOCKS = {
     "address", "article", "aside", "blockquote", "body", "br", "caption", "center", "dd", "details", "dialog",
     "div", "dl", "dt", "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6",
@@ -26,16 +29,18 @@ def looks_like_html(text: str) -> bool:
 
 
 def text_of_html(html: str) -> str:
-    """Return the text of an HTML page: no tags, scripts or styles, entities decoded, a line for each block.
+    """Return the text of an HTML page: no tags, scripts or styles, entities decoded, a blank line between blocks.
+
+    With single line breaks, a heading would be part of the sentence after it.
 
     >>> text_of_html("<h1>Titan</h1><p>Found by <b>Huygens</b> &amp; co.</p><script>x = 1</script>")
-    'Titan\\nFound by Huygens & co.'
+    'Titan\\n\\nFound by Huygens & co.'
     """
     parser = _TextParser()
-    parser.feed(html)
+    parser.feed(unify_line_ends(html))
     parser.close()
     lines = ("".join(parser.pieces)).split("\n")
-    return "\n".join(line.strip() for line in lines if line.strip())
+    return BETWEEN.join(line.strip() for line in lines if line.strip())
 
 
 class _TextParser(HTMLParser):

@@ -291,11 +291,8 @@ def _read(
             record = replace(record, problem=found.reason, state=state)
             documents[name] = _new_document(files.path(name), record, "", new_terms)
             continue
-        text = found.text
-        if found.kind == "html":
-            text = text.replace("\n", "\n\n")  # a line is a paragraph, and passages are cut at blank lines
         record = replace(record, kind=found.kind, pages=found.pages)
-        documents[name] = _new_document(files.path(name), record, text, new_terms)
+        documents[name] = _new_document(files.path(name), record, found.text, new_terms)
     return [documents[name] for name in files.names]
 
 

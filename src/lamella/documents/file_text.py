@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from lamella.documents.text_process import TextProcess
 from lamella.errors import UnreadableError, shorten
-from lamella.text_encoding import decode_text, guess_encoding
+from lamella.text_encoding import decode_text, guess_encoding, unify_line_ends
 from lamella.unpacking import TooLargeFileError, unpack_gzip
 
 KINDS = {
@@ -31,6 +31,7 @@ TYPES = {
 }
 COMPRESSED = ".gz"
 PDF_SIGNATURE = b"%PDF-"
+BETWEEN = "\n\n"  # pages, paragraphs and blocks
 
 
 class UnknownKindError(UnreadableError):
@@ -78,10 +79,9 @@ def text_of_file(
         if kind == "html":
             data = _decode(data, name, encoding).encode("utf-8", "replace")
         parts = [_clean(part) for part in process.read(data, name, kind, most_characters)]
-        separator = "\n" if kind == "html" else "\n\n"
-        text = separator.join(filter(None, parts))
+        text = BETWEEN.join(filter(None, parts))
         if kind == "pdf":
-            lengths = (len(part) + len(separator) if part else 0 for part in parts[:-1])
+            lengths = (len(part) + len(BETWEEN) if part else 0 for part in parts[:-1])
             pages = tuple(accumulate(lengths, initial=0))
     text = _clean(text)
     if not text.strip():
@@ -127,4 +127,4 @@ def _without_gz(name: str) -> str:
 
 def _clean(text: str) -> str:
     """Return a text with `\\n` as line ends and without halves of surrogate pairs, which have no UTF-8 form."""
-    return text.replace("\r\n", "\n").replace("\r", "\n").encode("utf-8", "replace").decode("utf-8")
+    return unify_line_ends(text).encode("utf-8", "replace").decode("utf-8")

@@ -28,7 +28,8 @@ def find_files(sources: Iterable[str | os.PathLike[str]]) -> list[FoundFiles]:
     """Return the files of folders, files by themselves, and those that match glob patterns (`**` is any depth).
 
     A folder stands for all files of known kinds in it, at any depth; hidden files and folders are skipped, and so are
-    links to folders and links out of the folder. Each file is returned once. The files that have no folder come last.
+    links to folders and links out of the folder, the latter with a warning. Each file is returned once. The files that
+    have no folder come last.
     """
     folders: list[str] = []
     files_named: list[str] = []
@@ -73,13 +74,20 @@ def _walk(folder: Path) -> Iterator[str]:
         warn(f"{printable(error.filename)}: cannot be read ({reason}).")
 
     root = Path(os.path.realpath(folder))
+
+    def leads_out(path: str, kind: str) -> bool:
+        if not os.path.islink(path) or root in (target := Path(os.path.realpath(path))).parents or target == root:
+            return False
+        warn(f"{printable(path)}: skipped: links to a {kind} outside of the folder; to read it, name it.")
+        return True
+
     for top, folders, files in os.walk(folder, onerror=report):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in folders:  # links to folders are not followed; within the folder, their files are read anyway
+            leads_out(os.path.join(top, name), "folder")
         for name in sorted(files):
             if name.startswith(".") or kind_of_name(name) is None:
                 continue
             path = os.path.join(top, name)
-            if os.path.islink(path) and root not in Path(os.path.realpath(path)).parents:
-                warn(f"{printable(path)}: skipped: links to a file outside of the folder; to read it, name it.")
-                continue
-            yield os.path.relpath(path, folder)
+            if not leads_out(path, "file"):
+                yield os.path.relpath(path, folder)

@@ -10,6 +10,10 @@ LOCKED = "expected a PDF that everyone can open, got one that asks for a passwor
 HUGE = "expected a PDF of reasonable size, got one that unpacks to far too much; save it as text"
 SCANNED = "expected a PDF with text, got pictures only, such as a scan; recognise its text first"
 DAMAGED = "expected a PDF, got a damaged one; save it again, or print it to a new PDF"
+# Typesetters write "fi" as one character, which no question has, and most tokenizers do not know.
+LIGATURES = str.maketrans(
+    dict(zip("\ufb00\ufb01\ufb02\ufb03\ufb04\ufb05\ufb06", ("ff", "fi", "fl", "ffi", "ffl", "st", "st"), strict=True))
+)
 
 
 class UnreadablePdfError(ValueError):
@@ -31,7 +35,7 @@ def pages_of_pdf(data: bytes, most_characters: int) -> list[str]:
         if len(reader.pages) > MOST_PAGES:
             raise UnreadablePdfError(f"expected at most {MOST_PAGES:,} pages, got {len(reader.pages):,}; split it")
         for page in reader.pages:
-            pages.append(page.extract_text().strip())
+            pages.append(page.extract_text().strip().translate(LIGATURES))
             length += len(pages[-1])
             if length > most_characters:
                 raise UnreadablePdfError(f"expected at most {most_characters:,} characters, got more; split it")

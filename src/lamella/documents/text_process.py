@@ -46,7 +46,7 @@ class TextProcess:
         self.close()
 
     def read(self, data: bytes, name: str, kind: str, most_characters: int) -> list[str]:
-        """Return the pages of a PDF, the paragraphs of a docx file, or the lines of an HTML page."""
+        """Return the pages of a PDF, the paragraphs of a docx file, or the blocks of an HTML page."""
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -126,9 +126,9 @@ def main() -> None:
 
 def _read(data: bytes, kind: str, most_characters: int) -> list[str]:
     if kind == "html":
-        from lamella.data.html_text import text_of_html
+        from lamella.data.html_text import BETWEEN, text_of_html
 
-        return text_of_html(data.decode("utf-8")).split("\n")
+        return text_of_html(data.decode("utf-8")).split(BETWEEN)
     if kind == "docx":
         from lamella.documents.docx_text import paragraphs_of_docx
 

@@ -354,6 +354,8 @@ def _check_question(number: int, question: Any, context: Any, *, several: bool) 
     if not question.strip():
         raise UsageError(f"question{which}: expected a text, got an empty one.")
     if isinstance(context, Documents):
+        if not len(context.passages):
+            raise UsageError("ask: expected documents with text, got none.")
         return _Question(question, context.texts, several_contexts=False, documents=context)
     texts = [context] if isinstance(context, str) else as_list("context", context)
     if not texts:
