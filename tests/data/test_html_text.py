@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from lamella.data.html_text import looks_like_html, text_of_html
@@ -54,3 +56,11 @@ def test_html_is_recognised(html: str) -> None:
 )
 def test_other_texts_are_no_html(text: str) -> None:
     assert not looks_like_html(text)
+
+
+def test_many_comments_take_little_time() -> None:
+    comments = "<!-- note -->\n" * 10_000
+    begin = time.process_time()
+    assert not looks_like_html(f"{comments}text")
+    assert looks_like_html(f"{comments}<html>")
+    assert time.process_time() - begin < 1

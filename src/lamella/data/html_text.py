@@ -16,7 +16,9 @@ _BLOCKS = {
 }  # fmt: skip
 _CELLS = {"td", "th"}
 _HIDDEN = {"noscript", "script", "style", "svg", "template"}  # a browser does not show their content
-_PAGE = re.compile(r"\s*(?:<\?xml.*?\?>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S)
+_PAGE = re.compile(  # a comment is atomic: else the time to try each as a part of the one before is exponential
+    r"\s*(?:<\?xml.*?\?>\s*)?(?:(?><!--.*?-->)\s*)*+<(?:!doctype\s+html|html|head|body)\b", re.I | re.S
+)
 _FRAGMENT = re.compile(r"\s*<([a-z][a-z0-9]*)(?:\s[^<>]*)?>.*</\1\s*>", re.I | re.S)
 
 
