@@ -279,7 +279,7 @@ class LearnerOptions(Section):
     head_learning_rate: float | None = Field(
         default=None, gt=0, description="peak learning rate of the head; unset: same as the encoder's"
     )
-    weight_decay: float = Field(default=0.01, ge=0, description="AdamW weight decay; not on biases and LayerNorms")
+    weight_decay: float = Field(default=0.01, ge=0, description="weight decay, not of biases, norms and layer weights")
     schedule: PartSpec = Field(default={"name": "linear"}, description="learning-rate schedule")
     adam_epsilon: float = Field(default=1e-8, gt=0, description="AdamW's epsilon, added to the root of the squares")
     bias_correction: bool = Field(

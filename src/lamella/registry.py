@@ -164,6 +164,8 @@ FAMILIES: dict[str, Family] = {
                 "lamella.heads.conv",
                 "lamella.heads.context_cnn",
             ),
+            # needs: the options that have an effect only with some values of another option, given with these
+            traits={"needs": {}},
         ),
         Family("task", "defines what the reader predicts", ("lamella.heads.tasks",)),
         Family("loss", "is the training loss of a task", ("lamella.heads.losses",)),

@@ -49,6 +49,26 @@ def plan_of(**sections: dict[str, Any]) -> Any:
             {"overwrite": True},
             "expected no start, which the task answerability does not choose, got 2.",
         ),
+        (
+            {"learner": {"mixer": ["average", {"name": "xception", "middle": 4}]}},
+            {"overwrite": True},
+            'xception.middle: 4 has no effect with variant = "abbreviated"; remove it, or set variant = "full".',
+        ),
+        (
+            {"learner": {"mixer": "last", "beside": {"name": "context_cnn", "context": "none", "kernel": 3}}},
+            {"overwrite": True},
+            'no effect with context = "none"; remove it, or set context = "segments" or context = "vector".',
+        ),
+        (
+            {"learner": {"mixer": {"name": "context_cnn", "maps": 3}}},
+            {"overwrite": True},
+            'context_cnn.maps: 3 has no effect with context = "segments"',
+        ),
+        (
+            {"learner": {"mixer": {"name": "context_cnn", "context": "vector", "step": 3}}},
+            {"overwrite": True},
+            'context_cnn.step: 3 has no effect with context = "vector"',
+        ),
         ({"encoder": {"tuning": "full"}}, {"overwrite": True, "cache": Path("cache")}, "expected frozen"),
         ({"learner": {"distil": {"name": "stored", "runs": ["out"]}}}, {"overwrite": True}, "which this run reads"),
     ],

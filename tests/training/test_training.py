@@ -121,6 +121,14 @@ def test_biases_of_several_layers_are_not_decayed(shared: bool) -> None:
     assert found == {"stages.0.A": 0.01, "stages.0.b": 0.0, "task.q": 0.01, "task.b": 0.0}
 
 
+@pytest.mark.parametrize("options", [{}, {"shared": True, "normalise": "softmax"}], ids=str)
+def test_layer_weights_are_not_decayed(options: dict[str, Any]) -> None:
+    head = tiny_model(learner={"mixer": {"name": "scalar_mix", **options}}).head
+    decay_of = {id(p): group["weight_decay"] for group in parameter_groups(head, 1e-3, 0.01) for p in group["params"]}
+    found = {name: decay_of[id(parameter)] for name, parameter in head.named_parameters()}
+    assert found == {"stages.0.w": 0.0, "stages.0.gamma": 0.0, "task.q": 0.01, "task.b": 0.0}
+
+
 def test_the_head_may_have_its_own_learning_rate() -> None:
     model = tiny_model()
     learner = make_learner(model, LearnerOptions(learning_rate=1e-3, head_learning_rate=1e-2, weight_decay=0.0), 10)

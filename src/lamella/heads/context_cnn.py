@@ -20,7 +20,19 @@ Size = Annotated[int, Field(ge=1)]
 _SMOOTHING = 8  # tokens over whose maximum every feature map is smoothed first
 
 
-@register("mixer", "context_cnn")
+_WITH_SEGMENTS = {"context": ["segments", "none"]}  # the length of the filters follows from the segments
+
+
+@register(
+    "mixer",
+    "context_cnn",
+    needs={
+        "kernel": {"context": ["segments", "vector"]},
+        "maps": {"context": ["vector"]},
+        "segment": _WITH_SEGMENTS,
+        "step": _WITH_SEGMENTS,
+    },
+)
 class ContextCNN(Stage):
     """Context-aware convolution: filters F computed from the text of each window (Hulburd, after Shen et al.).
 

@@ -171,7 +171,7 @@ _XCEPTION_WIDTHS = {"abbreviated": (64, 128, 256, 512), "full": (32, 64, 128, 25
 _XCEPTION_MIN_WIDTH = 9  # hidden units that the first two convolutions need
 
 
-@register("mixer", "xception")
+@register("mixer", "xception", needs={"middle": {"variant": ["full"]}})
 class Xception(Stage):
     """Xception along the hidden axis of every token, with the layers as channels (BERTVision's classification CNNs).
 

@@ -39,6 +39,7 @@ class Stage(nn.Module):
     out_shape: StageShape
     reads_q = False  # whether `forward` reads the task's vectors, which must then be as wide as the encoder
     weighs_per_token = False  # whether `layer_weights` differs from token to token
+    undecayed: tuple[str, ...] = ()  # names of parameters that are not decayed, besides biases and single vectors
 
     @staticmethod
     def reads(layers: tuple[int, ...]) -> tuple[int, ...]:

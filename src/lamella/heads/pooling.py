@@ -77,7 +77,10 @@ class ScalarMix(LayerWeights):
 
     The PCE paper's equation has no softmax and gives no initial values. Ours start as the mean of the layers in both
     forms (w = 1/L, or softmax of zeros) with γ = 1. BERTVision starts w from N(0, 0.05), which is nearly the same.
+    Neither paper decays w, and weight decay does not apply to it here: it would pull towards 0, or towards the mean.
     """
+
+    undecayed = ("w",)
 
     def __init__(
         self, shape: StageShape, *, shared: bool = False, normalise: Literal["none", "softmax"] = "none"

@@ -33,6 +33,7 @@ def check_before_loading(
     for config in plan.runs.values():
         _check_metric_fits_task(config)
         _check_loss_fits_task(config)
+        _check_mixer_options(config)
     check_depths(plan.runs)
     check_lengths(plan.runs)
 
@@ -151,3 +152,25 @@ def _check_loss_fits_task(config: RunConfig) -> None:
         if option not in choices and options.get(option, 1) != 1:
             problem = f"expected no {option}, which the task {task} does not choose, got {options[option]:g}."
             raise ConfigError("learner.loss", [problem])
+
+
+def _check_mixer_options(config: RunConfig) -> None:
+    """Check that no option of a mixer is set that has no effect with the others.
+
+    Only before training: a saved model loads whatever it was trained with.
+    """
+    problems = []
+    for spec in (*config.learner.mixer, *config.learner.beside):
+        name, given = registry.split(spec)
+        part = registry.part("mixer", name)
+        defaults, options = {option.name: option.default for option in part.options}, part.resolved(given)
+        for option, condition in registry.trait("mixer", spec, "needs").items():
+            for other, values in condition.items():
+                if options[option] != defaults[option] and options[other] not in values:
+                    choices = " or ".join(f'{other} = "{value}"' for value in values)
+                    problems.append(
+                        f'{name}.{option}: {options[option]} has no effect with {other} = "{options[other]}"; '
+                        f"remove it, or set {choices}."
+                    )
+    if problems:
+        raise ConfigError("learner.mixer", problems)

@@ -17,7 +17,7 @@ from lamella.training.fitting.learner import Learner
 from lamella.training.fitting.processes import Processes
 from lamella.training.fitting.steps import BEGINNING, Position
 
-FORMAT = 5  # 4 had the biases of `compress` among the decayed parameters, and no hashes of teachers
+FORMAT = 6  # 5 had the layer weights of `scalar_mix` among the decayed parameters
 
 
 @dataclass(frozen=True)

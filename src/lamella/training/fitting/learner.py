@@ -282,8 +282,9 @@ def parameter_groups(module: nn.Module, learning_rate: float, weight_decay: floa
     """Group the trained parameters: matrices are decayed; biases, LayerNorms and scalars are not.
 
     Several biases may be in one matrix, such as one for each layer; they are recognised by their name. A module can
-    declare `learning_rate_ratios`: its own parameters, by name, whose learning rate is another (LoRA+).
+    declare its own parameters, by name: `undecayed`, and `learning_rate_ratios` of other learning rates (LoRA+).
     """
+    undecayed = {child.get_parameter(name) for child in module.modules() for name in getattr(child, "undecayed", ())}
     ratios = {
         child.get_parameter(name): ratio
         for child in module.modules()
@@ -292,7 +293,7 @@ def parameter_groups(module: nn.Module, learning_rate: float, weight_decay: floa
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            spared = parameter.ndim < 2 or name.rpartition(".")[2] in BIASES
+            spared = parameter.ndim < 2 or name.rpartition(".")[2] in BIASES or parameter in undecayed
             groups.setdefault((ratios.get(parameter, 1.0), spared), []).append(parameter)
     # The usual rate comes first: its first group is the one whose learning rate is recorded.
     return [
