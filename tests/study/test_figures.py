@@ -77,6 +77,11 @@ def test_curves_by_epochs_and_by_time() -> None:
     assert figures.curves_figure(rows) == svg
 
 
+def test_evaluations_within_a_hundredth_of_a_second_are_drawn() -> None:
+    at_once = {**curve(50, 60), "seconds": [0.0, 0.0]}
+    assert "training time, s" in texts(figures.curves_figure({"dot": [result(curve=at_once)]}))
+
+
 def test_distillation_is_drawn_for_the_rows_that_have_it() -> None:
     rows = {"plain": [result(curve=curve(50, 60))], "sda": [result(curve=curve(50, 60, distillation=0.01))]}
     assert [text for text in texts(figures.parts_figure(rows, "distillation")) if text in rows] == ["sda"]

@@ -180,6 +180,18 @@ def test_a_bar_in_a_name_is_escaped(kept: Path) -> None:
     assert r"| Mini\|LM | bundled train" in markdown_report([kept])[0]
 
 
+def test_the_names_of_runs_are_no_markup(kept: Path) -> None:
+    folder = kept.with_name("named")
+    folder.mkdir()
+    for name, kind in (("<img src=x>", "last-seed0"), ("a*b*", "dot-seed0")):
+        shutil.copy(kept / f"{kind}.json", folder / f"{name}.json")
+    text, _ = markdown_report([folder])
+    assert "<img" not in text
+    assert "a*b" not in text
+    assert r"&lt;img src=x> and a\*b\* are not distinguishable" in text
+    assert r"a\*b\*, &lt;img src=x>; by ms/question" in text
+
+
 def test_an_option_of_another_version_can_be_a_column(kept: Path) -> None:
     layout = kept / "page.toml"
     layout.write_text(layout.read_text().replace('"learner.mixer"', '"learner.former", "training.patience"', 1))

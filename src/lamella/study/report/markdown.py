@@ -19,7 +19,7 @@ from lamella.study.pareto import pareto_fronts
 from lamella.study.records import ANSWERABILITY, SPAN, RunRecord, RunSelection, read_records
 from lamella.study.report.columns import COLUMNS, MEASURED, NOTHING, Labels, describe_dev, readable_value
 from lamella.study.report.layout import LAYOUT_FILE, RANKING_COSTS, Layout, LayoutSection, read_layout
-from lamella.study.report.page_blocks import Table, markdown_block
+from lamella.study.report.page_blocks import Bullets, Paragraph, Table, markdown_block
 from lamella.study.report.provenance_section import provenance_section
 from lamella.study.result_files import is_result, json_files
 
@@ -119,25 +119,34 @@ def _run_parts(
     columns = section.columns or layout.columns
     _check_columns(columns, section, readers, where)
     parts = [
-        *(f"{line[0].upper()}{line[1:]}." for line in task_lines(readers)),
-        _questions_line(records[0], labels),
+        *(_paragraph(f"{line[0].upper()}{line[1:]}.") for line in task_lines(readers)),
+        _paragraph(_questions_line(records[0], labels)),
         _readers_table(columns, readers, labels, keep_empty=bool(section.columns)),
         *_verdict_lists(others, baseline),
     ]
     if len(readers) > 1:
-        parts.append(_fronts_line(readers, layout.costs))
+        parts.append(_paragraph(_fronts_line(readers, layout.costs)))
     if MEASURED & {*columns, *layout.costs}:
-        parts.append(_devices_line(readers))
+        parts.append(_paragraph(_devices_line(readers)))
     return parts
+
+
+def _paragraph(text: str) -> str:
+    """Return a text as Markdown: the names of runs and files in it are no markup."""
+    return markdown_block(Paragraph(text))
 
 
 def _verdict_lists(readers: Sequence[ComparedReader], baseline: ComparedReader) -> list[str]:
     """Return the verdicts as a list; where questions have several contexts, per context and per question."""
-    lists = ["\n".join(f"- {_verdict(difference)}" for difference in paired_differences(readers, baseline))]
+    lists = [_verdict_list(paired_differences(readers, baseline))]
     if readers and baseline.by_question is not None:
         of_questions = question_differences(readers, baseline)
-        lists = ["Per context:", *lists, "Per question:", "\n".join(f"- {_verdict(of)}" for of in of_questions)]
+        lists = ["Per context:", *lists, "Per question:", _verdict_list(of_questions)]
     return lists
+
+
+def _verdict_list(differences: Sequence[PairedDifference]) -> str:
+    return markdown_block(Bullets(tuple(map(_verdict, differences))))
 
 
 def _find_baseline(section: LayoutSection, readers: Sequence[ComparedReader], where: Path) -> ComparedReader:

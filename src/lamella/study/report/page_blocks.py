@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 _CODE = re.compile(r"(`[^`]+`)")
+_MARKUP = re.compile(r"[*]|<(?=[A-Za-z/!?])|\](?=\()")  # a `<` before anything else is no tag, as in `p < 0.001`
 _STYLE = """
 main { padding-top: 28px; padding-bottom: 40px; }
 h2 { margin: 1.8em 0 .4em; }
@@ -172,7 +173,7 @@ def _markdown(text: str) -> str:
     return "".join(
         part
         if _CODE.fullmatch(part)
-        else re.sub(r"[*<]|\](?=\()", lambda match: "&lt;" if match[0] == "<" else f"\\{match[0]}", part)
+        else re.sub(_MARKUP, lambda match: "&lt;" if match[0] == "<" else f"\\{match[0]}", part)
         for part in _CODE.split(" ".join(text.split()))
     )
 

@@ -152,6 +152,7 @@ def _draw_panel(panel: Panel, size: tuple[int, int]) -> Iterator[str]:
     y_ticks = axis_ticks(ys)
     # Lines reach to the right end; points and their labels need room beside them.
     first, last = (min([*x_ticks, *xs]), max([*x_ticks, *xs] if panel.points else xs))
+    last = last if last > first else first + 1.0  # all values are equal
     x_ticks = [tick for tick in x_ticks if tick <= last * (1 + 1e-9)]
     area: Box = (LEFT, TOP, size[0] - RIGHT, size[1] - BOTTOM)
 
