@@ -48,6 +48,16 @@ def test_the_suspected_encoding_is_named(text: str, encoding: str) -> None:
     assert decode_text(data, "notes.txt", encoding) == text
 
 
+@pytest.mark.parametrize("text", [KOREAN, "Москва является столицей России.", "Le café où l'été fut agréable."])
+def test_utf8_with_a_wrong_byte_stays_utf8(text: str) -> None:
+    data = f"{text} {text}".encode()
+    for damaged in (data[:60] + b"\xff" + data[60:], data + "é".encode()[:1]):
+        assert guess_encoding(damaged) == "utf-8-sig"
+        assert damaged.decode("utf-8-sig", "replace").startswith(text[:10])
+        with pytest.raises(UnreadableError, match="so the file is damaged there; save it again"):
+            decode_text(damaged, "notes.txt", advice="pass --encoding {encoding}")
+
+
 @pytest.mark.parametrize(
     ("declaration", "encoding"),
     [

@@ -37,6 +37,9 @@ def decode_text(data: bytes, name: str, encoding: str | None = None, *, advice: 
         message = f"{name}: expected {wanted} text, got byte 0x{data[error.start]:02x} at position {error.start}"
         if codec == "utf-8-sig":
             suspect = guess_encoding(data)
+            if suspect == "utf-8-sig":
+                advice = "nearly all else is UTF-8, so the file is damaged there; save it again"
+                raise UnreadableError(f"{message}; {advice}.") from None
             raise UnreadableError(f"{message} (probably {suspect}); {advice.format(encoding=suspect)}.") from None
         raise UnreadableError(f"{message}; the file is damaged or has another encoding.") from None
     if codec == "utf-8-sig" and (utf16 := _guess_utf16(data)):
@@ -49,11 +52,14 @@ def decode_text(data: bytes, name: str, encoding: str | None = None, *, advice: 
 def guess_encoding(data: bytes) -> str:
     """Guess the encoding of text that is not UTF-8, from the characters that each candidate would give.
 
-    The encoding that an HTML page declares is believed: most of its bytes are markup, whatever its language.
+    The encoding that an HTML page declares is believed: most of its bytes are markup, whatever its language. UTF-8 with
+    a few wrong bytes, such as a file that was cut inside a character, is still UTF-8 (`utf-8-sig`).
     """
     sample = data[:_SAMPLE]
     if utf16 := _guess_utf16(data):
         return utf16
+    if _is_damaged_utf8(sample):
+        return "utf-8-sig"
     if declared := _declared_encoding(data):
         return declared
     if sum(byte > 127 for byte in sample) < 0.3 * len(sample.translate(None, b" \t\r\n")):
@@ -91,6 +97,13 @@ def _declared_encoding(data: bytes) -> str | None:
     except LookupError:
         return None
     return _LARGER.get(name, name) if _PAGES.fullmatch(name) else None
+
+
+def _is_damaged_utf8(sample: bytes) -> bool:
+    """Whether nearly all characters beyond ASCII are UTF-8; in other encodings, hardly any is by chance."""
+    text = sample.decode("utf-8", "replace")
+    wrong = text.count("\ufffd")
+    return sum(character > "\x7f" for character in text) - wrong > 3 * wrong
 
 
 def _guess_utf16(data: bytes) -> str | None:
