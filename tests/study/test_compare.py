@@ -275,6 +275,19 @@ def test_seeds_timed_on_different_devices_have_no_mean_time(tmp_path: Path, data
     )
 
 
+def test_the_device_of_a_reader_is_that_of_its_timed_seeds(tmp_path: Path, data: Path) -> None:
+    costs = [{"train_seconds": 100.0, "device": "gpu"}, {"device": "cpu"}]
+    folders = [
+        write_run(
+            tmp_path / f"{name}{seed}", data, [1] * right + [0] * (100 - right), config=config(name, seed), cost=cost
+        )
+        for name, right in (("a", 50), ("b", 70))
+        for seed, cost in enumerate(costs)
+    ]
+    (front,) = [front for front in compare(folders).fronts if front.cost == "train_seconds"]
+    assert (front.device, front.readers) == ("gpu", ("b",))
+
+
 def test_one_device_is_named_in_the_head(tmp_path: Path, data: Path) -> None:
     cost = {"device": CPU, "train_seconds": 5.0}
     folders = [write_run(tmp_path / name, data, [1] * 100, cost=cost) for name in "ab"]

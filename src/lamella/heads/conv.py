@@ -187,7 +187,9 @@ class Xception(Stage):
     The paper does not give its span network. Ours is the same network for every token; after pooling and `compress` of
     386 with `skip`, `variant = "full", middle = 4, widths = [32, 64, 128, 256, 512, 728, 728, 1024]` gives the paper's
     share of parameters (1.970 %). Over all tokens of a window it costs more than the encoder; for [CLS] alone almost
-    nothing. The statistics of the normalisation come from real tokens, with momentum 0.1: this is ours, too.
+    nothing. The statistics of the normalisation come from real tokens, with momentum 0.1: this is ours, too. So is the
+    place of the means over 3 units: around the units that the shortcut reads. Keras shifts them by one unit where the
+    width is even, as after the first block on BERT-large.
     """
 
     def __init__(

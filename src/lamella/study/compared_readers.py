@@ -98,8 +98,12 @@ class ComparedReader:
 
     @property
     def device(self) -> str | None:
-        """The device that the times of all its runs were measured on; None if they differ or do not record it."""
-        devices = {run.device for run in self.runs}
+        """The device that its times were measured on; None if there are several, or if it is not recorded.
+
+        Runs without times, which had no device to themselves, do not count, unless no run has any.
+        """
+        timed = [run for run in self.runs if any(is_number(run.cost.get(key)) for key in TIME_COSTS)]
+        devices = {run.device for run in timed or self.runs}
         return devices.pop() if len(devices) == 1 else None
 
     def mean_score(self, key: str) -> float | None:

@@ -276,7 +276,9 @@ def _mean_cost(results: Sequence[Result], key: str) -> float | None:
 
 
 def _device(results: Sequence[Result]) -> str | None:
-    devices = {result.content["cost"].get("device") for result in results}
+    """Return the device that times were measured on; runs without times count only if none has any."""
+    costs = [result.content["cost"] for result in results]
+    devices = {cost.get("device") for cost in [cost for cost in costs if cost.keys() & set(TIME_COSTS)] or costs}
     return devices.pop() if len(devices) == 1 else None
 
 
