@@ -424,6 +424,78 @@ def test_a_correction_is_undone(page: Chrome) -> None:
     assert page.execute_script("return document.querySelectorAll('.kept-list li').length") == before
 
 
+ADAPTED = """
+const fetched = window.fetch;
+const side = {right: 3, f1: 50};
+const threshold = {sentence: "It has the threshold of the old reader."};
+const verdict = {questions: 7, before: side, after: side, result: "unclear", sentence: "Nothing is proven.", threshold,
+  f1_difference: {value: 0, low: 0, high: 0}};
+const adaptation = {id: "a1", state: "finished", model: "tiny", trained_on: 13, left_out: 7, verdict};
+const state = {corrections: [], least: 20, can_adapt: true, why_not: null, adaptation};
+window.fetch = (path, options) => (path === "v1/corrections" ? Promise.resolve(Response.json(state)) : fetched(path, options));
+window.connectAgain = () => document.getElementById("key").dispatchEvent(new Event("change"));
+window.connectAgain();
+"""  # a reader that waits for a name
+
+
+def test_the_name_for_an_adapted_reader_stays_while_the_page_is_drawn_again(page: Chrome) -> None:
+    page.execute_script(ADAPTED)
+    eventually(page, "return document.getElementById('new-name')?.value === 'tiny-adapted'")
+    name = page.find_element("id", "new-name")
+    name.clear()
+    name.send_keys("mine", "\ue012")
+    page.execute_script("window.drawn = 0; new MutationObserver(() => window.drawn++)"
+                        ".observe(document.getElementById('corrections'), {childList: true}); connectAgain()")  # fmt: skip
+    eventually(page, "return window.drawn >= 2")
+    assert page.execute_script(
+        "const {id, value, selectionStart} = document.activeElement; return [id, value, selectionStart]"
+    ) == ["new-name", "mine", 3]
+    ask(page, "When did the probe land on Titan?")
+    assert page.execute_script("return document.getElementById('new-name').value") == "mine"
+
+
+def test_a_new_key_adds_no_listeners(page: Chrome) -> None:
+    page.execute_script(
+        "window.added = []; const add = document.addEventListener;"
+        "document.addEventListener = (type, ...more) => { window.added.push(type); add.call(document, type, ...more); };"
+    )
+    for _ in range(2):
+        page.execute_script("document.getElementById('about').textContent = '';"
+                            "document.getElementById('key').dispatchEvent(new Event('change'))")  # fmt: skip
+        eventually(page, "return document.getElementById('about').textContent")
+    page.execute_async_script("setTimeout(arguments[0], 300)")
+    assert page.execute_script("return window.added") == []
+    click_and_mark = "return document.querySelector('.marking .chosen')?.textContent"
+    ask(page, "When did the probe land on Titan?")
+    click(page, "Mark it", ".judge")
+    assert eventually(page, click_and_mark) == "“14 January 2005”"
+    page.switch_to.active_element.send_keys("\ue012")  # an arrow key ends the selection, not the choice
+    assert page.execute_script(click_and_mark) == "“14 January 2005”"
+
+
+def test_names_and_surroundings_do_not_cut_characters(page: Chrome) -> None:
+    family = "👩‍👩‍👧"
+    paste(page, f"a{family * 120} Titan was discovered by Huygens {family * 120}.")
+    assert texts_of(page, ".tab .title") == [f"a{25 * family} …"]
+    ask(page, "Who discovered Titan?")
+    (around,) = texts_of(page, ".around")
+    assert around.startswith("… ")
+    assert "👩" not in around.replace(family, "")
+    click(page, "Mark it", ".judge")
+    page.switch_to.active_element.send_keys("\ue009", "a", "\ue000")  # Ctrl+A
+    assert texts_of(page, ".marking .chosen") == [f"“a{39 * family} … {14 * family}.”"]
+
+
+def test_a_download_that_fails_is_reported(page: Chrome, address: str) -> None:
+    post(f"{address}/v1/corrections", {"question": "Who?", "context": "Huygens.", "start": 0, "end": 7})
+    page.refresh()
+    eventually(page, "return document.querySelector('#corrections summary')")
+    page.execute_script("window.fetch = async () => { throw new TypeError('Failed to fetch'); }")
+    page.find_element("css selector", "#corrections summary").click()
+    click(page, "Download as a SQuAD file", "#corrections")
+    assert "does not answer" in eventually(page, "return document.getElementById('problem').textContent")
+
+
 def test_everything_can_be_reached_with_the_keyboard(page: Chrome) -> None:
     tab, space = "\ue004", " "
     field = page.switch_to.active_element

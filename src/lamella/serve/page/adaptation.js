@@ -6,6 +6,7 @@ import {counted, make, showProblem, speak} from "./dom.js";
 const EVERY = 1000;  // milliseconds between looks at a running adaptation
 const FEW = 30;  // questions below which an interval would promise too much
 let timer = null;
+let naming = null;  // {job, field}: the field for the name of an adapted reader, kept with what is typed into it
 
 /** Return what can be done with the corrections now; `load` reads their state again. */
 export function adaptation(state, page, load) {
@@ -58,7 +59,9 @@ function verdict(job, page, load, discard) {
     return make("tr", {}, make("th", {scope: "row"}, label), make("td", {class: "gauge"}, bar),
       make("td", {}, `${side.right} of ${found.questions}`), make("td", {}, side.f1.toFixed(0)));
   };
-  const field = make("input", {type: "text", id: "new-name", value: freeName(job.model, page.models()), maxlength: 100, spellcheck: "false"});
+  if (naming?.job !== job.id) naming = {job: job.id, field: make("input",
+    {type: "text", id: "new-name", value: freeName(job.model, page.models()), maxlength: 100, spellcheck: "false"})};
+  const {field} = naming;
   const keep = make("button", {type: "button", class: "primary", onclick: async () => {
     const kept = await attempt(() => call("POST", `v1/adaptations/${job.id}/keep`, {name: field.value.trim()}));
     if (kept) {

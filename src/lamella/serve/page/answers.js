@@ -2,7 +2,7 @@
 
 import {answersAt, decide, samePlace} from "./decision.js";
 import {make, percent} from "./dom.js";
-import {unitsOf} from "./offsets.js";
+import {firstOf, lastOf, unitsOf} from "./offsets.js";
 
 export const LETTERS = [..."ABCDEFGH"];  // as many readers as the server answers a question with
 const FAINTEST = 0.01;  // probability below which a runner-up is not shown
@@ -60,10 +60,11 @@ function surroundings(answer, found, {several, manyTexts, onShow}) {
   const button = make("button", {type: "button", class: "plain show", onclick: () => onShow(answer)},
     manyTexts ? `Show in ${answer.name}` : "Show in the text");
   if (several) return make("p", {class: "around"}, button);
-  let before = text.slice(Math.max(0, from - AROUND), from).replace(/^[\s\S]*\n\s*\n/, "");
-  let after = text.slice(to, to + AROUND).replace(/\n\s*\n[\s\S]*$/, "");
-  if (from - before.length > 0 && before.length === Math.min(AROUND, from)) before = `… ${before.replace(/^\S*\s/, "")}`;
-  if (to + after.length < text.length && after.length === AROUND) after = `${after.replace(/\s\S*$/, "")} …`;
+  const [left, right] = [lastOf(text.slice(0, from), AROUND), firstOf(text.slice(to), AROUND)];
+  let before = left.replace(/^[\s\S]*\n\s*\n/, "");
+  let after = right.replace(/\n\s*\n[\s\S]*$/, "");
+  if (before === left && left.length < from) before = `… ${before.replace(/^\S*\s/, "")}`;
+  if (after === right && to + right.length < text.length) after = `${after.replace(/\s\S*$/, "")} …`;
   const short = text.length < SHORT && !manyTexts;  // on a wide screen, the answer is in view on the paper
   return make("p", {class: `around${short ? " short" : ""}`},
     before, make("mark", {class: found ? "answer" : "guess"}, text.slice(from, to)), after, " ", button);

@@ -11,7 +11,12 @@ export class ServerError extends Error {
 }
 
 /** Send a request and return the JSON of its answer. */
-export async function call(method, path, body, type = "application/json") {
+export async function call(method, path, body, type) {
+  return jsonOf(await respond(method, path, body, type));
+}
+
+/** Send a request and return its answer; raise a ServerError if there is none, or if it is an error. */
+export async function respond(method, path, body, type = "application/json") {
   const headers = {};
   const key = storedKey();
   if (key) headers.Authorization = `Bearer ${key}`;
@@ -27,17 +32,19 @@ export async function call(method, path, body, type = "application/json") {
   } catch {
     throw new ServerError("The server does not answer; check that it is running, then try again.", 0);
   }
-  const value = await response.json().catch(() => ({}));
   if (response.status === 401) {
     askForKey();
     throw new ServerError(key ? "This is not a key of this server." : "Type the key of this server to go on.", 401);
   }
   if (!response.ok) {
+    const value = await jsonOf(response);
     const message = value.error?.message ?? value.error ?? `The server answered with status ${response.status}.`;
     throw new ServerError(String(message), response.status);
   }
-  return value;
+  return response;
 }
+
+const jsonOf = (response) => response.json().catch(() => ({}));
 
 /** Return the key that was typed, if the server asks for one; it is forgotten with the tab. */
 export const storedKey = () => sessionStorage.getItem("lamella-key") ?? "";

@@ -1,10 +1,10 @@
 // Correct answers: mark the right words or "no answer", keep them on the server, list and undo them.
 
-import {call, storedKey} from "./api.js";
+import {call, respond} from "./api.js";
 import {adaptation} from "./adaptation.js";
 import {byId, keepingFocus, make, showProblem, speak} from "./dom.js";
 import {selectedPlace, selectPlace} from "./marks.js";
-import {pointsOf} from "./offsets.js";
+import {firstOf, lastOf, pointsOf} from "./offsets.js";
 import {shownText, showText} from "./texts.js";
 
 let state = null;  // {corrections, least, can_adapt, why_not}; null: this server keeps none
@@ -14,7 +14,6 @@ let page = null;  // what the page offers: {redraw, entries, chosen, models, mod
 /** Load the corrections, if the server keeps them. */
 export async function startCorrections(offered, enabled) {
   page = {...offered, adaptationChanged};
-  document.addEventListener("selectionchange", () => byId("text").dispatchEvent(new Event("marked")));
   if (!enabled) return;
   await load();
 }
@@ -108,7 +107,7 @@ function startMarking(entry, near) {
   const cancel = make("button", {type: "button", class: "plain", onclick: () => { stopMarking(); page.redraw(); }}, "Cancel");
   const chosen = make("span", {class: "chosen"});
   let place = null;
-  byId("text").removeEventListener("marked", follow);
+  document.removeEventListener("selectionchange", follow);
   follow = () => {
     const now = selectedPlace(words, shown.text);
     if (!now && place) return;  // a click on the button below moves the selection away
@@ -118,7 +117,7 @@ function startMarking(entry, near) {
   };
   const done = () => { if (place) keep(entry, {id: shown.id, from: place.start, to: place.end}); };
   confirm.addEventListener("click", done);
-  byId("text").addEventListener("marked", follow);
+  document.addEventListener("selectionchange", follow);
   words.addEventListener("keydown", (event) => {
     if (event.key === "Enter") { event.preventDefault(); done(); }
     if (event.key === "Escape") { stopMarking(); page.redraw(); }
@@ -140,11 +139,11 @@ function startMarking(entry, near) {
 export function stopMarking() {
   if (!byId("marking").firstChild) return;
   byId("marking").replaceChildren();
-  byId("text").removeEventListener("marked", follow);
+  document.removeEventListener("selectionchange", follow);
   if (byId("text").querySelector(".words[contenteditable]")) showText(shownText().id);  // unless it is drawn already
 }
 
-const shorten = (text) => (text.length <= 60 ? text : `${text.slice(0, 40)} … ${text.slice(-15)}`);
+const shorten = (text) => (firstOf(text, 60) === text ? text : `${firstOf(text, 40)} … ${lastOf(text, 15)}`);
 
 /** Draw the list of corrections, and what can be done with them. */
 export function drawCorrections() {
@@ -165,10 +164,13 @@ export function drawCorrections() {
 }
 
 async function download() {
-  const headers = storedKey() ? {Authorization: `Bearer ${storedKey()}`} : {};
-  const response = await fetch("v1/corrections/squad.json", {headers});
-  if (!response.ok) return showProblem(`The file could not be loaded (status ${response.status}).`);
-  const link = make("a", {href: URL.createObjectURL(await response.blob()), download: "corrections.json"});
-  link.click();
-  URL.revokeObjectURL(link.href);
+  try {
+    const file = await (await respond("GET", "v1/corrections/squad.json")).blob();
+    const link = make("a", {href: URL.createObjectURL(file), download: "corrections.json"});
+    link.click();
+    URL.revokeObjectURL(link.href);
+    showProblem(null);
+  } catch (error) {
+    showProblem(error.message);
+  }
 }

@@ -1,7 +1,9 @@
 // The API counts characters as Unicode code points, JavaScript as UTF-16 units: an emoji is one of the former, two of
-// the latter.
+// the latter. People count what they see, which may have many of both.
 
 const PAIRS = /[\ud800-\udbff][\udc00-\udfff]/;
+const LONGEST = 16;  // units of a character as people count it; longer ones count as several
+const segmenter = Intl.Segmenter ? new Intl.Segmenter() : null;  // older browsers have none
 
 /** Return a function that converts an offset in code points to one in UTF-16 units. */
 export function unitsOf(text) {
@@ -18,3 +20,11 @@ export function pointsOf(text, units) {
   const before = text.slice(0, units);
   return PAIRS.test(before) ? Array.from(before).length : before.length;
 }
+
+const characters = (text) => (segmenter ? Array.from(segmenter.segment(text), ({segment}) => segment) : Array.from(text));
+
+/** Return the first characters of a text, as people count them: no emoji is cut in two. */
+export const firstOf = (text, count) => characters(text.slice(0, LONGEST * count)).slice(0, count).join("");
+
+/** Return the last characters of a text, as people count them. */
+export const lastOf = (text, count) => characters(text.slice(-LONGEST * count)).slice(-count).join("");

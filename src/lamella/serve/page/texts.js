@@ -3,6 +3,7 @@
 import {call} from "./api.js";
 import {byId, counted, keepingFocus, make, reveal, showProblem, speak} from "./dom.js";
 import {blocksOf} from "./marks.js";
+import {firstOf} from "./offsets.js";
 
 const KINDS = /\.(txt|text|md|markdown|html?|pdf|docx)$/i;
 
@@ -198,5 +199,5 @@ function foot(current) {
 function titleOf(text) {
   const line = text.trim().split("\n")[0].replace(/^#+ /, "");
   if (!line) return "New text";
-  return line.length <= 28 ? line : `${line.slice(0, 26).replace(/\s+\S*$/, "")} …`;
+  return firstOf(line, 28) === line ? line : `${firstOf(line, 26).replace(/\s+\S*$/, "")} …`;
 }
