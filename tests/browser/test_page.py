@@ -522,6 +522,29 @@ def test_everything_can_be_reached_with_the_keyboard(page: Chrome) -> None:
     assert page.switch_to.active_element.get_attribute("id") == "question"
 
 
+def test_the_focus_is_not_lost_with_what_had_it(page: Chrome) -> None:
+    focused = "const {id, className} = document.activeElement; return id || className"
+    ask(page, "How long did it send data?")
+    for label in (None, "Cancel"):
+        page.find_element("id", "mark-it").send_keys("\n")
+        if label:
+            click(page, label, ".marking")
+        else:
+            page.switch_to.active_element.send_keys("\ue00c")  # Escape
+        assert page.execute_script(focused) == "mark-it"
+    page.find_element("id", "share").send_keys("\ue010")  # End
+    click(page, "Reset")
+    assert page.execute_script(focused) == "share"
+    for text in ("First.", "Second."):
+        click(page, "Paste a text", ".tools")
+        page.switch_to.active_element.send_keys(text)
+        click(page, "Done", "#text")
+        assert page.execute_script(focused) == "words"
+    page.find_element("css selector", ".tab.shown .close").send_keys("\n")
+    assert page.execute_script(focused) == "title"
+    assert texts_of(page, ".tab .title") == ["First."]
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_has_enough_contrast(page: Chrome, dark: bool) -> None:
     emulate(page, dark=dark)
@@ -564,6 +587,26 @@ def test_a_phone_does_not_scroll_sideways(browser: Chrome, address: str) -> None
         "return box.top >= 0 && box.bottom <= innerHeight",
     )
     assert warnings(browser) == []
+
+
+IN_VIEW = "const box = {}.getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight"
+
+
+def test_a_phone_shows_what_is_to_be_marked_and_what_went_wrong(browser: Chrome, address: str, tmp_path: Path) -> None:
+    open_page(browser, address, width=360)
+    for question in ("Who discovered Enceladus?", "When did the probe land on Titan?"):
+        ask(browser, question)
+        click(browser, "Mark it", ".judge")
+        for place in ("getSelection().getRangeAt(0)", "document.querySelector('.marking')"):
+            eventually(browser, IN_VIEW.format(place))
+        click(browser, "Cancel", ".marking")
+    browser.execute_script("document.getElementById('open-file').scrollIntoView({block: 'start', behavior: 'instant'})")
+    assert not browser.execute_script(IN_VIEW.format("document.getElementById('ask')"))
+    (tmp_path / "scan.pdf").write_text("no PDF")
+    browser.find_element("id", "files").send_keys(str(tmp_path / "scan.pdf"))
+    eventually(browser, "return !document.getElementById('problem').hidden")
+    eventually(browser, IN_VIEW.format("document.getElementById('problem')"))
+    warnings(browser)  # of the file that was refused
 
 
 def test_a_server_with_keys_asks_for_one(browser: Chrome, models: Path, tmp_path: Path) -> None:

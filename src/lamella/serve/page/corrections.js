@@ -2,7 +2,7 @@
 
 import {call, respond} from "./api.js";
 import {adaptation} from "./adaptation.js";
-import {byId, keepingFocus, make, showProblem, speak} from "./dom.js";
+import {byId, keepingFocus, make, reveal, showProblem, speak} from "./dom.js";
 import {selectedPlace, selectPlace} from "./marks.js";
 import {firstOf, lastOf, pointsOf} from "./offsets.js";
 import {shownText, showText} from "./texts.js";
@@ -27,6 +27,11 @@ async function load() {
   drawCorrections();
 }
 
+async function reload() {
+  await load();
+  if (document.activeElement === document.body) focusList();
+}
+
 function adaptationChanged(now) {
   state.adaptation = now;
   drawCorrections();
@@ -41,13 +46,13 @@ export function judgement(entry, reading, several) {
       `Kept: ${entry.kept.answer ?? "no answer"}`, " ",
       make("button", {type: "button", class: "plain", onclick: () => undo(entry.kept.ids, entry)}, "Undo"));
   }
-  const button = (label, explained, action) =>
-    make("button", {type: "button", class: "second", title: explained, "aria-label": explained, onclick: action}, label);
+  const button = (label, explained, action, id) =>
+    make("button", {type: "button", class: "second", id, title: explained, "aria-label": explained, onclick: action}, label);
   const ask = several ? "Is A right?" : "Is this right?";
   return make("div", {class: "judge", role: "group", "aria-label": ask},
     make("span", {}, ask),
     button("Yes", "Yes, keep it as right", () => (best ? keep(entry, best) : keepNone(entry, guess))),
-    button("Mark it", "Mark the right answer in the text", () => startMarking(entry, best ?? guess)),
+    button("Mark it", "Mark the right answer in the text", () => startMarking(entry, best ?? guess), "mark-it"),
     best ? button("No answer", "The text has no answer", () => keepNone(entry, best))
       : guess ? button("The guess is", "The guess is right", () => keep(entry, guess)) : null);
 }
@@ -90,8 +95,11 @@ async function undo(ids, entry) {
   if (owner) owner.kept = null;
   await load();
   page.redraw();
-  (byId("corrections").querySelector("summary") ?? byId("question")).focus();
+  focusList();
 }
+
+/** Focus the list of corrections, where a button that was pressed is gone. */
+const focusList = () => (byId("corrections").querySelector("summary") ?? byId("question")).focus();
 
 // Marking: the text becomes a read-only editor, so that a caret and a selection work with keys, mouse and touch.
 function startMarking(entry, near) {
@@ -104,7 +112,12 @@ function startMarking(entry, near) {
   for (const [name, value] of Object.entries(attributes)) words.setAttribute(name, value);
   for (const type of ["beforeinput", "drop", "paste", "cut"]) words.addEventListener(type, (event) => event.preventDefault());
   const confirm = make("button", {type: "button", class: "primary small", disabled: true}, "Keep");
-  const cancel = make("button", {type: "button", class: "plain", onclick: () => { stopMarking(); page.redraw(); }}, "Cancel");
+  const leave = () => {
+    stopMarking();
+    page.redraw();
+    byId("mark-it")?.focus();
+  };
+  const cancel = make("button", {type: "button", class: "plain", onclick: leave}, "Cancel");
   const chosen = make("span", {class: "chosen"});
   let place = null;
   document.removeEventListener("selectionchange", follow);
@@ -120,7 +133,7 @@ function startMarking(entry, near) {
   document.addEventListener("selectionchange", follow);
   words.addEventListener("keydown", (event) => {
     if (event.key === "Enter") { event.preventDefault(); done(); }
-    if (event.key === "Escape") { stopMarking(); page.redraw(); }
+    if (event.key === "Escape") leave();
   });
   const others = entry.texts.length > 1 ? make("label", {class: "which"}, "in ", make("select", {onchange: (event) =>
     startMarking(entry, {id: Number(event.target.value)})}, entry.texts.map((item) => {
@@ -132,7 +145,9 @@ function startMarking(entry, near) {
   words.focus({preventScroll: true});
   if (near?.from !== undefined) selectPlace(words, {start: near.from, end: near.to});
   follow();
-  byId("marking").scrollIntoView({block: "nearest"});
+  const begin = (near?.from === undefined ? null : words.querySelector("mark:not(.other)")) ?? words.firstElementChild;
+  const {top, bottom} = begin.getBoundingClientRect();
+  if (top < byId("marking").getBoundingClientRect().bottom || bottom > innerHeight) reveal(begin, "center");
 }
 
 /** Leave the marking of an answer. */
@@ -158,7 +173,7 @@ export function drawCorrections() {
   const open = byId("corrections").querySelector("details")?.open ?? false;
   keepingFocus(byId("corrections"), () => byId("corrections").replaceChildren(
     make("h2", {}, "Your corrections"),
-    adaptation(state, page, load),
+    adaptation(state, page, reload),
     make("details", {class: "fold slim", open}, make("summary", {}, `Show ${count === 1 ? "it" : `all ${count}`}`), list,
       make("button", {type: "button", class: "plain", onclick: download}, "Download as a SQuAD file"))));
 }

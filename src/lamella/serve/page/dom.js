@@ -33,6 +33,7 @@ export function speak(sentence) {
 export function showProblem(message) {
   byId("problem").textContent = message ?? "";
   byId("problem").hidden = !message;
+  if (message) reveal(byId("problem"));
 }
 
 /** Bring an element into view; without motion where the reader of the page prefers that. */

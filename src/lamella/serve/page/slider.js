@@ -15,7 +15,10 @@ export function inHundred(share) {
 export function startSlider(onMove) {
   const input = make("input", {type: "range", id: "share", min: LOWEST, max: HIGHEST, step: 1, list: "turn",
     "aria-describedby": "share-effect"});
-  const reset = make("button", {type: "button", class: "plain", id: "share-reset", onclick: () => move(null)}, "Reset");
+  const reset = make("button", {type: "button", class: "plain", id: "share-reset", onclick: () => {
+    move(null);
+    input.focus();  // the button is hidden now
+  }}, "Reset");
   byId("decision").append(
     make("label", {for: "share"}, "How readily should it answer?"),
     make("p", {class: "quiet"}, make("output", {id: "share-value", for: "share"})),

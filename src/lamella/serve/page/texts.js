@@ -146,8 +146,9 @@ function tab(item, number) {
 function remove(number) {
   texts.splice(number, 1);
   shown = Math.max(0, Math.min(shown, texts.length - 1));
-  if (texts.length) textsChanged();
-  else addText("", "");
+  if (!texts.length) return addText("", "");
+  textsChanged();
+  byId("tabs").querySelectorAll(".title")[shown].focus();
 }
 
 function editor(current) {
@@ -179,7 +180,9 @@ function finish(text) {
   if (!texts.length) texts.push({id: ++lastId, name: "", text});
   texts[shown].text = text.replace(/\r\n?/g, "\n");
   editing = false;
+  const inside = byId("text").contains(document.activeElement);
   textsChanged();
+  if (inside) byId("text").querySelector(".words").focus({preventScroll: true});
 }
 
 function foot(current) {
