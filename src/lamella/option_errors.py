@@ -144,8 +144,8 @@ def _explain_unknown_key(keys: Sequence[str | int], schema: type[BaseModel]) -> 
         return f"no such option here. Did you mean {' or '.join(homes)}?"
     if sections and key in TRAINER_OPTIONS:
         return f"is an option of transformers; use {TRAINER_OPTIONS[key]} instead."
-    inside = sections.get(str(keys[0]), schema)
-    for option in keys[1:-1]:  # a table inside a section, such as an entry of data.train
+    inside = schema
+    for option in keys[:-1]:  # a section, and a table inside it, such as an entry of data.train
         field = inside.model_fields.get(str(option))
         inside = next(_tables_in(field.annotation), inside) if field is not None else inside
     if not inside.model_fields:

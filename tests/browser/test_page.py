@@ -432,7 +432,7 @@ const verdict = {questions: 7, before: side, after: side, result: "unclear", sen
   f1_difference: {value: 0, low: 0, high: 0}};
 const adaptation = {id: "a1", state: "finished", model: "tiny", trained_on: 13, left_out: 7, verdict};
 const state = {corrections: [], least: 20, can_adapt: true, why_not: null, adaptation};
-window.fetch = (path, options) => (path === "v1/corrections" ? Promise.resolve(Response.json(state)) : fetched(path, options));
+window.fetch = async (path, options) => (path === "v1/corrections" ? Response.json(state) : fetched(path, options));
 window.connectAgain = () => document.getElementById("key").dispatchEvent(new Event("change"));
 window.connectAgain();
 """  # a reader that waits for a name
@@ -444,8 +444,10 @@ def test_the_name_for_an_adapted_reader_stays_while_the_page_is_drawn_again(page
     name = page.find_element("id", "new-name")
     name.clear()
     name.send_keys("mine", "\ue012")
-    page.execute_script("window.drawn = 0; new MutationObserver(() => window.drawn++)"
-                        ".observe(document.getElementById('corrections'), {childList: true}); connectAgain()")  # fmt: skip
+    page.execute_script(
+        "window.drawn = 0; new MutationObserver(() => window.drawn++)"
+        ".observe(document.getElementById('corrections'), {childList: true}); connectAgain()"
+    )
     eventually(page, "return window.drawn >= 2")
     assert page.execute_script(
         "const {id, value, selectionStart} = document.activeElement; return [id, value, selectionStart]"
@@ -457,20 +459,22 @@ def test_the_name_for_an_adapted_reader_stays_while_the_page_is_drawn_again(page
 def test_a_new_key_adds_no_listeners(page: Chrome) -> None:
     page.execute_script(
         "window.added = []; const add = document.addEventListener;"
-        "document.addEventListener = (type, ...more) => { window.added.push(type); add.call(document, type, ...more); };"
+        "document.addEventListener = (type, ...more) => { added.push(type); add.call(document, type, ...more); };"
     )
     for _ in range(2):
-        page.execute_script("document.getElementById('about').textContent = '';"
-                            "document.getElementById('key').dispatchEvent(new Event('change'))")  # fmt: skip
+        page.execute_script(
+            "document.getElementById('about').textContent = '';"
+            "document.getElementById('key').dispatchEvent(new Event('change'))"
+        )
         eventually(page, "return document.getElementById('about').textContent")
     page.execute_async_script("setTimeout(arguments[0], 300)")
     assert page.execute_script("return window.added") == []
-    click_and_mark = "return document.querySelector('.marking .chosen')?.textContent"
+    chosen = "return document.querySelector('.marking .chosen')?.textContent"
     ask(page, "When did the probe land on Titan?")
     click(page, "Mark it", ".judge")
-    assert eventually(page, click_and_mark) == "“14 January 2005”"
+    assert eventually(page, chosen) == "“14 January 2005”"
     page.switch_to.active_element.send_keys("\ue012")  # an arrow key ends the selection, not the choice
-    assert page.execute_script(click_and_mark) == "“14 January 2005”"
+    assert page.execute_script(chosen) == "“14 January 2005”"
 
 
 def test_names_and_surroundings_do_not_cut_characters(page: Chrome) -> None:
@@ -508,7 +512,7 @@ def test_everything_can_be_reached_with_the_keyboard(page: Chrome) -> None:
         reached.append(page.execute_script("return document.activeElement.id || document.activeElement.textContent"))
         if page.execute_script("return document.activeElement.tagName") == "BODY":
             break
-    for name in ("Ask", "Mark it", "share", "new-text", "open-file", "Edit", "Use it from a program"):
+    for name in ("Ask", "mark-it", "share", "new-text", "open-file", "Edit", "Use it from a program"):
         assert name in reached, reached
     unnamed = page.execute_script(
         "return [...document.querySelectorAll('button, input, select, textarea, summary')]"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +79,62 @@ def test_a_misspelt_name_is_reported_rather_than_what_it_leaves_out(client: Test
     assert error["message"] == "contxt: no such option. Did you mean 'context'?"
     error = client.get("/v1/asks").json()["error"]
     assert error["message"] == "GET /v1/asks: not found; GET /docs lists the routes."
+
+
+CORRECTION = {"question": "a", "context": "b"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v1/ask", [], "body: expected a JSON object, got []."),
+        ("/v1/ask", {**ASK, "context": []}, "context: expected a text, or a list of texts, got an empty list."),
+        (
+            "/v1/batch",
+            {"requests": [{"questin": "a"}]},
+            "requests[0].questin: no such option. Did you mean 'question'?",
+        ),
+        ("/v1/batch", {"requests": ["a"]}, "requests[0]: expected a JSON object, got 'a'."),
+        ("/", {"inputs": "a"}, "inputs: expected a JSON object, got 'a'."),
+        ("/", {**HUGGING_FACE, "parameters": {"topk": 1}}, "parameters.topk: no such option. Did you mean 'top_k'?"),
+        ("/v1/corrections", CORRECTION, "body: expected start and end of the answer, or no_answer = true, got "),
+        (
+            "/v1/corrections",
+            {**CORRECTION, "start": 0, "end": 2},
+            "correction: expected an answer within the 1 character ",
+        ),
+    ],
+)
+def test_a_message_names_the_field_and_what_was_found(client: TestClient, path: str, body: Any, message: str) -> None:
+    response = client.post(path, json=body)
+    assert response.status_code == 422
+    error = response.json()["error"]
+    assert (error if isinstance(error, str) else error["message"]).startswith(message)
+
+
+def test_what_clients_send_in_another_form_is_refused(client: TestClient) -> None:
+    packed = client.post("/v1/ask", content=gzip.compress(json.dumps(ASK).encode()),
+                         headers={"Content-Type": "application/json", "Content-Encoding": "gzip"})  # fmt: skip
+    assert packed.status_code == 415
+    assert packed.json()["error"]["message"].startswith("Content-Encoding: expected none, got 'gzip'")
+    form = client.post("/v1/text?name=a.txt", files={"file": ("a.txt", b"text")})
+    assert form.status_code == 415
+    assert form.json()["error"]["message"].endswith("got a form; with curl, use --data-binary @FILE.")
+    # A redirection would lead to http, also behind a proxy with TLS.
+    assert client.post("/v1/ask/", json=ASK, follow_redirects=False).status_code == 404
+
+
+def test_the_description_has_short_names_keys_and_one_form_of_errors(tmp_path: Path) -> None:
+    described = create_app(Settings(folder=tmp_path, keys=("secret",))).openapi()
+    routes = [(path, route) for path, methods in described["paths"].items() for route in methods.values()]
+    names = [route["operationId"] for _, route in routes]
+    assert {"ask", "batch", "load_model"} <= set(names)
+    assert len(set(names)) == len(names)
+    assert "ValidationError" not in json.dumps(described)
+    unlocked = {path for path, route in routes if "security" not in route}
+    assert unlocked == {"/health", "/ready"}
+    assert described["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    assert "securitySchemes" not in create_app(Settings()).openapi()["components"]
 
 
 @pytest.mark.parametrize("mode", ["positive", "negative"])

@@ -49,6 +49,7 @@ def error_of(response: Any, status: int) -> str:
 def test_a_page_may_reach_nothing_but_its_server(client: TestClient, path: str) -> None:
     response = client.get(path)
     assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert client.head(path).headers["content-type"] == response.headers["content-type"]
     policy = response.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
     assert "unsafe" not in policy

@@ -16,7 +16,7 @@ from typing import Any
 from lamella.data.dataset import load_examples
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.file_formats.writers import write_squad
-from lamella.errors import RunError, UnreadableError, UsageError, shorten, truncate
+from lamella.errors import RunError, UnreadableError, UsageError, counted, shorten, truncate
 from lamella.files import locked
 from lamella.serve.refusals import RefusedError, TooLargeError
 
@@ -68,7 +68,7 @@ class Corrections:
             begin, end = place
             if not 0 <= begin < end <= len(context) or not context[begin:end].strip():
                 raise UsageError(
-                    f"correction: expected an answer within the {len(context):,} characters of the text, got "
+                    f"correction: expected an answer within the {counted(len(context), 'character')} of the text, got "
                     f"{begin} to {end}; mark the words of the answer."
                 )
             if end - begin > LONGEST_ANSWER:

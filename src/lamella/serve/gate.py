@@ -127,9 +127,7 @@ class Gate:
             )
 
     def _check_key(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-        path = scope["path"]
-        is_open = scope["method"] in ("GET", "HEAD") and (path in OPEN or path.startswith(OPEN_FOLDER))
-        if not self._keys or is_open:
+        if not self._keys or is_open(scope["method"], scope["path"]):
             return
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         digest = _digest(key.strip())
@@ -142,6 +140,11 @@ class Gate:
                 status=401,
                 kind="unauthorised",
             )
+
+
+def is_open(method: str, path: str) -> bool:
+    """Return whether a request needs no key."""
+    return method in ("GET", "HEAD") and (path in OPEN or path.startswith(OPEN_FOLDER))
 
 
 async def send_refusal(

@@ -51,6 +51,12 @@ class JsonRequest(Request):
 
     async def _read(self, body: Body) -> bytes:
         settings = self.app.state.service.settings
+        if (encoding := self.headers.get("content-encoding", "identity").lower()) != "identity":
+            raise RefusedError(
+                f"Content-Encoding: expected none, got {shorten(encoding)}; send the body without compression.",
+                status=415,
+                kind="unsupported_media_type",
+            )
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             found = shorten(kind) if kind else "none"
@@ -185,7 +191,7 @@ def _explain(error: RequestValidationError, schema: Any) -> str:
     in_body = [{**fault, "loc": fault["loc"][1:]} for fault in faults if fault["loc"][0] == "body"]
     if in_body:
         if error.body is None or not isinstance(error.body, dict):
-            found = "nothing" if not error.body else shorten(error.body)
+            found = "nothing" if error.body is None else shorten(error.body)
             return f"body: expected a JSON object, got {found}."
         return _explain_body(in_body, error.body, schema)
     first = faults[0]
@@ -194,4 +200,7 @@ def _explain(error: RequestValidationError, schema: Any) -> str:
 
 def _explain_body(faults: Sequence[Any], body: Mapping[str, Any], schema: Any) -> str:
     """Return what is wrong with the values of a body; a misspelt name explains a missing field."""
-    return explain_faults(sorted(faults, key=lambda fault: fault["type"] != "extra_forbidden"), body, schema)[0]
+    words = [{**fault, "type": "object", "msg": "a JSON object"} if fault["type"] == "model_type" else fault
+             for fault in sorted(faults, key=lambda fault: fault["type"] != "extra_forbidden")]  # fmt: skip
+    line = explain_faults(words, body, schema)[0]
+    return f"body{line}" if line.startswith(":") else line  # a fault of no single field

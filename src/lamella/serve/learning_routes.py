@@ -18,8 +18,8 @@ from lamella.serve.corrections import Corrections
 from lamella.serve.json_body import JsonRoute, json_response, read_limited
 from lamella.serve.refusals import BusyError
 from lamella.serve.routes import ERRORS, service_of
-from lamella.serve.schemas import ErrorResponse
-from lamella.serve.texts import MOST_BYTES, text_of_file
+from lamella.serve.schemas import ErrorResponse, ModelInfo
+from lamella.serve.texts import MOST_BYTES, UnknownTextError, text_of_file
 
 FILES_AT_ONCE = 2  # a PDF takes a process, and up to a gigabyte
 FILE_SECONDS = 60.0  # in which a file must have been sent
@@ -27,6 +27,7 @@ FILE_SECONDS = 60.0  # in which a file must have been sent
 texts = APIRouter()
 learning = APIRouter(route_class=JsonRoute)  # only if the server has a folder to write to
 
+UNKNOWN: dict[str, Any] = {"model": ErrorResponse, "description": "Nothing here has this id."}
 CONFLICT: dict[str, Any] = {"model": ErrorResponse, "description": "Another adaptation is here, or it is not finished."}
 
 
@@ -48,6 +49,13 @@ class CorrectionIn(BaseModel):
         if marked == self.no_answer or (self.start is None) != (self.end is None):
             raise ValueError("start and end of the answer, or no_answer = true")
         return self
+
+
+class TextResponse(BaseModel):
+    """The text of a file."""
+
+    text: str
+    kind: str = Field(description="txt, md, html, pdf or docx.")
 
 
 class AdaptationIn(BaseModel):
@@ -88,7 +96,12 @@ def learning_of(request: Request) -> Learning:
 
 @texts.post(
     "/v1/text",
-    responses={number: ERRORS[number] for number in (401, 408, 413, 415, 422, 429)},
+    response_model=TextResponse,
+    responses={
+        **{number: ERRORS[number] for number in (401, 408, 413, 429)},
+        415: {"model": ErrorResponse, "description": "The file is of another kind."},
+        422: {"model": ErrorResponse, "description": "No text can be read from the file."},
+    },
     openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
 )
 async def read_text(request: Request, name: str = "") -> Response:
@@ -96,13 +109,17 @@ async def read_text(request: Request, name: str = "") -> Response:
 
     Send the file as the body, and its name as `?name=report.pdf`, or its kind as the Content-Type.
     """
+    kind = request.headers.get("Content-Type", "")
+    if kind.lower().startswith("multipart/"):
+        raise UnknownTextError(
+            "Content-Type: expected the file itself as the body, got a form; with curl, use --data-binary @FILE."
+        )
     with service_of(request).bodies.body() as body:
         data = await read_limited(request, body, MOST_BYTES, FILE_SECONDS)
     free = _free_readers(request)
     if free.locked():
         raise BusyError(f"the server reads {FILES_AT_ONCE} files already; try again in a moment.", retry_after=2)
     async with free:
-        kind = request.headers.get("Content-Type", "")
         text, kind = await asyncio.to_thread(text_of_file, data, name, kind)
     return json_response({"text": text, "kind": kind})
 
@@ -148,7 +165,7 @@ async def download_corrections(request: Request) -> Response:
     return Response(content, media_type="application/json", headers=headers)
 
 
-@learning.delete("/v1/corrections/{correction_id}", responses={n: ERRORS[n] for n in (401, 404)})
+@learning.delete("/v1/corrections/{correction_id}", responses={401: ERRORS[401], 404: UNKNOWN})
 async def remove_correction(correction_id: str, request: Request) -> Response:
     """Remove a correction."""
     await asyncio.to_thread(learning_of(request).corrections.remove, correction_id)
@@ -169,7 +186,7 @@ async def start_adaptation(body: AdaptationIn, request: Request) -> Response:
     return json_response(await asyncio.to_thread(learning_of(request).adaptations.start, body.model), 202)
 
 
-@learning.get("/v1/adaptations/{adaptation_id}", responses={n: ERRORS[n] for n in (401, 404)})
+@learning.get("/v1/adaptations/{adaptation_id}", responses={401: ERRORS[401], 404: UNKNOWN})
 async def adaptation_status(adaptation_id: str, request: Request) -> Response:
     """Return the progress of an adaptation, and its verdict."""
     return json_response(await asyncio.to_thread(learning_of(request).adaptations.status, adaptation_id))
@@ -177,7 +194,8 @@ async def adaptation_status(adaptation_id: str, request: Request) -> Response:
 
 @learning.post(
     "/v1/adaptations/{adaptation_id}/keep",
-    responses={**{n: ERRORS[n] for n in (400, 401, 404, 408, 413, 415, 422, 429, 503)}, 409: CONFLICT},
+    response_model=ModelInfo,
+    responses={**{n: ERRORS[n] for n in (400, 401, 408, 413, 415, 422, 429, 503)}, 404: UNKNOWN, 409: CONFLICT},
 )
 async def keep_adaptation(adaptation_id: str, body: KeepIn, request: Request) -> Response:
     """Keep the adapted reader under a name, and load it."""
@@ -185,7 +203,7 @@ async def keep_adaptation(adaptation_id: str, body: KeepIn, request: Request) ->
     return json_response(await service_of(request).load_model(name))
 
 
-@learning.post("/v1/adaptations/{adaptation_id}/discard", responses={n: ERRORS[n] for n in (401, 404)})
+@learning.post("/v1/adaptations/{adaptation_id}/discard", responses={401: ERRORS[401], 404: UNKNOWN})
 async def discard_adaptation(adaptation_id: str, request: Request) -> Response:
     """Cancel an adaptation, or remove its reader."""
     await asyncio.to_thread(learning_of(request).adaptations.discard, adaptation_id)

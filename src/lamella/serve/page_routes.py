@@ -30,12 +30,14 @@ HEADERS = {
 router = APIRouter(include_in_schema=False)
 
 
+@router.head("/")
 @router.get("/")
 async def page(request: Request) -> Response:
     """Return the page."""
     return _answer(request, "index.html")
 
 
+@router.head("/docs")
 @router.get("/docs")
 async def docs(request: Request) -> Response:
     """Return the description of the API."""

@@ -22,6 +22,11 @@ from lamella.version import __version__
 T = TypeVar("T")
 
 NDJSON = "application/x-ndjson"
+LINES = {
+    "schema": {"type": "string"},
+    "example": '{"index": 1, "question": "Who?", "results": [{"model": "default", "answers": [], "no_answer": true}]}\n'
+    '{"index": 0, "error": {"type": "timeout", "message": "expected an answer within 30 seconds"}}\n',
+}
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorResponse, "description": "The body is not JSON."},
     401: {"model": ErrorResponse, "description": "The server has keys, and the request has none of them."},
@@ -62,7 +67,7 @@ async def ask(body: Ask, request: Request) -> Response:
 @router.post(
     "/v1/batch",
     response_class=StreamingResponse,
-    responses={**ERRORS, 200: {"content": {NDJSON: {}}, "description": "One JSON object per line."}},
+    responses={**ERRORS, 200: {"content": {NDJSON: LINES}, "description": "One JSON object per line."}},
     summary="Ask many questions, and get each answer as soon as it is finished",
 )
 async def batch(body: Batch, request: Request) -> Response:

@@ -195,6 +195,8 @@ class Service:
             raise TooLargeError(
                 f"question: expected at most {limits.max_question:,} characters, got {len(question):,}; shorten it."
             )
+        if not contexts:
+            raise UsageError("context: expected a text, or a list of texts, got an empty list.")
         if len(contexts) > limits.max_contexts:
             raise TooLargeError(
                 f"context: expected at most {limits.max_contexts:,} texts per question, got {len(contexts):,}; send "

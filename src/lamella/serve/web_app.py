@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
@@ -13,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from lamella.errors import LamellaError, truncate
 from lamella.serve import hugging_face, learning_routes, page_routes, routes
-from lamella.serve.gate import Gate, send_refusal
+from lamella.serve.gate import Gate, is_open, send_refusal
 from lamella.serve.learning_routes import Learning
 from lamella.serve.refusals import RefusedError, as_refusal
 from lamella.serve.service import Service
@@ -45,6 +47,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
+        generate_unique_id_function=lambda route: route.name,  # generated clients name their functions after it
+        redirect_slashes=False,  # to an address with http, also behind a proxy with TLS
         docs_url=None,  # FastAPI's viewer is loaded from another host; page_routes has one of its own
         redoc_url=None,
         exception_handlers={HTTPException: _http_error, LamellaError: _error},
@@ -58,6 +62,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(learning_routes.texts)
     app.include_router(hugging_face.router)
     app.include_router(page_routes.router)
+    app.openapi = partial(_describe, app, app.openapi)  # type: ignore[method-assign]
     app.add_middleware(Gate, settings=service.settings, metrics=service.metrics)
     if service.settings.cors:  # outermost: a browser asks first, without a key
         app.add_middleware(
@@ -68,6 +73,26 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             expose_headers=["X-Request-Id", "X-Queue-Time", "X-Inference-Time", "Retry-After"],
         )
     return app
+
+
+def _describe(app: FastAPI, describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the description of the API for programs: without the framework's own errors, and with the use of keys."""
+    if app.openapi_schema is not None:
+        return app.openapi_schema
+    description = describe()
+    schemas, keys = description["components"]["schemas"], app.state.service.settings.keys
+    for name in ("HTTPValidationError", "ValidationError"):  # the form of errors that this server never sends
+        schemas.pop(name, None)
+    for path, methods in description["paths"].items():
+        for method, route in methods.items():
+            if "HTTPValidationError" in str(route["responses"].get("422")):
+                del route["responses"]["422"]
+            if keys and not is_open(method.upper(), path):
+                route["security"] = [{"key": []}]
+    if keys:
+        scheme = {"type": "http", "scheme": "bearer", "description": "A key of this server."}
+        description["components"]["securitySchemes"] = {"key": scheme}
+    return description
 
 
 async def _error(request: Request, error: Exception) -> Response:

@@ -65,7 +65,7 @@ function fields({properties = {}, required = []}) {
 function typeOf(schema) {
   if (schema.$ref) return schema.$ref.split("/").at(-1);
   if (schema.anyOf) return schema.anyOf.map(typeOf).filter((name) => name !== "null").join(" or ");
-  return schema.type === "array" ? `list of ${typeOf(schema.items)}` : schema.type ?? "any";
+  return schema.type === "array" ? `list of ${typeOf(schema.items)}${schema.items.type ? "s" : ""}` : schema.type ?? "any";
 }
 
 /** Return an example of a body: the schema's own, or one of the examples of its fields. */
