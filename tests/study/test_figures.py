@@ -105,6 +105,15 @@ def test_layers_are_numbered_as_the_encoder_counts() -> None:
     assert 'stroke-dasharray="6 3"' in (svg or "")  # the end
 
 
+def test_the_layers_of_classifiers_are_those_of_both_classes() -> None:
+    weights = {"answer": {"all": [0.2, 0.8]}, "no answer": {"all": [0.6, 0.4]}}
+    earlier = {"layers": [1, 2], "weights": {"answerability": {"all": [0.5, 0.5]}}}  # had the first class alone
+    rows = {"dot": [result(layers={"layers": [1, 2], "weights": weights}), result(layers=earlier)]}
+    svg = figures.layers_figure(rows)
+    assert len(paths(svg)) == 2
+    assert "layer (0: embeddings); dashed: no answer" in texts(svg)
+
+
 def test_the_reference_line_of_less_data() -> None:
     rows = {"10 %": [result(60, fraction=0.1), result(62, fraction=0.1, seed=1)], "100 %": [result(70)]}
     svg = figures.less_data_figure(rows, ("BERT", [result(69)]))

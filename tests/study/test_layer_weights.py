@@ -77,6 +77,18 @@ def test_learned_weights_equal_those_in_the_model(mixer: Any, layers: Any, outpu
     assert mean_attention(run, EXAMPLES) is None
 
 
+def test_both_classes_of_a_classifier_have_weights(tmp_path: Path) -> None:
+    names = ["answer", "no answer"]
+    learned = learned_weights(saved(tmp_path / "mix", "scalar_mix", task="answerability"))
+    assert learned is not None
+    assert list(learned["weights"]) == names
+    run = saved(tmp_path / "dot", "dot", task="answerability")
+    means = mean_attention(run, EXAMPLES)
+    assert means is not None
+    assert list(means["weights"]) == names
+    assert means["weights"]["answer"] != means["weights"]["no answer"]
+
+
 def test_a_model_without_such_weights_and_a_run_without_a_model(tmp_path: Path) -> None:
     run = saved(tmp_path, "average")
     assert learned_weights(run) is None

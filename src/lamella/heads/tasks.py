@@ -27,12 +27,18 @@ class Task(nn.Module):
     outputs: int
     at_cls = False  # whether the task reads only the first token
     choice_names: tuple[str, ...]
+    output_names: tuple[str, ...] = ()  # of the vectors q; by default their numbers
     headline: tuple[str, str]  # metrics to report; the second selects the best checkpoint by default
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.q = nn.Parameter(torch.empty(self.outputs, width).normal_(std=0.02))  # [O, W]
         self.b = nn.Parameter(torch.zeros(self.outputs))  # [O]
+
+    @classmethod
+    def names_of_outputs(cls) -> tuple[str, ...]:
+        """Return a name for each vector q."""
+        return cls.output_names or tuple(map(str, range(cls.outputs)))
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) == 1:  # one stream, read by all outputs
@@ -49,7 +55,7 @@ class Span(Task):
     """Start and end of the answer: logit_o(t) = q_o · x_t + b_o, o in (start, end); no answer is the span on [CLS]."""
 
     outputs = 2
-    choice_names = ("start", "end")
+    choice_names = output_names = ("start", "end")
     headline = ("exact", "f1")
 
     def choices(self, logits: Tensor, batch: Batch) -> list[Choice]:
@@ -69,6 +75,7 @@ class Answerability(Task):
     outputs = 2
     at_cls = True
     choice_names = ("answerability",)
+    output_names = ("answer", "no answer")
     headline = ("answerability_accuracy", "answerability_f1")
 
     def choices(self, logits: Tensor, batch: Batch) -> list[Choice]:

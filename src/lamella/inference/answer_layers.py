@@ -46,7 +46,7 @@ def layers_of_answer(model: QAModel, question: str, answer: Answer, *, shift: in
         begin, end = features.characters(window, place, place)
         by_output = {
             output: [round(float(weight), DIGITS) for weight in of_tokens[number, :, place]]
-            for number, output in enumerate(reader.head.task.choice_names)
+            for number, output in enumerate(reader.head.task.names_of_outputs())
         }
         tokens.append(
             {"token": answer.text[begin:end], "start": begin + shift, "end": end + shift, "weights": by_output}

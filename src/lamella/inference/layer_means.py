@@ -44,14 +44,14 @@ class LayerMeans:
         means = self.sums / np.maximum(self.counts, 1)[:, None]  # [O, K, L]
         return {
             output: {kind: means[number, place].tolist() for place, kind in enumerate(KINDS) if self.counts[place]}
-            for number, output in enumerate(self.head.task.choice_names)
+            for number, output in enumerate(self.head.task.names_of_outputs())
         }
 
     def over_all_tokens(self) -> dict[str, list[float]]:
         """Return the mean weights of the layers over all tokens, by output."""
         assert self.sums is not None
         means = self.sums.sum(axis=1) / max(1, self.counts.sum())  # [O, L]
-        return {output: means[number].tolist() for number, output in enumerate(self.head.task.choice_names)}
+        return {output: means[number].tolist() for number, output in enumerate(self.head.task.names_of_outputs())}
 
 
 def token_kinds(features: Features, padded: Padded) -> NDArray[np.int64]:

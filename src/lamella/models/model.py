@@ -301,7 +301,6 @@ class ReaderModel(nn.Module):
         learned = stage.learned_layer_weights(stage.state_dict(), **options)  # [S, C]
         if learned is None:
             return None
-        named = len(learned) > 1 and self.gives_text
-        names = self.head.task.choice_names if named else ("weight",) * len(learned)
+        names = self.head.task.names_of_outputs() if len(learned) > 1 else ("weight",)
         rows = tuple((name, tuple(row)) for name, row in zip(names, learned.tolist(), strict=True))
         return LayerWeightTable(tuple(self.head.main_layers), rows)

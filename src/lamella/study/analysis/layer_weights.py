@@ -49,7 +49,7 @@ def learned_weights(run: Path) -> dict[str, Any] | None:
             raise IndexError
     except (IndexError, KeyError, RuntimeError):
         raise ModelError(f"{path}: expected the tensors of the mixer {name!r}; the model is damaged.") from None
-    names = ("start", "end") if len(applied) == 2 else ("both",)
+    names = _output_names(run) if len(applied) > 1 else ("both",)
     return {
         "mixer": name,
         "layers": _layer_names(run, applied.shape[1]),
@@ -137,6 +137,13 @@ def _first_stage(run: Path) -> tuple[dict[str, Any] | None, type[Stage] | None]:
         return mixer, cast("type[Stage]", registry.part("mixer", mixer["name"]).make)
     except UnknownNameError:
         return mixer, None
+
+
+def _output_names(run: Path) -> tuple[str, ...]:
+    """Return the names of the outputs of the head, each with its own weights."""
+    task = read_json(model_folder(run) / MODEL_CONFIG)["head"].get("task", "span")
+    names: tuple[str, ...] = cast(Any, registry.part("task", registry.split(task)[0]).make).names_of_outputs()
+    return names
 
 
 def _layer_names(run: Path, count: int) -> list[int | str]:

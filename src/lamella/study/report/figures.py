@@ -34,6 +34,7 @@ COST_TITLES = {
 }  # fmt: skip
 TIME_UNITS = {"h": 3600.0, "min": 60.0, "s": 1.0}
 FRACTION = "learner.fraction"
+SECOND_OUTPUTS = ("end", "no answer")  # of readers and of classifiers
 
 
 def figure_blocks(id: str, rows: Rows, by_run: Rows | None = None) -> list[Figure]:
@@ -117,7 +118,7 @@ def tenths_figure(rows: Rows) -> str | None:
 def layers_figure(rows: Rows) -> str | None:
     """Draw the mean weight of every layer, numbered as the encoder counts: solid for the start, dashed for the end.
 
-    Over all tokens and, for attention, over the tokens of answers.
+    Over all tokens and, for attention, over the tokens of answers. Of classifiers: solid for "answer".
     """
     read = {
         label: [result.content["layers"] for result in results if "layers" in result.content]
@@ -128,9 +129,10 @@ def layers_figure(rows: Rows) -> str | None:
     for kind, title in (("all", "all tokens"), ("answer", "tokens of the answer")):
         lines = []
         for style, layers in enumerate(read.values()):
-            numbers = layers[0]["layers"]
-            for output in layers[0]["weights"]:
-                weights = [each["weights"][output].get(kind) for each in layers if each["layers"] == numbers]
+            numbers, outputs = layers[0]["layers"], layers[0]["weights"].keys()
+            alike = [each for each in layers if each["layers"] == numbers and each["weights"].keys() == outputs]
+            for output in outputs:
+                weights = [each["weights"][output].get(kind) for each in alike]
                 known = [
                     (number, np.mean([weight[place] for weight in weights if weight]))
                     for place, number in enumerate(numbers)
@@ -138,13 +140,13 @@ def layers_figure(rows: Rows) -> str | None:
                 ]
                 if len(known) > 1:
                     x, y = zip(*known, strict=True)
-                    lines.append(Line(style, x, [float(value) for value in y], dashed=output == "end"))
+                    lines.append(Line(style, x, [float(value) for value in y], dashed=output in SECOND_OUTPUTS))
         if lines:
             last = int(max(max(line.x) for line in lines))
             ticks = range(0, last + 1, 1 if last <= 13 else 2)
-            panels.append(
-                Panel(f"Layer weights, {title}", "layer (0: embeddings); dashed: end", "weight", lines, x_ticks=ticks)
-            )
+            second = max(SECOND_OUTPUTS, key=lambda name: any(name in each["weights"] for (each, *_) in read.values()))
+            x_title = f"layer (0: embeddings); dashed: {second}"
+            panels.append(Panel(f"Layer weights, {title}", x_title, "weight", lines, x_ticks=ticks))
     return draw_panels(panels, list(read)) if panels else None
 
 
