@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lamella.config import DEFAULT_ENCODER, DecodingOptions, WindowOptions
+from lamella.config import DEFAULT_ENCODER, WindowOptions
 from lamella.data.dataset import load_examples
 from lamella.data.examples import Example
 from lamella.data.windows.features import Features, featurise
 from lamella.data.windows.padding import Padded, longest_first, pad
+from lamella.decoding_options import DecodingOptions
 from lamella.encoder.pretrained import load_tokenizer
 from lamella.encoder.sources import find_encoder
 from lamella.environment import library_versions

@@ -32,12 +32,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lamella.config import DEFAULT_ENCODER, HEAD_OPTIONS, DecodingOptions, LearnerOptions, WindowOptions
+from lamella.config import DEFAULT_ENCODER, HEAD_OPTIONS, LearnerOptions, WindowOptions
 from lamella.data.examples import Example
 from lamella.data.windows.batches import Batch
 from lamella.data.windows.features import Features, featurise, featurise_in_slices
 from lamella.data.windows.padding import Padded, longest_first, pad
 from lamella.data.windows.tokens import without_truncation
+from lamella.decoding_options import DecodingOptions
 from lamella.encoder.pretrained import load_tokenizer
 from lamella.encoder.sources import find_encoder
 from lamella.environment import library_versions

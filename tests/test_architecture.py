@@ -32,6 +32,7 @@ ORDER = (
             "registry",
             "section",
             "calibration",
+            "decoding_options",
             "config",
             "validation",
             "run_file",

@@ -219,15 +219,16 @@ def test_a_hint_is_near_or_the_whole_list(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("windows", "expected"),
+    ("options", "expected"),
     [
         ({"doc_stride": 316}, "windows.doc_stride: expected an overlap below 316"),
         ({"doc_stride": 0, "stride_is": "step"}, "windows.doc_stride: expected a step of at least 1, got 0."),
         ({"max_seq_length": 68}, "windows.max_seq_length: expected room for a question"),
+        ({"merge": "leads", "method": "independent"}, 'decoding.merge: expected "scores" with decoding.method'),
     ],
 )
-def test_rules_across_options(windows: dict[str, Any], expected: str) -> None:
-    (problem,) = problems({"windows": windows})
+def test_rules_across_options(options: dict[str, Any], expected: str) -> None:
+    (problem,) = problems({expected.partition(".")[0]: options})
     assert problem.startswith(expected)
 
 

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from lamella import registry
-from lamella.calibration import Calibration, TunedOn
+from lamella.decoding_options import DecodingOptions
 from lamella.section import FileName, Section, Share, file_name
 
 DEFAULT_ENCODER = "all-MiniLM-L6-v2"
@@ -316,38 +316,6 @@ class LearnerOptions(Section):
         visible = (POOLED,) if self.layers == "pooled" else (POOLED, 0, 1)
         first_stages = [stages[0]["name"] for stages in (self.mixer, self.beside) if stages]
         return any(POOLED in cast(Any, registry.part("mixer", name).make).reads(visible) for name in first_stages)
-
-
-class DecodingOptions(Section):
-    """How logits become an answer."""
-
-    n_best_size: int = Field(default=20, ge=1, description="candidate answers kept per question")
-    max_answer_length: int = Field(default=30, ge=1, description="maximum tokens per answer")
-    method: Literal["joint", "independent"] = Field(
-        default="joint",
-        description="`joint`: choose start and end together; `independent`: choose each separately, without a length "
-        "limit (as BERTVision)",
-    )
-    max_context_only: bool = Field(
-        default=False,
-        description="an answer may start only in the window with the most context around it (as the original BERT "
-        "code)",
-    )
-    null_score_diff_threshold: float = Field(
-        default=0.0, description='answer "no answer" if its score exceeds the best span\'s score by more than this'
-    )
-    window_penalty: float = Field(
-        default=0.0,
-        ge=0,
-        description='added to the score of "no answer" for each doubling of the number of windows that were read; '
-        "written by `lamella calibrate`",
-    )
-    calibration: Calibration | None = Field(
-        default=None, description='maps null odds to the probability of "no answer"; written by `lamella calibrate`'
-    )
-    tuned_on: TunedOn | None = Field(
-        default=None, description="questions the threshold was tuned on; written by `lamella calibrate`"
-    )
 
 
 class RunConfig(Section):

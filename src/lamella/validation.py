@@ -152,6 +152,11 @@ def _rule_problems(config: RunConfig) -> list[str]:
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
+    if config.decoding.merge == "leads" and config.decoding.method == "independent":
+        problems.append(
+            'decoding.merge: expected "scores" with decoding.method = "independent", where the surest window decides; '
+            'got "leads".'
+        )
     if config.training.max_steps is None and config.training.epochs == 0:
         problems.append("training.epochs: is 0; to save an untrained model, set training.max_steps = 0 too.")
     return problems

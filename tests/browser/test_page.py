@@ -16,7 +16,7 @@ import pytest
 
 from chromium import emulate, eventually, requests, resize, warnings
 from lamella.calibration import Calibration, FeatureWeight
-from lamella.config import DecodingOptions
+from lamella.decoding_options import DecodingOptions
 from lamella.inference.abstention import at_prior
 from lamella.inference.no_answer import na_probability
 from lamella.models.base_encoder import load_encoder

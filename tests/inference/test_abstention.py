@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamella.calibration import Calibration, FeatureWeight
-from lamella.config import DecodingOptions
+from lamella.decoding_options import DecodingOptions
 from lamella.errors import UsageError
 from lamella.inference.abstention import (
     FEATURES,

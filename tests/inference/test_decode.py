@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamella.config import DecodingOptions, WindowOptions
+from lamella.config import WindowOptions
 from lamella.data.demo import data_path
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.windows.features import Features, featurise
 from lamella.data.windows.padding import Padded, longest_first, pad
+from lamella.decoding_options import DecodingOptions
 from lamella.errors import ModelError
 from lamella.inference.decode import decode, decode_answerability
 from lamella.inference.prediction import NO_SPAN, Candidate, Prediction, rank_together

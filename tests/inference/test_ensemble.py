@@ -21,11 +21,11 @@ from safetensors.numpy import load_file, save_file
 
 from doubles import example, save_tiny_encoder, tiny_run_config, tiny_tokenizer
 from lamella import runs
-from lamella.config import DecodingOptions
 from lamella.data.examples import Example
 from lamella.data.file_formats.formats import read
 from lamella.data.windows.features import featurise, featurise_in_slices
 from lamella.data.windows.padding import Padded, longest_first, pad
+from lamella.decoding_options import DecodingOptions
 from lamella.encoder.encoder import Encoder
 from lamella.errors import DataError, LamellaError, ModelError, RunError, UnreadableError, UsageError
 from lamella.files import read_json, write_json

@@ -14,17 +14,22 @@ import numpy as np
 import pytest
 
 from lamella import runs
-from lamella.config import DecodingOptions, WindowOptions
+from lamella.config import WindowOptions
 from lamella.data.examples import Context, Example
+from lamella.data.question_words import content_words
 from lamella.data.windows import features, tokens
-from lamella.data.windows.features import featurise_in_slices
+from lamella.data.windows.features import featurise, featurise_in_slices
 from lamella.data.windows.padding import Padded
+from lamella.decoding_options import DecodingOptions
+from lamella.documents.passages import PartRanking, PassageIndex
 from lamella.errors import ModelError
 from lamella.inference import predict as module
+from lamella.inference.decode import WindowSpans
 from lamella.inference.doubts import Doubts
 from lamella.inference.predict import predict
-from lamella.inference.prediction import Prediction, rank
+from lamella.inference.prediction import RANK_WEIGHT, Prediction, rank
 from lamella.inference.prediction_files import read_answers, write_predictions
+from lamella.inference.window_merger import WindowMerger
 from samples import plain_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxy"
@@ -36,7 +41,9 @@ def reader(**decoding: Any) -> Any:
     def logits(padded: Padded) -> np.ndarray:
         table = np.random.default_rng(0).normal(0, 3, (2, 512, 64)).astype(np.float32)
         places = np.arange(padded.input_ids.shape[1]) % 64
-        return table[:, padded.input_ids % 512, places]
+        logits = table[:, padded.input_ids % 512, places]
+        logits[:, :, padded.cls] += padded.input_ids[:, 4] % 7  # the first token of the context
+        return logits
 
     return SimpleNamespace(
         tokenizer=plain_tokenizer(),
@@ -102,10 +109,50 @@ def test_windows_cut_while_a_text_is_tokenised_are_the_same(size: int, stride_is
 
 
 @pytest.mark.usefixtures("short_is_long")
-def test_an_answer_in_a_long_text_is_the_same_whether_its_tokens_are_kept_or_not() -> None:
+@pytest.mark.parametrize("merge", ["scores", "leads"])
+def test_an_answer_in_a_long_text_is_the_same_whether_its_tokens_are_kept_or_not(merge: str) -> None:
     text = " ".join(np.random.default_rng(3).choice(list(LETTERS), 10_000))
-    example, model = Example("q", "q r", Context(text)), reader()
+    example, model = Example("q", "q r", Context(text)), reader(merge=merge)
     assert predict(model, [example]) == predict(model, [example], sink=Sink())
+
+
+def test_leads_change_only_the_answers_of_texts_with_several_windows() -> None:
+    examples = questions(60)
+    scores, leads = (predict(reader(merge=merge), examples) for merge in ("scores", "leads"))
+    alone = {id for id, prediction in scores.items() if prediction.windows == 1}
+    assert 0 < len(alone) < len(examples)
+    assert {id for id in scores if scores[id] == leads[id]} >= alone
+    assert scores != leads
+    for id, prediction in leads.items():
+        assert prediction.null.score == scores[id].null.score
+        assert prediction.best_span.score <= scores[id].best_span.score + 1e-9
+
+
+def test_the_score_of_a_span_by_its_lead() -> None:
+    text = "a b c d e f g h. " * 60 + "\n\n" + "The red fox sleeps here. " * 50 + "\n\n" + "h g f e d c b a. " * 60
+    example = Example("q", "Where does the red fox sleep?", Context(text))
+    windows = featurise([example], plain_tokenizer(), WindowOptions(max_seq_length=128, doc_stride=16))
+    ranking = PartRanking(PassageIndex([text]), content_words(example.question))
+    merger = WindowMerger(DecodingOptions(merge="leads"))
+    generator = np.random.default_rng(4)
+    null = generator.normal(0, 3, len(windows))
+    score = generator.normal(0, 3, len(windows))
+    start = windows.context_begin[:, None].astype(np.int64)
+    numbers = np.arange(len(windows))
+    merger.add(windows, WindowSpans(numbers, start, start + numbers[:, None] % 3, score[:, None], null))
+    found = np.array(
+        [
+            ranking.score(*windows.characters(window, windows.context_begin[window], windows.context_end[window] - 1))
+            for window in numbers
+        ]
+    )
+    assert 0 == found.min() < found.max()
+    expected = score - (null - null.min()) - RANK_WEIGHT * (found.max() - found)
+    prediction = merger.predictions([example])["q"]
+    assert prediction.best_span.score == pytest.approx(expected.max())
+    best = int(expected.argmax())
+    assert prediction.best_span.begin_char == windows.characters(best, start[best, 0], start[best, 0])[0]
+    assert prediction.null_odds == pytest.approx(null.min() - expected.max())
 
 
 @pytest.mark.usefixtures("short_is_long")

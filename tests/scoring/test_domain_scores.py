@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lamella.calibration import Calibration
-from lamella.config import DecodingOptions
+from lamella.decoding_options import DecodingOptions
 from lamella.inference.prediction import Prediction
 from lamella.scoring.domain_scores import domain_scores
 from samples import example

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from lamella.calibration import Calibration, TunedOn
-from lamella.config import DecodingOptions
 from lamella.data.examples import Answer, Context, Example
+from lamella.decoding_options import DecodingOptions
 from lamella.errors import UsageError
 from lamella.inference.abstention import FEATURES, calibrated, log_odds
 from lamella.inference.no_answer import logistic, na_probability

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamella.calibration import Calibration, TunedOn
-from lamella.config import DecodingOptions
 from lamella.data.examples import Answer, Context, Example
+from lamella.decoding_options import DecodingOptions
 from lamella.errors import DataError
 from lamella.inference.no_answer import na_probability
 from lamella.inference.prediction import NO_SPAN, Candidate, Prediction

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from lamella.config import DecodingOptions
 from lamella.data.examples import Answer, Context, Example
+from lamella.decoding_options import DecodingOptions
 from lamella.inference.abstention import calibrated
 from lamella.inference.prediction import Prediction, rank
 from lamella.scoring.calibrate import tune_decoding

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 from calibration_data import answered_by
-from lamella.config import DecodingOptions
 from lamella.data.examples import Answer, Context, Example
+from lamella.decoding_options import DecodingOptions
 from lamella.inference.predict import predict
 from lamella.inference.protocols import QAModel
 from lamella.models.loading import load_model

@@ -110,7 +110,7 @@ def test_the_kept_scores_equal_those_of_evaluate(tmp_path: Path, data: Path, lam
     kept = read_result(tmp_path / "kept" / "run.json")
     examples, answered = read_questions(str(data), labelled=True), read_answers(run)
     best = score_best_answers(examples, answered.predictions)
-    from lamella.config import DecodingOptions
+    from lamella.decoding_options import DecodingOptions
 
     expected = threshold_report(
         DecodingOptions(), examples, best, null_odds_of(examples, answered.predictions), gives_text=True

@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from doubles import corpus, example, save_tiny_encoder, tiny_model, tiny_run_config, tiny_tokenizer
 from lamella import runs
-from lamella.config import DecodingOptions, LearnerOptions, WindowOptions
+from lamella.config import LearnerOptions, WindowOptions
 from lamella.data.examples import Context, Example
 from lamella.data.file_formats.formats import read
 from lamella.data.file_formats.writers import write
@@ -30,6 +30,7 @@ from lamella.data.windows.batches import Batch, Totals, collate
 from lamella.data.windows.features import Features, PairTemplate, featurise
 from lamella.data.windows.padding import pad
 from lamella.data.windows.spans import window_spans
+from lamella.decoding_options import DecodingOptions
 from lamella.errors import LamellaError, RunError
 from lamella.inference.predict import predict
 from lamella.inference.stored_logits import LogitsWriter, StoredLogits

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lamella.data.question_words import content_words
 from lamella.data.word_ranking import WordRanking, number_terms
 from lamella.documents.find_files import FoundFiles, find_files
 from lamella.documents.index_file import INDEX, DocumentRecord, StoredIndex, Terms, write_index
@@ -26,18 +27,6 @@ from lamella.user_cache import file_state
 
 PathLike = str | os.PathLike[str]
 
-# Words of an English question that say little about its answer. In texts that are not written as questions, such as
-# manuals, they are rare, and BM25 gives rare words much weight. Leaving them out raises the recall among the best 10 of
-# 24,914 passages from 86.3 to 86.9 % (docs/decisions/0049-open-questions.md).
-QUESTION_WORDS = {
-    "a", "about", "an", "and", "are", "as", "at", "be", "been", "but", "by", "can", "could", "did", "do", "does",
-    "for", "from", "had", "has", "have", "he", "her", "him", "his", "how", "I", "i", "if", "in", "into", "is", "it",
-    "its",
-    "may", "me", "might", "must", "my", "no", "not", "of", "on", "or", "our", "shall", "she", "should", "such",
-    "that", "the", "their", "them", "then", "there", "these", "they", "this", "those", "to", "was", "we", "were",
-    "what", "when", "where", "which", "who", "whom", "whose", "why", "will", "with", "would", "you", "your",
-}  # fmt: skip
-PUNCTUATION = "?!.,;:\"'“”‘’()"
 TEXTS_KEPT = 64  # texts of an index that are kept in memory after they were read
 
 
@@ -155,11 +144,11 @@ class Documents:
 
     def rank(self, question: str, count: int) -> list[Passage]:
         """Return the best passages for a question, best first."""
-        return self.passages.rank(_content_words(question), count)
+        return self.passages.rank(content_words(question), count)
 
     def best(self, question: str, count: int) -> tuple[list[Passage], bool]:
         """Return the best passages for a question in text order, and whether any of them shares a word with it."""
-        return self.passages.best(_content_words(question), count)
+        return self.passages.best(content_words(question), count)
 
     def place(self, number: int, position: int) -> dict[str, Any]:
         """Return where a character of a document is: its file, and its page, line or paragraph, counted from 1."""
@@ -233,20 +222,6 @@ class _Texts(Sequence[str]):
 
     def __getitem__(self, number: Any) -> Any:
         return self._read(number)
-
-
-def _content_words(question: str) -> str:
-    """Return a question without its question words and auxiliaries, if it has other words."""
-    words = [word for place, word in enumerate(question.split()) if not _is_question_word(word, first=place == 0)]
-    return " ".join(words) or question
-
-
-def _is_question_word(word: str, *, first: bool) -> bool:
-    """Whether a word says little about the answer; capitals mark a name, as in WHO, IT, May and Will."""
-    word = word.strip(PUNCTUATION)
-    if first and (len(word) == 1 or not word.isupper()):
-        word = word.lower()
-    return word in QUESTION_WORDS
 
 
 def _open_index(path: Path) -> StoredIndex | None:

@@ -81,6 +81,24 @@ class PassageIndex:
         return joined, any(passage.score for passage in joined)
 
 
+class PartRanking:
+    """Scores parts of a text for one question by the passages in them, such as the windows that a reader reads."""
+
+    def __init__(self, index: PassageIndex, question: str) -> None:
+        """Score the passages of the only text of `index`."""
+        self._scores = index.ranking.scores(question)
+        _, self._begins, self._ends = index.places.T
+
+    def score(self, begin: int, end: int) -> float:
+        """Return the score of the best passage that has at least half in common with a part.
+
+        It is half of the shorter of both, as parts may be shorter than passages.
+        """
+        shared = np.minimum(self._ends, end) - np.maximum(self._begins, begin)
+        common = 2 * shared >= np.minimum(self._ends - self._begins, end - begin)
+        return float(self._scores[common].max(initial=0.0))
+
+
 class PassageCache:
     """The indexes of the texts asked about last, for one reader or several. Threads may share it.
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lamella.calibration import Calibration
-from lamella.config import DecodingOptions
+from lamella.decoding_options import DecodingOptions
 from lamella.errors import UsageError, shorten
 from lamella.inference.no_answer import Floats, logistic, na_probability
 from lamella.inference.prediction import Candidate, Prediction

@@ -9,8 +9,8 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lamella.config import DecodingOptions
 from lamella.data.windows.padding import Padded
+from lamella.decoding_options import DecodingOptions
 from lamella.errors import DataError
 from lamella.inference.decode import log_sum_exp, mask_logits
 from lamella.inference.prediction import NO_SPAN, Prediction, ScoredSpan, rank

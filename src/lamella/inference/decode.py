@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lamella.config import DecodingOptions
 from lamella.data.windows.padding import Padded
+from lamella.decoding_options import DecodingOptions
 from lamella.errors import ModelError
 
 

@@ -22,10 +22,10 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lamella.config import DecodingOptions
 from lamella.data.examples import Example
 from lamella.data.windows.features import Features, featurise
 from lamella.data.windows.padding import Padded, longest_first, pad
+from lamella.decoding_options import DecodingOptions
 from lamella.errors import DataError, UsageError, counted
 from lamella.inference.combine import Combination, combine_decisions, combine_logits, combine_spans
 from lamella.inference.decode import decode

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lamella import runs
-from lamella.config import DecodingOptions
+from lamella.decoding_options import DecodingOptions
 from lamella.encoder.sources import is_saved_model, model_folder
 from lamella.errors import RunError, UsageError
 from lamella.files import same_file

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lamella.config import DecodingOptions
 from lamella.data.examples import Example
 from lamella.data.windows.features import SLICE, Features, featurise_in_slices
 from lamella.data.windows.padding import Padded, longest_first, pad
+from lamella.decoding_options import DecodingOptions
 from lamella.errors import RunError, counted
 from lamella.inference.decode import WindowSpans, decode, decode_answerability
 from lamella.inference.doubts import Doubts

@@ -13,8 +13,8 @@ import numpy as np
 from pydantic_core import PydanticSerializationError, to_json
 
 from lamella import runs
-from lamella.config import DecodingOptions
 from lamella.data.examples import Example
+from lamella.decoding_options import DecodingOptions
 from lamella.errors import RunError, UnreadableError
 from lamella.files import read_json, write_entries
 from lamella.inference.no_answer import na_probability

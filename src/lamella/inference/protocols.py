@@ -9,10 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from lamella.config import DecodingOptions, WindowOptions
+from lamella.config import WindowOptions
 from lamella.data.windows.features import Features
 from lamella.data.windows.padding import Padded
 from lamella.data.windows.tokens import Tokenizing
+from lamella.decoding_options import DecodingOptions
 
 
 class AnswerSource(Protocol):

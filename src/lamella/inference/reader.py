@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from lamella.config import DecodingOptions
 from lamella.data.examples import Context, Example
+from lamella.decoding_options import DecodingOptions
 from lamella.documents.collection import Documents
 from lamella.documents.passages import Passage, PassageCache
 from lamella.encoder.sources import DEFAULT_READER, READERS
@@ -248,7 +248,7 @@ class Reader:
             prediction = rank_together(predictions, decoding.n_best_size, contexts=question.not_blank)
         else:
             places = [(passage.text, passage.begin) for passage in question.passages]
-            if question.documents is None:
+            if question.documents is None and decoding.merge == "scores":
                 prediction = rank_passages(predictions, places, decoding.n_best_size)
             else:
                 found = [passage.score for passage in question.passages]

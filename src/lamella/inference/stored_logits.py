@@ -23,11 +23,11 @@ from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from lamella.config import DecodingOptions
 from lamella.data.examples import Context, Example
 from lamella.data.windows.feature_arrays import NAMES, context_indices, from_arrays, to_arrays
 from lamella.data.windows.features import Features, PairTemplate, join_features
 from lamella.data.windows.padding import Padded
+from lamella.decoding_options import DecodingOptions
 from lamella.errors import UnreadableError, UsageError, shorten
 from lamella.files import file_sha256, read_json, write_bytes, write_entries
 from lamella.inference.decode import mask_logits

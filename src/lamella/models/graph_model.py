@@ -19,7 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lamella.config import HEAD_OPTIONS, DecodingOptions, WindowOptions
+from lamella.config import HEAD_OPTIONS, WindowOptions
+from lamella.decoding_options import DecodingOptions
 from lamella.encoder.config_check import read_configuration
 from lamella.encoder.families import positions_of
 from lamella.encoder.identity import Difference

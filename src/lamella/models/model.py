@@ -15,9 +15,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lamella import registry
-from lamella.config import HEAD_OPTIONS, DecodingOptions, EncoderOptions, LearnerOptions, RunConfig, WindowOptions
+from lamella.config import HEAD_OPTIONS, EncoderOptions, LearnerOptions, RunConfig, WindowOptions
 from lamella.data.windows.batches import Batch
 from lamella.data.windows.padding import Padded, check_window_length
+from lamella.decoding_options import DecodingOptions
 from lamella.encoder.device import autocast
 from lamella.encoder.encoder import Encoder, HiddenStates
 from lamella.encoder.lora import tensors_follow

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from lamella.config import DecodingOptions, WindowOptions
+from lamella.config import WindowOptions
 from lamella.data.windows.padding import Padded, check_window_length
+from lamella.decoding_options import DecodingOptions
 from lamella.encoder.sources import MODEL_CONFIG
 from lamella.errors import ModelError
 from lamella.files import file_sha256, read_json

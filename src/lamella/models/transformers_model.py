@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lamella.config import DecodingOptions, WindowOptions
+from lamella.config import WindowOptions
 from lamella.data.windows.batches import Batch
 from lamella.data.windows.padding import Padded, check_window_length
+from lamella.decoding_options import DecodingOptions
 from lamella.encoder.acceleration import model_inputs, use_fast_attention
 from lamella.encoder.device import autocast
 from lamella.encoder.families import FAMILIES, positions_of, reads_token_types

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lamella.calibration import TunedOn
-from lamella.config import DecodingOptions
 from lamella.data.examples import Example
+from lamella.decoding_options import DecodingOptions
 from lamella.errors import DataError, UsageError, counted
 from lamella.inference.no_answer import Floats, na_probability
 from lamella.inference.predict import predict

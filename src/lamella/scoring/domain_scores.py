@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lamella.config import DecodingOptions
 from lamella.data.examples import Example
+from lamella.decoding_options import DecodingOptions
 from lamella.inference.abstention import PRIORS, at_prior, calibrated
 from lamella.inference.no_answer import na_probability
 from lamella.inference.prediction import Prediction

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from lamella.config import DecodingOptions
+from lamella.decoding_options import DecodingOptions
 from lamella.inference.no_answer import na_probability
 from lamella.scoring.threshold import Method
 from lamella.scoring.tuning_sample import Sample

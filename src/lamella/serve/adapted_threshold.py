@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lamella.config import DecodingOptions
 from lamella.data.examples import Example
+from lamella.decoding_options import DecodingOptions
 from lamella.inference.abstention import calibrated
 from lamella.inference.predict import predict
 from lamella.inference.prediction import Prediction

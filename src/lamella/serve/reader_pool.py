@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lamella.config import DecodingOptions, WindowOptions
+from lamella.config import WindowOptions
 from lamella.data.windows.padding import Padded
 from lamella.data.windows.tokens import Tokenizing
+from lamella.decoding_options import DecodingOptions
 from lamella.documents.passages import PassageCache
 from lamella.graph.support import NoGraphError
 from lamella.inference.protocols import QAModel

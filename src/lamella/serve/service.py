@@ -12,7 +12,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
-from lamella.config import DecodingOptions
+from lamella.decoding_options import DecodingOptions
 from lamella.documents.text_process import PROCESS_SECONDS
 from lamella.errors import LamellaError, UsageError, counted
 from lamella.serve.answering import AskOptions, PipelineOptions

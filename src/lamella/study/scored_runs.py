@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from lamella import runs
-from lamella.config import DecodingOptions
 from lamella.data.examples import Example
+from lamella.decoding_options import DecodingOptions
 from lamella.errors import RunError
 from lamella.inference.prediction_files import read_answers
 from lamella.inference.several_contexts import has_several_contexts, one_example_per_question, predictions_by_question
