@@ -9,6 +9,8 @@ from pydantic import Field
 from lamella.calibration import Calibration, TunedOn
 from lamella.section import Section
 
+Merge = Literal["scores", "leads"]
+
 
 class DecodingOptions(Section):
     """How logits become an answer."""
@@ -25,7 +27,7 @@ class DecodingOptions(Section):
         description="an answer may start only in the window with the most context around it (as the original BERT "
         "code)",
     )
-    merge: Literal["scores", "leads"] = Field(
+    merge: Merge = Field(
         default="scores",
         description="how the windows of a long text compete: `scores`: by the scores of their spans (as SQuAD's code); "
         '`leads`: by the lead of a span over "no answer" in its own window, and by the words that the window shares '

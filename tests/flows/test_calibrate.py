@@ -182,6 +182,28 @@ def test_a_copy_gets_the_threshold_and_the_model_stays_as_it_is(
     assert "--overwrite needs --out" in err
 
 
+def test_the_way_in_which_windows_compete_is_stored(
+    run: Path, files: dict[str, Path], lamella: Any, tmp_path: Path
+) -> None:
+    """A threshold is tuned on answers that were merged in the new way, also if the threshold itself stays."""
+    assert decoding_of(run)["merge"] == "scores"
+    copy = tmp_path / "copy"
+    code, out, err = lamella("calibrate", files["tuning"], "-m", run, "-o", copy, "--merge", "leads", "--json", *FP32)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["merge"] == read_json(copy / "config.json")["decoding"]["merge"] == "leads"
+    assert "windows compete by their leads" in (copy / "README.md").read_text()
+    text = "\n\n".join(dict.fromkeys(example.context.text for example in read(str(files["dev"])).examples))[:20_000]
+    question = read(str(files["dev"])).examples[0].question
+    ways = [Reader.load(folder, precision="fp32").ask(question, text, threshold=100.0) for folder in (run, copy)]
+    assert ways[0] != ways[1]
+    short = [Reader.load(folder, precision="fp32").ask(question, text[:100], threshold=100.0) for folder in (run, copy)]
+    assert [(answer["start"], answer["score"]) for answer in short[0]] == [
+        (answer["start"], answer["score"]) for answer in short[1]
+    ]
+    assert lamella("calibrate", files["tuning"], "-m", copy, "--force", *FP32)[0] == 0
+    assert read_json(copy / "config.json")["decoding"]["merge"] == "leads", "as the model does, by default"
+
+
 def test_the_packaged_reader_gets_a_threshold_without_training(two: Path, lamella: Any, tmp_path: Path) -> None:
     source = {path.name: path.read_bytes() for path in (READERS / "default").iterdir()}
     for name in ("default", READERS / "default"):

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from lamella.cli.app import AsJson, BatchSize, ModelName, Precision, app
+from lamella.decoding_options import Merge
 
 
 @app.command()
@@ -31,6 +32,14 @@ def calibrate(
             "regression on several features of the answers.",
         ),
     ] = "temperature",
+    merge: Annotated[
+        Merge | None,
+        typer.Option(
+            "--merge",
+            help="Let the windows of a long text compete by their scores, or by their leads over no answer and the "
+            "words of the question; default: as the model does.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -69,13 +78,13 @@ def calibrate(
     reader = load_model(model, precision=precision, backend=torch_if_installed(model, precision))
     before = reader.decoding
     tuned = calibrate_model(
-        reader, examples, method=method, force=force, batch_size=batch_size, precision=reader.precision
+        reader, examples, method=method, merge=merge, force=force, batch_size=batch_size, precision=reader.precision
     )
     store = folder is not None and (out is not None or tuned.decoding != before)
     if folder is not None and store:
         store_tuned(reader.folders[0], tuned, folder, overwrite=overwrite)
     if as_json:
-        decoding = tuned.decoding.model_dump(include={"calibration", "tuned_on"})
+        decoding = tuned.decoding.model_dump(include={"calibration", "merge", "tuned_on"})
         typer.echo(json.dumps({**tuned.report, **decoding, "stored": store}, indent=2))
         return
     for line in tuned.lines():

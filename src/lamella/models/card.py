@@ -233,6 +233,8 @@ def _threshold(saved: SavedModel) -> str:
         text = f"The reader gives no answer if its log-odds, by the features {names}, exceed {threshold:.2f}."
     if decoding.window_penalty:
         text += f" For each doubling of the windows of a text, {decoding.window_penalty:.2f} is added to them."
+    if decoding.merge == "leads":
+        text += ' In a long text, windows compete by their leads over "no answer" and by the words of the question.'
     if decoding.tuned_on is not None:
         tuned_on = f"{counted(decoding.tuned_on.questions, 'question')} of `{decoding.tuned_on.data}`"
         precision = f", answered in {decoding.tuned_on.precision}" if decoding.tuned_on.precision else ""

@@ -11,7 +11,7 @@ from typing import Any
 
 from lamella.calibration import TunedOn
 from lamella.data.examples import Example
-from lamella.decoding_options import DecodingOptions
+from lamella.decoding_options import DecodingOptions, Merge
 from lamella.errors import DataError, UsageError, counted
 from lamella.inference.no_answer import Floats, na_probability
 from lamella.inference.predict import predict
@@ -141,13 +141,14 @@ def calibrate_model(
     *,
     method: Method = "temperature",
     force: bool = False,
+    merge: Merge | None = None,
     batch_size: int = 32,
     precision: str = "fp32",
 ) -> Tuned:
     """Tune the threshold and calibration of a model on the examples of some files; nothing is written.
 
-    Each file counts the same, and is scored with what was fitted on the others. `precision` is the number format that
-    the model computes in, for the record.
+    Each file counts the same, and is scored with what was fitted on the others. `merge` replaces `decoding.merge`.
+    `precision` is the number format that the model computes in, for the record.
     """
     examples = [example for part in questions.values() for example in part]
     check_tunable(examples, list(questions), method)
@@ -156,10 +157,13 @@ def calibrate_model(
             "method features: expected a model that finds answers, got one that only decides whether there is one; use "
             "the method temperature."
         )
+    if merge == "leads" and model.decoding.method == "independent":
+        raise UsageError("merge leads: expected a model that chooses start and end together, got an independent one.")
+    decoding = model.decoding if merge is None else model.decoding.model_copy(update={"merge": merge})
     return tune_decoding(
-        model.decoding,
+        decoding,
         examples,
-        predict(model, examples, batch_size=batch_size),
+        predict(model, examples, batch_size=batch_size, decoding=decoding),
         data=list(questions),
         files=[number for number, part in enumerate(questions.values()) for _ in part],
         method=method,
