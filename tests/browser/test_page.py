@@ -280,6 +280,10 @@ def test_the_api_is_described_without_other_hosts(page: Chrome, address: str) ->
     answer = eventually(page, "return document.querySelector('.route pre').textContent")
     assert answer.startswith("200")
     assert '"answer": "14 January 2005"' in answer
+    page.find_element("id", "key").send_keys("geheim€\t")  # no header can hold it
+    click(page, "Send", ".route")
+    eventually(page, "return document.getElementById('problem').textContent.includes('not a key')")
+    page.execute_script("sessionStorage.clear()")
 
 
 def test_layers_are_shown_as_a_heat_map(page: Chrome) -> None:
@@ -611,6 +615,27 @@ def test_a_phone_shows_what_is_to_be_marked_and_what_went_wrong(browser: Chrome,
     eventually(browser, "return !document.getElementById('problem').hidden")
     eventually(browser, IN_VIEW.format("document.getElementById('problem')"))
     warnings(browser)  # of the file that was refused
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 600), (360, 700)])
+def test_a_place_in_a_long_text_is_shown(browser: Chrome, address: str, width: int, height: int) -> None:
+    """Paragraphs out of view have an estimated height until they are drawn."""
+    open_page(browser, address, width=width)
+    resize(browser, width, height)
+    paste(browser, "\n\n".join(f"The engineer number {n} built a bridge in the year {1000 + n}." for n in range(80)))
+    ask(browser, "When did the engineer number 60 build a bridge?")
+    assert texts_of(browser, ".card .found") == ["1060"]
+    shown = (
+        "const [box, paper, bar] = [document.querySelector('#text mark.answer'), document.getElementById('text'),"
+        " document.getElementById('marking')].map((element) => element.getBoundingClientRect());"
+        "return box.top >= Math.max(0, paper.top, bar.bottom) && box.bottom <= Math.min(innerHeight, paper.bottom)"
+    )
+    for label in ("Show in the text", "Mark it"):
+        browser.execute_script("scrollTo(0, 0)")
+        click(browser, label, "#answer")
+        browser.execute_async_script("setTimeout(arguments[0], 1500)")
+        assert browser.execute_script(shown), label
+    browser.switch_to.active_element.send_keys("\ue00c")  # Escape
 
 
 def test_a_server_with_keys_asks_for_one(browser: Chrome, models: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import {byId} from "./dom.js";
 
+export const WRONG_KEY = "This is not a key of this server.";
+
 /** An answer of the server that is an error; its message is one line for people. */
 export class ServerError extends Error {
   constructor(message, status) {
@@ -23,9 +25,9 @@ export async function respond(method, path, body, type = "application/json") {
   if (body !== undefined) headers["Content-Type"] = type;
   const content = body === undefined || body instanceof Blob ? body : JSON.stringify(body);
   let response;
-  if (!/^[\x20-\x7e]*$/.test(key)) {  // no header can hold it
+  if (!fitsHeader(key)) {
     askForKey();
-    throw new ServerError("This is not a key of this server.", 401);
+    throw new ServerError(WRONG_KEY, 401);
   }
   try {
     response = await fetch(path, {method, headers, body: content});
@@ -34,7 +36,7 @@ export async function respond(method, path, body, type = "application/json") {
   }
   if (response.status === 401) {
     askForKey();
-    throw new ServerError(key ? "This is not a key of this server." : "Type the key of this server to go on.", 401);
+    throw new ServerError(key ? WRONG_KEY : "Type the key of this server to go on.", 401);
   }
   if (!response.ok) {
     const value = await jsonOf(response);
@@ -48,6 +50,9 @@ const jsonOf = (response) => response.json().catch(() => ({}));
 
 /** Return the key that was typed, if the server asks for one; it is forgotten with the tab. */
 export const storedKey = () => sessionStorage.getItem("lamella-key") ?? "";
+
+/** Return whether a header can hold a key; a request with another one cannot be sent. */
+export const fitsHeader = (key) => /^[\x20-\x7e]*$/.test(key);
 
 function askForKey() {
   byId("key-line").hidden = false;

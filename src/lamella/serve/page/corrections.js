@@ -2,10 +2,10 @@
 
 import {call, respond} from "./api.js";
 import {adaptation} from "./adaptation.js";
-import {byId, keepingFocus, make, reveal, showProblem, speak} from "./dom.js";
+import {byId, keepingFocus, make, showProblem, speak} from "./dom.js";
 import {selectedPlace, selectPlace} from "./marks.js";
 import {firstOf, lastOf, pointsOf} from "./offsets.js";
-import {shownText, showText} from "./texts.js";
+import {showPlace, shownText, showText} from "./texts.js";
 
 let state = null;  // {corrections, least, can_adapt, why_not}; null: this server keeps none
 let follow = () => {};  // looks at the selection while an answer is marked
@@ -145,9 +145,7 @@ function startMarking(entry, near) {
   words.focus({preventScroll: true});
   if (near?.from !== undefined) selectPlace(words, {start: near.from, end: near.to});
   follow();
-  const begin = (near?.from === undefined ? null : words.querySelector("mark:not(.other)")) ?? words.firstElementChild;
-  const {top, bottom} = begin.getBoundingClientRect();
-  if (top < byId("marking").getBoundingClientRect().bottom || bottom > innerHeight) reveal(begin, "center");
+  showPlace((near?.from === undefined ? null : words.querySelector("mark:not(.other)")) ?? words.firstElementChild);
 }
 
 /** Leave the marking of an answer. */

@@ -1,6 +1,6 @@
 // The description of the API: every route of openapi.json, with its fields and a request that can be sent.
 
-import {storedKey, watchKey} from "./api.js";
+import {WRONG_KEY, fitsHeader, storedKey, watchKey} from "./api.js";
 import {byId, make, showProblem} from "./dom.js";
 
 const api = await (await fetch("openapi.json")).json();
@@ -40,7 +40,8 @@ function drawRoute(method, path, route) {
 async function answerTo(method, address, type, body) {
   const key = storedKey();
   const headers = {...(type && {"Content-Type": type}), ...(key && {Authorization: `Bearer ${key}`})};
-  showProblem(null);
+  showProblem(fitsHeader(key) ? null : WRONG_KEY);
+  if (!fitsHeader(key)) return "";
   try {
     const response = await fetch(address, {method, headers, body});
     const text = await response.text();

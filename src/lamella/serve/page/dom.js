@@ -36,10 +36,13 @@ export function showProblem(message) {
   if (message) reveal(byId("problem"));
 }
 
-/** Bring an element into view; without motion where the reader of the page prefers that. */
-export function reveal(element, block = "nearest") {
-  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  element.scrollIntoView({block, behavior: calm ? "auto" : "smooth"});
+/** Bring an element into view. */
+export const reveal = (element, block = "nearest") => settle(() => element.scrollIntoView({block}));
+
+/** Scroll, and correct it: paragraphs out of view have an estimated height until they are drawn. */
+export function settle(scroll, frames = 5) {
+  scroll();
+  if (frames) requestAnimationFrame(() => settle(scroll, frames - 1));
 }
 
 /** Draw a part of the page again; what had the focus in it has it afterwards. */

@@ -1,7 +1,7 @@
 // The texts that are asked: pasted, opened or dropped, shown on the paper with the answers marked in them.
 
 import {call} from "./api.js";
-import {byId, counted, keepingFocus, make, reveal, showProblem, speak} from "./dom.js";
+import {byId, counted, keepingFocus, make, reveal, settle, showProblem, speak} from "./dom.js";
 import {blocksOf} from "./marks.js";
 import {firstOf} from "./offsets.js";
 
@@ -76,13 +76,24 @@ export function markPlaces(places) {
 export function showMark(always) {
   const mark = byId("text").querySelector("mark:not(.other)") ?? byId("text").querySelector("mark");
   if (!mark) return;
-  const paper = byId("text");
   if (always) reveal(mark, "center");
-  else if (paper.scrollHeight > paper.clientHeight + 1) {
-    const offset = mark.getBoundingClientRect().top - paper.getBoundingClientRect().top;
-    if (offset < 0 || offset > paper.clientHeight - 60) paper.scrollTop += offset - paper.clientHeight / 3;
-  }
+  else if (scrolls()) showPlace(mark);
 }
+
+/** Bring an element of the text into view: on the paper if it scrolls by itself, otherwise on the page. */
+export function showPlace(element) {
+  settle(() => {
+    const paper = byId("text");
+    if (!element.isConnected) return;  // the text has been drawn again
+    const {top, bottom} = element.getBoundingClientRect();
+    if (scrolls()) {
+      const offset = top - paper.getBoundingClientRect().top;
+      if (offset < 0 || offset > paper.clientHeight - 60) paper.scrollTop += offset - paper.clientHeight / 3;
+    } else if (top < byId("marking").offsetHeight || bottom > innerHeight) element.scrollIntoView({block: "center"});
+  });
+}
+
+const scrolls = () => byId("text").scrollHeight > byId("text").clientHeight + 1;
 
 /** Show a text by its id, as it is when it is read. */
 export function showText(id) {
