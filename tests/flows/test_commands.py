@@ -255,7 +255,7 @@ def test_ask_about_a_text_itself(run_folder: Path, lamella: Any, tmp_path: Path)
 
 
 def test_ask_reads_html_without_its_tags(run_folder: Path, lamella: Any, tmp_path: Path) -> None:
-    text = "Titan\nDiscovered by Huygens & co. in 1655."
+    text = "Titan\n\nDiscovered by Huygens & co. in 1655."
     page = "<h1>Titan</h1><script>let x = 1</script><p>Discovered by <b>Huygens</b> &amp; co. in 1655.</p>"
     (tmp_path / "titan.txt").write_text(text)
     (tmp_path / "page.html").write_text(page)
