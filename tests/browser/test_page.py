@@ -504,6 +504,14 @@ def test_a_download_that_fails_is_reported(page: Chrome, address: str) -> None:
     assert "does not answer" in eventually(page, "return document.getElementById('problem').textContent")
 
 
+def test_a_long_question_is_not_cut(page: Chrome) -> None:
+    """The server has a limit and names it; a field that cuts what is pasted asks another question."""
+    field = page.find_element("id", "question")
+    field.click()
+    page.execute_cdp_cmd("Input.insertText", {"text": "Who? " * 1000})
+    assert field.get_property("value") == "Who? " * 1000
+
+
 def test_everything_can_be_reached_with_the_keyboard(page: Chrome) -> None:
     tab, space = "\ue004", " "
     field = page.switch_to.active_element
