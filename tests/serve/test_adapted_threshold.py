@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,14 @@ def test_the_answer_to_a_correction_does_not_depend_on_what_is_right_for_its_tex
     )
     assert after.tuned.decoding.null_score_diff_threshold != before.tuned.decoding.null_score_diff_threshold
     assert {id_: after.answers[id_] for id_ in changed} == {id_: before.answers[id_] for id_ in changed}
+
+
+@pytest.mark.parametrize("merge", ["scores", "leads"])
+def test_windows_compete_as_in_the_parent(model: QAModel, examples: list[Example], merge: Any) -> None:
+    """Its threshold was tuned for that."""
+    parent = PARENT.model_copy(update={"merge": merge})
+    for questions in (examples, examples[:20]):
+        assert choose_threshold(model, parent, questions).tuned.decoding.merge == merge
 
 
 @pytest.mark.parametrize("kind", ["few", "one kind", "one text"])

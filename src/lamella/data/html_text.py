@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 from lamella.text_encoding import unify_line_ends
 
-BETWEEN = "\n\n"  # blocks
+BETWEEN = "\n\n"  # blocks; in other documents, pages and paragraphs
 _BLOCKS = {
     "address", "article", "aside", "blockquote", "body", "br", "caption", "center", "dd", "details", "dialog",
     "div", "dl", "dt", "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import PurePath
 
+from lamella.data.html_text import BETWEEN
 from lamella.documents.text_process import TextProcess
 from lamella.errors import UnreadableError, shorten
 from lamella.text_encoding import decode_text, guess_encoding, unify_line_ends
@@ -31,7 +32,6 @@ TYPES = {
 }
 COMPRESSED = ".gz"
 PDF_SIGNATURE = b"%PDF-"
-BETWEEN = "\n\n"  # pages, paragraphs and blocks
 
 
 class UnknownKindError(UnreadableError):

@@ -46,8 +46,9 @@ class Choice:
 
 def choose_threshold(model: QAModel, parent: DecodingOptions, examples: Sequence[Example]) -> Choice:
     """Choose the threshold and the calibration of an adapted model: tuned on some examples, or its parent's."""
-    predictions = predict(model, examples)
-    start = model.decoding.model_copy(update={key: getattr(parent, key) for key in OF_PARENT})
+    merged = model.decoding.model_copy(update={"merge": parent.merge})  # what the parent's threshold was tuned for
+    predictions = predict(model, examples, decoding=merged)
+    start = merged.model_copy(update={key: getattr(parent, key) for key in OF_PARENT})
     folds = assign_folds(examples)
     numbers = [] if folds is None else folds.tolist()
     others = {
