@@ -21,6 +21,12 @@ def test_an_option_that_was_added_later_has_its_default() -> None:
     assert reader_options(old) != reader_options(options(training__compile=True))
 
 
+def test_a_decoding_option_of_an_ensemble_that_was_added_later_has_its_default() -> None:
+    before, after = ({"ensemble.decoding": {"method": "independent", **more}} for more in ({}, {"merge": "scores"}))
+    assert reader_options(before) == reader_options(after)
+    assert reader_options(before) != reader_options({"ensemble.decoding": {**after["ensemble.decoding"], "merge": "leads"}})
+
+
 @pytest.mark.parametrize("key", ["learner.seed", "training.order_seed", "data.workers", "training.checkpoint_every"])
 def test_seeds_and_options_without_effect_are_left_out(key: str) -> None:
     assert reader_options({**options(), key: 7}) == reader_options(options())

@@ -10,11 +10,13 @@ from typing import Any
 
 from lamella import runs
 from lamella.config import RunConfig
+from lamella.decoding_options import DecodingOptions
 from lamella.models.names import short_model_name
 
 SEED_OPTIONS = ("learner.seed", "training.order_seed")
 BASE_OPTIONS = ("encoder.name", "learner.start")  # may name a model of another run
 NO_EFFECT = ("data.workers", "training.checkpoint_every")  # on what is trained
+ENSEMBLE_DECODING = "ensemble.decoding"
 _SEED_WORD = re.compile(r"[-_.](?:order_)?seed[-_=]?\d+(?=@|$)")
 
 
@@ -22,18 +24,32 @@ def reader_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a run that tell its reader from others, under their full names.
 
     Left out are the seeds and what has no effect on training. Models of other runs have the names of these, without
-    seeds. An option that was added after the run has its default, with which runs are as they were before.
+    seeds. An option that was added after the run has its default, with which runs are as they were before; so have the
+    decoding options of an ensemble, which are recorded in one object.
     """
     return {
-        key: name_of_base(value) if key in BASE_OPTIONS else value
+        key: _comparable(key, value)
         for key, value in {**_defaults(), **options}.items()
         if key not in (*SEED_OPTIONS, *NO_EFFECT)
     }
 
 
+def _comparable(key: str, value: Any) -> Any:
+    if key in BASE_OPTIONS:
+        return name_of_base(value)
+    if key == ENSEMBLE_DECODING and isinstance(value, Mapping):
+        return {**_decoding_defaults(), **value}
+    return value
+
+
 @cache
 def _defaults() -> Mapping[str, Any]:
     return RunConfig().flat()
+
+
+@cache
+def _decoding_defaults() -> Mapping[str, Any]:
+    return DecodingOptions().model_dump()
 
 
 def without_seed(name: str) -> str:
