@@ -8,11 +8,13 @@ longest window. The rest is the same: encoder, windows and labels, batch size, p
 GPU), dropout, AdamW, learning rate, clipping. Both sides read windows that were cut beforehand from memory, where
 `run_qa.py` reads a file. Our batches differ in length, so ours runs whole epochs; the peer's are all alike, so a few
 steps are enough. Neither side times its first step. A GPU is slow on the first batches of any shape, so there our first
-two epochs are not timed either, and the script also reports how busy the GPU was and which share of its limit the
-encoder's operations reach. The limit is the speed of one large bf16 product.
+two epochs are not timed either, and the script also reports how busy the GPU was, which share of its limit the
+encoder's operations reach, and which share of the tokens per second of the plain encoder. The limit is the speed of one
+large bf16 product. The plain encoder is the model of transformers in bf16, forward and backward on windows of 384
+tokens without padding, and without head, loss and optimiser. `--compile` sets `training.compile` for our side.
 
 `--out` writes one object. A file that holds a list (initially `[]`), such as `results/speed.json`, keeps its rows; the
-new object replaces the row for the same encoder, device and batch size, or is added.
+new object replaces the row for the same encoder, device, batch size and `--compile`, or is added.
 
 Text comes from `--data` (any file in SQuAD format; the last tenth of its questions is the dev set) or from the bundled
 set: the text around every answer, cut to the lengths of SQuAD's contexts.
@@ -42,6 +44,7 @@ import torch
 from accelerate import Accelerator
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForQuestionAnswering,
     PreTrainedModel,
     PrinterCallback,
@@ -57,6 +60,7 @@ from lamella.data.examples import Answer, Context, Example
 from lamella.data.windows.batches import Totals, collate
 from lamella.data.windows.features import Features, featurise
 from lamella.data.windows.padding import longest_first
+from lamella.encoder.compiled_layers import compile_layers
 from lamella.encoder.encoder import family_of
 from lamella.encoder.pretrained import load_tokenizer, quiet
 from lamella.encoder.sources import find_encoder
@@ -112,6 +116,7 @@ class Setup:
     encoder: str
     device: str
     batch: int
+    compile: bool = False  # ours
 
     @property
     def precision(self) -> str:
@@ -131,13 +136,14 @@ def main() -> None:
     parser.add_argument("--encoder", default=DEFAULT_ENCODER, help="a folder, a packaged encoder or a hub id")
     parser.add_argument("--data", help="a file in SQuAD format; default: text made from the bundled set")
     parser.add_argument("--batch", type=int, help="windows per batch; default: 16, with --quick 12; on a GPU 128")
+    parser.add_argument("--compile", action="store_true", help="compile the layers of our encoder; needs a GPU")
     parser.add_argument(
         "--repeats", type=int, help="measurements of each side, in turn; the default depends on --quick"
     )
     arguments = parser.parse_args()
     size = SIZES[arguments.device, arguments.quick]
     size = replace(size, repeats=arguments.repeats or size.repeats)
-    setup = Setup(arguments.encoder, arguments.device, arguments.batch or size.batch)
+    setup = Setup(arguments.encoder, arguments.device, arguments.batch or size.batch, arguments.compile)
 
     train, dev = questions(arguments.data, size)
     tokenizer = load_tokenizer(find_encoder(setup.encoder))
@@ -181,6 +187,7 @@ def main() -> None:
         "data": Path(arguments.data).name if arguments.data else "the bundled set, at SQuAD's lengths",
         "mean_length": float(features.lengths.mean()),
         "batch_size": setup.batch,
+        "compile": setup.compile,
         "repeats": size.repeats,
         "threads": torch.get_num_threads(),
         "versions": library_versions(),
@@ -196,6 +203,10 @@ def main() -> None:
             f"of {result['limit_tflops']:.0f} TFLOP/s: {100 * result['share_of_limit']['ours']:.1f} % ours, "
             f"{100 * result['share_of_limit']['peer']:.1f} % peer; GPU busy {result.get('gpu_busy_percent')}"
         )
+        print(
+            f"of {result['plain_tokens_per_second']:,.0f} tokens/s of the plain encoder: "
+            f"{100 * result['share_of_plain']:.0f} % ours"
+        )
     print(f"dev loss: {losses['verdict']}" if losses else "dev loss: not compared in a quick run")
     spread = f"{min(ratios):.1f} to {max(ratios):.1f}"
     print(f"train_speed: {result['ratio']:.1f} x the windows per second of transformers.Trainer ({spread})")
@@ -206,7 +217,8 @@ def with_row(path: Path, result: dict[str, Any]) -> Any:
     rows = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     if not isinstance(rows, list):
         return result
-    same = [all(row[key] == result[key] for key in ("encoder", "device", "batch_size")) for row in rows]
+    keys = ("encoder", "device", "batch_size", "compile")
+    same = [all(row.get(key, False) == result.get(key, False) for key in keys) for row in rows]
     at = same.index(True) if True in same else len(rows)
     return [*rows[:at], result, *rows[at + 1 :]]
 
@@ -274,6 +286,8 @@ def make_model(setup: Setup, seed: int) -> ReaderModel:
     torch.manual_seed(seed)
     model = ReaderModel(load_encoder(setup.encoder), RunConfig(windows=WINDOWS)).to(setup.device)
     model.precision = setup.precision
+    if setup.compile:
+        compile_layers(model.encoder)
     return model
 
 
@@ -293,11 +307,30 @@ def limits(setup: Setup, features: Features, ours: float, peer: float) -> dict[s
         setup.wait()
         times.append(time.perf_counter() - began)
     limit = 2 * 8192**3 / statistics.median(times)
+    plain = plain_tokens_per_second(setup)
     return {
+        "plain_tokens_per_second": plain,
+        "share_of_plain": ours * float(features.lengths.mean()) / plain,
         "training_flops_per_window": flops,
         "limit_tflops": limit / 1e12,
         "share_of_limit": {"ours": ours * flops / limit, "peer": peer * flops / limit},
     }
+
+
+def plain_tokens_per_second(setup: Setup) -> float:
+    """Return the speed of the model of transformers, forward and backward on full windows."""
+    folder = find_encoder(setup.encoder).folder
+    model = AutoModel.from_pretrained(folder, dtype=torch.bfloat16).to(setup.device).train()
+    ids = torch.randint(1000, 20000, (setup.batch, WINDOWS.max_seq_length), device=setup.device)
+    times = []
+    for _ in range(25):
+        setup.wait()
+        began = time.perf_counter()
+        model(input_ids=ids).last_hidden_state.sum().backward()
+        setup.wait()
+        times.append(time.perf_counter() - began)
+        model.zero_grad()
+    return ids.numel() / statistics.median(times[5:])
 
 
 def training_flops(setup: Setup, features: Features) -> int:

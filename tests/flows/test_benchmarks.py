@@ -107,12 +107,12 @@ def test_speeds_of_several_encoders_are_rows_of_one_file(tmp_path: Path) -> None
     file.write_text(json.dumps({"encoder": "z"}))
     assert with_row(file, row) == row
     file.write_text("[]")
-    for added in (row, {**row, "encoder": "b"}, {**row, "batch_size": 48}, {**row, "device": "GPU"}):
-        file.write_text(json.dumps(with_row(file, added)))
+    for other in ({}, {"encoder": "b"}, {"batch_size": 48}, {"device": "GPU"}, {"compile": True}):
+        file.write_text(json.dumps(with_row(file, {**row, **other})))
     before = json.loads(file.read_text())
-    assert len(before) == 4
-    after = with_row(file, {**row, "encoder": "b", "ours": 2.0})
-    assert [row["ours"] for row in after] == [1.0, 2.0, 1.0, 1.0]
+    assert len(before) == 5
+    after = with_row(file, {**row, "encoder": "b", "compile": False, "ours": 2.0})
+    assert [row["ours"] for row in after] == [1.0, 2.0, 1.0, 1.0, 1.0]
     assert [after[0], *after[2:]] == [before[0], *before[2:]]
 
 

@@ -141,7 +141,7 @@ def test_the_table_of_tools_in_the_readme_is_as_measured() -> None:
 
 def test_the_speed_in_the_readme_is_as_measured() -> None:
     rows = json.loads((ROOT / "results" / "speed.json").read_text(encoding="utf-8"))
-    (row,) = [row for row in rows if row["encoder"] == "all-mpnet-base-v2"]
+    (row,) = [row for row in rows if row["encoder"] == "all-mpnet-base-v2" and not row.get("compile")]
     assert f"**{row['ours']:,.0f} windows per second" in README
     assert f"against {row['peer']:,.0f} for" in README.replace("\n", " ")
 

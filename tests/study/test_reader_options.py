@@ -24,7 +24,9 @@ def test_an_option_that_was_added_later_has_its_default() -> None:
 def test_a_decoding_option_of_an_ensemble_that_was_added_later_has_its_default() -> None:
     before, after = ({"ensemble.decoding": {"method": "independent", **more}} for more in ({}, {"merge": "scores"}))
     assert reader_options(before) == reader_options(after)
-    assert reader_options(before) != reader_options({"ensemble.decoding": {**after["ensemble.decoding"], "merge": "leads"}})
+    assert reader_options(before) != reader_options(
+        {"ensemble.decoding": {**after["ensemble.decoding"], "merge": "leads"}}
+    )
 
 
 @pytest.mark.parametrize("key", ["learner.seed", "training.order_seed", "data.workers", "training.checkpoint_every"])
