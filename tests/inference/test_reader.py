@@ -19,6 +19,7 @@ import transformers
 
 import lamella.data.windows.features as features_module
 import lamella.data.windows.tokens as tokens_module
+import lamella.documents.passages as passages_module
 from doubles import (
     AWKWARD,
     FAMILIES,
@@ -700,3 +701,20 @@ def test_the_code_of_the_page_about_readers_runs(monkeypatch: pytest.MonkeyPatch
 def test_a_model_that_is_no_name_gets_one_line() -> None:
     with pytest.raises(UsageError, match="model: expected the name or the folder of a model, got 42"):
         Reader.load(42)  # type: ignore[arg-type]
+
+
+def test_the_index_of_a_long_text_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    class Counted(passages_module.PassageIndex):
+        def __init__(self, texts: Any) -> None:
+            built.append(len(texts))
+            super().__init__(texts)
+
+    monkeypatch.setattr(passages_module, "PassageIndex", Counted)
+    model = tiny_model(seed=1)
+    model.decoding = model.decoding.model_copy(update={"merge": "leads"})
+    reader, text = Reader(model), " ".join(corpus()) * 3
+    for question in QUESTIONS:
+        reader.ask(question, text)
+    assert built == [1]

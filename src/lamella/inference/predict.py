@@ -17,6 +17,7 @@ from lamella.data.examples import Example
 from lamella.data.windows.features import SLICE, Features, featurise_in_slices
 from lamella.data.windows.padding import Padded, longest_first, pad
 from lamella.decoding_options import DecodingOptions
+from lamella.documents.passages import PassageCache
 from lamella.errors import RunError, counted
 from lamella.inference.decode import WindowSpans, decode, decode_answerability
 from lamella.inference.doubts import Doubts
@@ -39,6 +40,7 @@ def predict(
     decoding: DecodingOptions | None = None,
     doubts: Doubts | None = None,
     most_tokens: int | None = None,
+    passages: PassageCache | None = None,
 ) -> dict[str, Prediction]:
     """Answer every example; return the predictions by question id.
 
@@ -47,11 +49,11 @@ def predict(
 
     Pass a `sink` to receive all logits, and a `clock` to measure the seconds from windows to logits. `decoding`
     replaces the model's decoding options. `doubts` collects reasons to doubt the answers. Contexts with more than
-    `most_tokens` raise TooManyTokensError.
+    `most_tokens` raise TooManyTokensError. `passages` keeps the indexes of long texts from call to call.
     """
     check_unique_ids(examples)
     decoding = decoding or model.decoding
-    merger = WindowMerger(decoding, gives_text=model.gives_text)
+    merger = WindowMerger(decoding, gives_text=model.gives_text, passages=passages)
 
     def collect(features: Features, padded: Padded, logits: NDArray[np.float32]) -> None:
         merger.add(features, decode_batch(model, padded, logits, decoding))

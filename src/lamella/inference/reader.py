@@ -203,6 +203,7 @@ class Reader:
             decoding=call.decoding,
             doubts=doubts,
             most_tokens=self._most_tokens,
+            passages=self._passages,
         )
         doubts.warn()
         return [
@@ -254,10 +255,9 @@ class Reader:
                 found = [passage.score for passage in question.passages]
                 prediction = rank_found_passages(predictions, places, found, decoding.n_best_size)
         prediction = calibrated(prediction, decoding)
-        odds = prediction.null_odds
         chosen = prediction.chosen(decoding.null_score_diff_threshold)
         ranked = sorted(prediction.rows, key=lambda row: row != chosen)  # stable: chosen comes first
-        na_prob = float(na_probability(np.array([odds]), decoding.calibration)[0])
+        na_prob = float(na_probability(np.array([prediction.null_odds]), decoding.calibration)[0])
         # 0.0 if "no answer" is the only candidate.
         all_answers = sum(probability for text, _, _, _, probability, *_ in ranked if text) or 1.0
 
@@ -282,7 +282,7 @@ class Reader:
         return Answers(
             [answer(Candidate._make(row)) for row in ranked[: call.top_k]],
             question=question.text,
-            null_score=odds,
+            null_score=prediction.null_odds,
             na_prob=na_prob,
             no_answer=not chosen.text,
             best_guess=answer(withheld) if withheld and withheld.text else None,

@@ -35,7 +35,9 @@ class WindowMerger:
     It holds only a few times `n_best_size` spans per question, so memory does not grow with the length of a context.
     """
 
-    def __init__(self, options: DecodingOptions, *, gives_text: bool = True) -> None:
+    def __init__(
+        self, options: DecodingOptions, *, gives_text: bool = True, passages: PassageCache | None = None
+    ) -> None:
         self.options, self.gives_text = options, gives_text
         # With the independent method a window chooses between one span and nothing, and the surest window decides.
         self._merge_nulls = max if options.method == "independent" else min
@@ -43,7 +45,7 @@ class WindowMerger:
         self._nulls: dict[str, float] = {}
         self._windows: dict[str, int] = {}  # how many were added
         self._leads: dict[str, _Leads] = {}  # of texts with several windows, if they compete by their leads
-        self._passages = PassageCache()
+        self._passages = passages or PassageCache()
 
     def add(self, features: Features, spans: WindowSpans) -> None:
         """Add the spans of some windows of `features`."""
