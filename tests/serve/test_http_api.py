@@ -18,7 +18,7 @@ from lamella.inference.reader import Reader
 from lamella.serve.answering import AskOptions
 from lamella.serve.json_body import JsonRoute, json_response
 from lamella.serve.refusals import RefusedError
-from lamella.serve.schemas import Ask
+from lamella.serve.schemas import Ask, ServerInfo, ServerStatus
 from lamella.serve.service import Service
 from lamella.serve.settings import Settings
 from lamella.serve.web_app import create_app
@@ -181,7 +181,30 @@ def test_the_examples_of_the_documentation_work(client: TestClient) -> None:
                 assert "Cassini" in response.text or "2005" in response.text
 
 
+def test_every_json_response_is_described(tmp_path: Path) -> None:
+    described = create_app(Settings(folder=tmp_path, manages=True)).openapi()
+    files = {"/v1/corrections/squad.json", "/openapi.json"}
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            for status, response in operation["responses"].items():
+                content = response.get("content", {}).get("application/json")
+                if status.startswith("2") and content is not None and path not in files:
+                    assert content["schema"], f"{method} {path}"
+
+
+def test_the_server_describes_itself_as_documented(client: TestClient) -> None:
+    info = client.get("/info").json()
+    assert ServerInfo.model_validate(info).model_dump() == info
+    assert ServerStatus.model_validate(client.get("/health").json()).status == "alive"
+
+
 # What is wrong gets one clear line
+
+
+def test_a_wrong_method_gets_all_methods_of_the_path(client: TestClient) -> None:
+    for path, methods in (("/", "GET, HEAD, POST"), ("/v1/corrections", "GET, POST"), ("/openapi.json", "GET, HEAD")):
+        response = client.put(path)
+        assert (response.status_code, response.headers["Allow"]) == (405, methods)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncio
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -56,6 +56,56 @@ class TextResponse(BaseModel):
 
     text: str
     kind: str = Field(description="txt, md, html, pdf or docx.")
+
+
+class Correction(BaseModel):
+    """The right answer to a question about a text."""
+
+    id: str
+    question: str
+    answer: str | None = Field(description="Null if the text does not answer the question.")
+    no_answer: bool
+    context_start: str = Field(description="The first words of the text.")
+
+
+class Adaptation(BaseModel):
+    """A reader that is adapted to corrections."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    model: str = Field(description="The reader that it started from.")
+    trained_on: int = Field(description="Corrections that it is trained on.")
+    left_out: int = Field(description="Corrections that it is scored on.")
+    split: Literal["context", "question"] = Field(description="What training and scoring do not share.")
+    progress: float = Field(description="Share of the training that is done.")
+    state: Literal["training", "scoring", "finished", "failed"]
+    message: str | None = Field(default=None, description="Why it failed.")
+    verdict: dict[str, Any] | None = Field(
+        default=None, description="How both readers answer the corrections left out, and what that shows."
+    )
+
+
+class CorrectionList(BaseModel):
+    """All corrections, the newest first."""
+
+    corrections: list[Correction]
+    least: int = Field(description="How many an adaptation needs.")
+    adaptation: Adaptation | None = Field(description="The one that runs, or waits for a decision.")
+    can_adapt: bool
+    why_not: str | None
+
+
+class RemovedCorrection(BaseModel):
+    """The id of a correction that was removed."""
+
+    removed: str
+
+
+class DiscardedAdaptation(BaseModel):
+    """The id of an adaptation that was discarded."""
+
+    discarded: str
 
 
 class AdaptationIn(BaseModel):
@@ -132,7 +182,7 @@ def _free_readers(request: Request) -> asyncio.Semaphore:
     return semaphore
 
 
-@learning.get("/v1/corrections", responses={n: ERRORS[n] for n in (401, 503)})
+@learning.get("/v1/corrections", response_model=CorrectionList, responses={n: ERRORS[n] for n in (401, 503)})
 async def list_corrections(request: Request) -> Response:
     """List the corrections, the newest first, with the adaptation that runs or waits for a decision."""
     learnt = learning_of(request)
@@ -147,7 +197,10 @@ async def list_corrections(request: Request) -> Response:
 
 
 @learning.post(
-    "/v1/corrections", status_code=201, responses={n: ERRORS[n] for n in (400, 401, 408, 413, 415, 422, 429, 503)}
+    "/v1/corrections",
+    status_code=201,
+    response_model=Correction,
+    responses={n: ERRORS[n] for n in (400, 401, 408, 413, 415, 422, 429, 503)},
 )
 async def add_correction(body: CorrectionIn, request: Request) -> Response:
     """Keep the right answer to a question; a second correction of the same question replaces the first."""
@@ -165,7 +218,9 @@ async def download_corrections(request: Request) -> Response:
     return Response(content, media_type="application/json", headers=headers)
 
 
-@learning.delete("/v1/corrections/{correction_id}", responses={401: ERRORS[401], 404: UNKNOWN})
+@learning.delete(
+    "/v1/corrections/{correction_id}", response_model=RemovedCorrection, responses={401: ERRORS[401], 404: UNKNOWN}
+)
 async def remove_correction(correction_id: str, request: Request) -> Response:
     """Remove a correction."""
     await asyncio.to_thread(learning_of(request).corrections.remove, correction_id)
@@ -175,6 +230,7 @@ async def remove_correction(correction_id: str, request: Request) -> Response:
 @learning.post(
     "/v1/adaptations",
     status_code=202,
+    response_model=Adaptation,
     responses={
         **{n: ERRORS[n] for n in (400, 401, 404, 408, 413, 415, 422, 429, 503)},
         409: CONFLICT,
@@ -186,7 +242,7 @@ async def start_adaptation(body: AdaptationIn, request: Request) -> Response:
     return json_response(await asyncio.to_thread(learning_of(request).adaptations.start, body.model), 202)
 
 
-@learning.get("/v1/adaptations/{adaptation_id}", responses={401: ERRORS[401], 404: UNKNOWN})
+@learning.get("/v1/adaptations/{adaptation_id}", response_model=Adaptation, responses={401: ERRORS[401], 404: UNKNOWN})
 async def adaptation_status(adaptation_id: str, request: Request) -> Response:
     """Return the progress of an adaptation, and its verdict."""
     return json_response(await asyncio.to_thread(learning_of(request).adaptations.status, adaptation_id))
@@ -203,7 +259,11 @@ async def keep_adaptation(adaptation_id: str, body: KeepIn, request: Request) ->
     return json_response(await service_of(request).load_model(name))
 
 
-@learning.post("/v1/adaptations/{adaptation_id}/discard", responses={401: ERRORS[401], 404: UNKNOWN})
+@learning.post(
+    "/v1/adaptations/{adaptation_id}/discard",
+    response_model=DiscardedAdaptation,
+    responses={401: ERRORS[401], 404: UNKNOWN},
+)
 async def discard_adaptation(adaptation_id: str, request: Request) -> Response:
     """Cancel an adaptation, or remove its reader."""
     await asyncio.to_thread(learning_of(request).adaptations.discard, adaptation_id)

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from lamella.serve.calls import Call
 from lamella.serve.json_body import JsonRoute, json_response, to_json
 from lamella.serve.refusals import AbandonedError
-from lamella.serve.schemas import Ask, AskResponse, Batch, ErrorResponse, ModelInfo, ModelList
+from lamella.serve.schemas import Ask, AskResponse, Batch, ErrorResponse, ModelInfo, ModelList, ServerInfo, ServerStatus
 from lamella.serve.service import Service
 from lamella.version import __version__
 
@@ -97,7 +97,7 @@ async def models(request: Request) -> Response:
     return json_response({"models": described})
 
 
-@router.get("/info", responses={401: ERRORS[401]})
+@router.get("/info", response_model=ServerInfo, responses={401: ERRORS[401]})
 async def info(request: Request) -> Response:
     """Return the version, the default reader and the limits of this server."""
     service = service_of(request)
@@ -118,14 +118,20 @@ async def info(request: Request) -> Response:
 
 
 @router.head("/health", include_in_schema=False)
-@router.get("/health")
+@router.get("/health", response_model=ServerStatus)
 async def health() -> Response:
     """Return 200 while the server runs."""
     return json_response({"status": "alive"})
 
 
 @router.head("/ready", include_in_schema=False)
-@router.get("/ready", responses={503: {"description": "The default reader is being loaded, or the server shuts down."}})
+@router.get(
+    "/ready",
+    response_model=ServerStatus,
+    responses={
+        503: {"model": ServerStatus, "description": "The default reader is being loaded, or the server shuts down."}
+    },
+)
 async def ready(request: Request) -> Response:
     """Return 200 if the default reader is loaded and the server is not shutting down."""
     service = service_of(request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 
@@ -173,6 +173,38 @@ class ModelList(BaseModel):
     """The readers that can be asked."""
 
     models: list[ModelInfo]
+
+
+class ServerLimits(BaseModel):
+    """What the server takes at most."""
+
+    max_body: int = Field(description="Bytes of a request.")
+    max_batch: int = Field(description="Questions per batch.")
+    max_characters: int = Field(description="Characters of all contexts of a question together.")
+    max_contexts: int = Field(description="Contexts of a question.")
+    max_models: int = Field(description="Readers per question.")
+    max_question: int = Field(description="Characters of a question.")
+    max_tokens: int = Field(description="Tokens that are read for a question.")
+    queue: int = Field(description="Requests accepted at the same time.")
+    timeout_seconds: float = Field(description="Seconds for a request.")
+
+
+class ServerStatus(BaseModel):
+    """Whether the server can answer."""
+
+    status: Literal["alive", "ready", "loading", "shutting down"]
+
+
+class ServerInfo(BaseModel):
+    """What the server is."""
+
+    name: str
+    version: str
+    default_model: str | None = Field(description="The reader of requests without a model.")
+    models: int = Field(description="How many readers can be asked.")
+    loaded: int = Field(description="How many encoders or readers of their own are in memory.")
+    manages_models: bool = Field(description="Whether readers can be loaded and removed by requests.")
+    limits: ServerLimits
 
 
 class ErrorFields(BaseModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from lamella.errors import LamellaError, truncate
@@ -54,14 +55,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         exception_handlers={HTTPException: _http_error, LamellaError: _error},
     )
     app.state.service = service
-    app.include_router(routes.router)
+    app.state.routers = [routes.router, learning_routes.texts, hugging_face.router, page_routes.router]
     if learning is not None:
         app.state.learning = learning
-        app.include_router(routes.management)
-        app.include_router(learning_routes.learning)
-    app.include_router(learning_routes.texts)
-    app.include_router(hugging_face.router)
-    app.include_router(page_routes.router)
+        app.state.routers += [routes.management, learning_routes.learning]
+    for router in app.state.routers:
+        app.include_router(router)
     app.openapi = partial(_describe, app, app.openapi)  # type: ignore[method-assign]
     app.add_middleware(Gate, settings=service.settings, metrics=service.metrics)
     if service.settings.cors:  # outermost: a browser asks first, without a key
@@ -106,7 +105,18 @@ async def _http_error(request: Request, error: Exception) -> Response:
     kind = {404: "unknown_route", 405: "wrong_method"}.get(error.status_code, "invalid_request")
     route = f"{request.method} {truncate(request.url.path)}"
     message = f"{route}: {error.detail.lower() if error.detail else 'refused'}; GET /docs lists the routes."
-    return _RefusedResponse(RefusedError(message, status=error.status_code, kind=kind), error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(sorted({*headers.get("Allow", "").split(", "), *_methods_of(request)} - {""}))
+    return _RefusedResponse(RefusedError(message, status=error.status_code, kind=kind), headers)
+
+
+def _methods_of(request: Request) -> Iterator[str]:
+    """Yield the methods of a path; the framework names only those of the first route that has it."""
+    routes = [route for router in request.app.state.routers for route in router.routes]
+    for route in routes:
+        if route.matches(request.scope)[0] != Match.NONE:
+            yield from route.methods
 
 
 class _RefusedResponse(Response):
