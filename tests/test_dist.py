@@ -71,4 +71,4 @@ def test_the_sdist_has_what_the_tests_need(dist: Path) -> None:
     pins = {"constraints.txt", "constraints-lowest.txt"}
     assert {"Makefile", "README.md", "LICENSE", "pyproject.toml", ".ci/smoke", *pins} <= names
     assert not {name for name in names if name.startswith((".venv", "runs/", ".git/")) or "__pycache__" in name}
-    assert path.stat().st_size < 36e6  # half of it are result files and half readers
+    assert path.stat().st_size < 36e6

@@ -115,3 +115,11 @@ def test_the_cards_have_the_scores_of_the_page() -> None:
     for folder in SHIPPED:
         name = folder.name if folder.parent == READERS else f"models/{folder.name}"
         assert [domain.model_dump() for domain in read_saved(folder).facts.domains] == wild[name]
+
+
+@pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: folder.name)
+def test_a_card_notes_scores_from_before_windows_competed_as_they_do_now(folder: Path) -> None:
+    saved = read_saved(folder)
+    outdated = any(domain.merge != saved.config.decoding.merge for domain in saved.facts.domains)
+    card = (folder / CARD).read_text(encoding="utf-8")
+    assert ("before the windows of a long text competed as they do now" in card) == outdated

@@ -14,7 +14,7 @@ from typing import Any
 from lamella import registry
 from lamella.encoder.sources import hub_id
 from lamella.errors import counted
-from lamella.models.facts import DomainScores, Facts, FileShareFacts, RoundedBaseFacts
+from lamella.models.facts import Facts, FileShareFacts, RoundedBaseFacts
 from lamella.models.names import short_model_name
 from lamella.models.saved import SavedModel
 from lamella.runs import MODEL, MODELS
@@ -49,7 +49,7 @@ def model_card(saved: SavedModel, contents: Contents) -> str:
         "Data": _data(saved.facts),
         "Results": _results(saved),
         "Threshold": _threshold(saved),
-        "Other texts": _domains(saved.facts.domains),
+        "Other texts": _domains(saved),
         "The original encoder": _rounded_base(saved.facts.rounded_base),
         "Cost": _cost(contents, saved.facts),
         "Layer weights": _layer_weights(contents.layer_weights),
@@ -72,6 +72,8 @@ def with_threshold(card: str, saved: SavedModel, name: str) -> str:
     sections["Results"] = _results(saved)
     others = list(sections)
     sections["Threshold"] = _threshold(saved)
+    if "Other texts" in sections:
+        sections["Other texts"] = _domains(saved)
     order = dict.fromkeys([*others[: others.index("Results") + 1], "Threshold", *others])
     text = "\n\n".join(f"## {title}\n\n{sections[title]}" for title in order if sections[title])
     return f"{head.rstrip()}\n\n{text}\n"
@@ -270,8 +272,9 @@ def _threshold(saved: SavedModel) -> str:
     return "\n".join([text, "", *lines, "", f"{error}."])
 
 
-def _domains(domains: Sequence[DomainScores]) -> str:
+def _domains(saved: SavedModel) -> str:
     """Show the scores on other kinds of texts."""
+    domains = saved.facts.domains
     if not domains:
         return ""
     rows = [
@@ -289,6 +292,8 @@ def _domains(domains: Sequence[DomainScores]) -> str:
         "Scores at the reader's threshold, in percent. *Refused* is the share of answerable questions without an "
         "answer, *coverage* the share of questions that it can answer with a mean F1 of 80 if it chooses the surest."
     )
+    if any(one.merge != saved.config.decoding.merge for one in domains):
+        text += " They were measured before the windows of a long text competed as they do now."
     return "\n".join([text, "", head, "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|", *rows])
 
 

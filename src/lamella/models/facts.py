@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 
 from lamella.data.examples import Example
 from lamella.data.mixture import Mixture
+from lamella.decoding_options import Merge
 from lamella.errors import ModelError
 from lamella.option_errors import explain
 from lamella.section import Section
@@ -45,6 +46,7 @@ class DomainScores(Section):
     questions: int
     unanswerable: int
     threshold: float
+    merge: Merge = "scores"  # how the windows of long texts competed
     f1: float  # at the reader's threshold
     f1_low: float  # its 95 % interval, by resampling contexts
     f1_high: float

@@ -54,6 +54,7 @@ def domain_scores(
         questions=len(examples),
         unanswerable=int((~answerable).sum()),
         threshold=round(threshold, 4),
+        merge=decoding.merge,
         f1=_percent(kept.f1.mean()),
         f1_low=round(interval.low, DIGITS),
         f1_high=round(interval.high, DIGITS),
