@@ -62,7 +62,12 @@ def test_a_tiny_reader_memorises_a_few_questions(
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_a_real_reader_memorises_32_questions(mixer: str, tmp_path: Path) -> None:
-    check(tmp_path / "run", questions=32, encoder={"name": DEFAULT_ENCODER}, learner={"mixer": mixer})
+    check(
+        tmp_path / "run",
+        questions=32,
+        encoder={"name": DEFAULT_ENCODER},
+        learner={"mixer": {"name": mixer, **SMALLER.get(mixer, {})}},
+    )
 
 
 def test_nothing_has_dropout() -> None:

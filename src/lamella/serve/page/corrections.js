@@ -128,7 +128,10 @@ function startMarking(entry, near) {
     confirm.disabled = !place;
     chosen.textContent = place ? `“${shorten(shown.text.slice(place.start, place.end))}”` : "Select the words that answer the question.";
   };
-  const done = () => { if (place) keep(entry, {id: shown.id, from: place.start, to: place.end}); };
+  const done = () => {
+    follow();  // the browser may not have told yet that the selection changed
+    if (place) keep(entry, {id: shown.id, from: place.start, to: place.end});
+  };
   confirm.addEventListener("click", done);
   document.addEventListener("selectionchange", follow);
   words.addEventListener("keydown", (event) => {
