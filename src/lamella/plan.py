@@ -82,6 +82,7 @@ class Plan:
     varied: Mapping[str, Mapping[str, Any]]  # by run name: the options in which the runs differ
     named: bool = False  # whether the file names its runs, in `[[run]]` tables
     derived: DerivedOptions = field(default_factory=DerivedOptions)
+    where: str = "run file"  # in errors: its path
 
     @property
     def runs(self) -> dict[str, RunConfig]:
@@ -120,7 +121,7 @@ def make_plan(table: Mapping[str, Any], *, where: str, overrides: Sequence[str] 
     if problems:
         raise ConfigError(where, list(dict.fromkeys(problems)))
     varied = dict(zip(configs, _varied(list(configs.values())), strict=True))
-    return Plan(share_passes(configs), varied, named=RUN in table, derived=derived)
+    return Plan(share_passes(configs), varied, named=RUN in table, derived=derived, where=where)
 
 
 def share_passes(configs: Mapping[str, RunConfig]) -> tuple[Pass, ...]:

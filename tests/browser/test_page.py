@@ -407,6 +407,22 @@ def test_an_answer_that_comes_late_is_not_shown(page: Chrome) -> None:
     assert texts_of(page, ".card .found") == ["1672"]
 
 
+def test_an_answer_that_comes_after_an_earlier_question_was_chosen_is_not_shown(page: Chrome) -> None:
+    paste(page, MOONS)
+    ask(page, "When was Rhea discovered?")
+    ask(page, "Who discovered Titan?")
+    page.execute_script(HOLD)
+    page.find_element("id", "question").send_keys(" Really?\n")
+    eventually(page, "return window.held.length")
+    page.execute_script("document.querySelectorAll('#history button')[1].click()")
+    assert texts_of(page, ".card .found") == ["1672"]
+    page.execute_script("window.held[0]()")
+    page.execute_async_script("setTimeout(arguments[0], 300)")
+    assert texts_of(page, ".card .found") == ["1672"]
+    assert page.execute_script("return document.getElementById('question').value") == "When was Rhea discovered?"
+    assert texts_of(page, "#ask .primary") == ["Ask"]
+
+
 def test_an_answer_about_texts_that_have_changed_is_not_shown(page: Chrome) -> None:
     paste(page, MOONS)
     page.execute_script(HOLD)

@@ -42,7 +42,7 @@ def plan_of(**sections: dict[str, Any]) -> Any:
             {"overwrite": True},
             "gone.json: no such file; data.dev names it.",
         ),
-        ({"data": {"dev": "demo:dev"}}, {"overwrite": True}, "data.train: is required"),
+        ({"data": {"dev": "demo:dev"}}, {"overwrite": True}, "test: 1 problem\n  data.train: is required"),
         ({"learner": {"task": "answerability"}, "training": {"metric": "f1"}}, {"overwrite": True}, "gives no text"),
         (
             {"learner": {"task": "answerability", "loss": {"name": "cross_entropy", "start": 2.0}}},

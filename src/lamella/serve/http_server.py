@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lamella.errors import RunError, UsageError
+from lamella.garbage import spare_existing_objects
 from lamella.serve.connections import limit_connections
 from lamella.serve.service import Service, seconds_to_stop
 from lamella.serve.settings import Settings
@@ -40,6 +41,7 @@ def serve(settings: Settings, host: str, port: int, announce: Callable[[str, Ser
         app = create_app(settings)
         service: Service = app.state.service
         service.start()
+        spare_existing_objects()
         _log_to_stderr()
         _allow_connections()
         server = Server(app, service)

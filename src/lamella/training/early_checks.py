@@ -27,7 +27,7 @@ def check_before_loading(
             runs.check_run_folder(folder, overwrite=True)
     for configs in plan.passes:
         config = next(iter(configs.values()))
-        check_data_files(config, splits)
+        check_data_files(config, splits, where=plan.where)
         if cached:
             check_cacheable(config)
     for config in plan.runs.values():
@@ -49,10 +49,10 @@ def folders_read(configs: Pass) -> list[Path]:
     return [Path(path) for path in paths if os.path.isdir(path)]
 
 
-def check_data_files(config: RunConfig, splits: Sequence[str]) -> None:
+def check_data_files(config: RunConfig, splits: Sequence[str], *, where: str) -> None:
     """Check that there is training data and that all files of some splits exist."""
     if not config.data.train:
-        raise ConfigError("run file", ["data.train: is required and was not given."])
+        raise ConfigError(where, ["data.train: is required and was not given."])
     for split in splits:
         for name in config.data.files(split):
             path = data_path(name)

@@ -34,7 +34,7 @@ def extract(
     configs = resolve_references(plan.passes[0], out.parent)
     config = next(iter(configs.values()))
     check_cacheable(config)
-    check_data_files(config, SPLITS)
+    check_data_files(config, SPLITS, where=plan.where)
     prepared = prepare_pass(configs, Processes(make_accelerator()), log=log)
     model, layers = prepared.learners[0].model, set(layers_read_by(prepared.learners))
     if all_layers:

@@ -216,6 +216,7 @@ function choose(entry) {
     addText(item.name, item.text);
     item.id = texts.at(-1).id;
   }
+  stopWaiting();  // for the answer to another question
   current = entry;
   byId("question").value = entry.question;
   draw();
