@@ -12,7 +12,7 @@ from lamella.documents import text_process
 from lamella.documents.docx_text import paragraphs_of_docx
 from lamella.documents.file_text import FileText, text_of_file
 from lamella.documents.markdown_text import blank_markup, close_marks
-from lamella.documents.pdf_text import pages_of_pdf
+from lamella.documents.pdf_text import join_divided_words, pages_of_pdf
 from lamella.documents.text_process import TextProcess
 from lamella.errors import UnreadableError
 from made_files import make_docx, make_pdf, page, paragraph
@@ -38,6 +38,46 @@ def test_damaged_scanned_and_locked_pdfs_have_their_own_reasons() -> None:
 def test_ligatures_of_a_pdf_are_letters() -> None:
     content = rb"BT /F 12 Tf 72 720 Td (The of\256ce is in a \257at.) Tj ET"  # the codes of fi and fl
     assert pages_of_pdf(make_pdf(content), 1000) == ["The office is in a flat."]
+
+
+def test_a_word_that_a_pdf_divides_at_the_end_of_a_line_is_whole() -> None:
+    content = rb"BT /F 12 Tf 14 TL 72 720 Td (Huygens found the larg-) Tj T* (est moon of Saturn.) Tj ET"
+    assert pages_of_pdf(make_pdf(content), 1000) == ["Huygens found the largest moon of Saturn."]
+
+
+@pytest.mark.parametrize(
+    ("text", "joined"),
+    [
+        ("an-\nswering", "answering"),
+        ("an- \n swering", "answering"),
+        ("OPTIONAL, or OP-\nTIONAL", "OPTIONAL, or OPTIONAL"),
+        ("Fluß-\nufer, Fluß\u2010\nufer, Fluß\u00ad\nufer", "Flußufer, Flußufer, Flußufer"),
+        ("fine-tuned, then fine-\ntuned", "fine-tuned, then fine-tuned"),
+        ("fine-tuning is fine, and fine-\ntuned", "fine-tuning is fine, and fine-tuned"),
+        ("false, positive, false-\npositive", "false, positive, false-positive"),
+        ("false, positive, falsepositive, false-\npositive", "false, positive, falsepositive, falsepositive"),
+        ("state-of-the-\nart", "state-of-the-art"),
+        ("HCV-\npositive", "HCV-positive"),
+        ("short-\nand long-term", "short-\nand long-term"),
+        ("Nord-\nund Südkorea", "Nord-\nund Südkorea"),
+        ("Anne-\nMarie", "Anne-\nMarie"),
+        ("pages 3-\n5", "pages 3-\n5"),
+        ("a list:\n-\nitem", "a list:\n-\nitem"),
+        ("new-\n\nparagraph", "new-\n\nparagraph"),
+    ],
+)
+def test_compounds_keep_their_hyphen(text: str, joined: str) -> None:
+    assert join_divided_words([text]) == [joined]
+
+
+def test_other_pages_tell_which_words_are_compounds() -> None:
+    assert join_divided_words(["well-known", "the well-\nknown"]) == ["well-known", "the well-known"]
+
+
+def test_words_are_joined_in_linear_time() -> None:
+    began = time.process_time()
+    join_divided_words(["x" * 1_000_000, "x-" * 500_000, "-\n" * 500_000, ("x" * 1000 + " ") * 1000])
+    assert time.process_time() - began < 20
 
 
 def test_the_paragraphs_of_a_docx_file() -> None:

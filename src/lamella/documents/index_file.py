@@ -22,7 +22,7 @@ from lamella.errors import DataError, counted, printable, shorten
 from lamella.files import write_bytes
 
 INDEX = ".lamella-index.safetensors"
-FORMAT = "lamella-documents 5"  # a change of texts, of how passages are cut or words are numbered needs another number
+FORMAT = "lamella-documents 6"  # a change of texts, of how passages are cut or words are numbered needs another number
 HASHED = 1 << 20  # rows of a tensor that are in memory at a time while it is hashed
 LAYOUT = {  # the type and the number of dimensions of each tensor
     "documents": ("U8", 1),
