@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 from lamella.errors import UsageError
+from lamella.serve import reader_pool
 from lamella.serve.answering import AskOptions
 from lamella.serve.calls import Call
 from lamella.serve.reader_pool import LoadedReader
@@ -43,6 +45,21 @@ def test_if_a_reader_cannot_be_loaded_the_others_do_not_compute(service: Service
     with pytest.raises(RefusedError, match="'b': cannot be loaded"):
         asyncio.run(service.ask(ASK, service.new_call()))
     assert service.metrics.tokens._value.get() == 0
+
+
+def test_files_that_the_server_may_not_read_are_reported_in_one_line(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(*_: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", "/models/b/model.safetensors")
+
+    monkeypatch.setattr(reader_pool, "load_shared", read)
+    for attempt in (service.ask(ASK, service.new_call()), service.load_model("b")):
+        with pytest.raises(RefusedError, match="cannot be loaded") as refused:
+            asyncio.run(attempt)
+        assert (refused.value.status, refused.value.kind) == (503, "model_unavailable")
+        assert "/models" not in str(refused.value)
+    assert caplog.messages[-1] == "model b cannot be loaded: /models/b/model.safetensors: Permission denied."
 
 
 def test_a_question_is_counted_until_its_last_reader_has_stopped(

@@ -19,6 +19,7 @@ from lamella.data.windows.padding import Padded
 from lamella.data.windows.tokens import Tokenizing
 from lamella.decoding_options import DecodingOptions
 from lamella.documents.passages import PassageCache
+from lamella.errors import ModelError
 from lamella.graph.support import NoGraphError
 from lamella.inference.protocols import QAModel
 from lamella.inference.reader import Reader
@@ -173,9 +174,11 @@ class ReaderPool:
         """Load a reader, and keep it in memory unless it has been removed, or its next version is being loaded."""
         try:
             loaded = self._load(listed)
-        except BaseException:
+        except BaseException as error:
             with self._lock:
                 self._end(listed, number)
+            if isinstance(error, OSError):  # such as files that the user of the server may not read, or a full disk
+                raise ModelError(f"{error.filename or listed.source}: {error.strerror or error}.") from None
             raise
         removed = [loaded]
         with self._lock:
