@@ -202,12 +202,14 @@ def test_a_saved_model_brings_its_plugin_or_names_what_is_missing(
     )
 
 
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget(
+    monkeypatch: pytest.MonkeyPatch, family: str = "mixer", part: str = "mine", module: str = "my_package"
+) -> None:
     """Make the registry as it is in a new process."""
     monkeypatch.setattr(plugins, "_imported", set())
     monkeypatch.setattr(plugins, "_installed_imported", False)
-    registry.FAMILIES["mixer"].parts.pop("mine")
-    for name in [name for name in sys.modules if name.startswith("my_package")]:
+    registry.FAMILIES[family].parts.pop(part)
+    for name in [name for name in sys.modules if name.startswith(module)]:
         del sys.modules[name]
 
 
@@ -262,7 +264,7 @@ METRIC_ON_DEV = ("--set", "data.dev=demo:dev", "--set", "data.max_eval_samples=6
 
 
 def test_a_metric_of_a_plugin_selects_the_best_checkpoint(
-    install: Install, lamella: Any, tmp_path: Path, one_thread: None
+    install: Install, lamella: Any, tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "site" / "my_metrics.py").write_text(page_blocks("python")[-1])
     run_file, run = tmp_path / "run.toml", tmp_path / "run"
@@ -276,8 +278,12 @@ def test_a_metric_of_a_plugin_selects_the_best_checkpoint(
     assert history[-1]["contains"] == results["contains"]
     assert json.loads((run / "config.json").read_text())["training"]["metrics"] == [{"name": "contains"}]
 
-    # The model brings its plugin; a predictions file has none to bring, and uses what is installed or imported.
+    # The model brings its plugin, if the user trusts it; a predictions file uses what is installed or imported.
     arguments = ("demo:dev", "--metric", "contains", "--json")
+    forget(monkeypatch, "metric", "contains", module="my_metrics")
+    code, _, err = lamella("evaluate", *arguments, "--model", run, "--out", tmp_path / "dev")
+    assert (code, "metric 'contains' does not exist" in err) == (2, True)
+    monkeypatch.setenv(plugins.TRUSTED, "my_metrics")
     code, out, _ = lamella("evaluate", *arguments, "--model", run, "--out", tmp_path / "dev")
     assert code == 0
     scores = json.loads(out)

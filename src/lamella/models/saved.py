@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from lamella.encoder.sources import (
     find_encoder,
     is_model,
     is_peft,
+    is_saved_model,
     portable_name,
     verified_hash,
     weights_file,
@@ -153,6 +154,17 @@ def _read_peft(folder: Path) -> SavedModel:
     except ConfigError as error:
         raise ModelError(f"{folder}: cannot be read as the tuning lora: {'; '.join(error.problems)}") from None
     return SavedModel(name, verified_hash(peft.base), None, config, (), Facts())
+
+
+def import_plugins_of(folders: Iterable[Path]) -> None:
+    """Import the plugins that saved models name, as far as the user has chosen them.
+
+    A model that answers on onnxruntime is read without them, since its parts need no code of theirs.
+    """
+    for folder in filter(is_saved_model, folders):
+        for plugin in read_saved(folder, check_parts=False).config.plugins:
+            with contextlib.suppress(UntrustedPluginError):
+                import_trusted_plugin(plugin)
 
 
 def _import_plugins_of(path: Path, plugins: list[str], named: Mapping[str, Any]) -> list[str]:

@@ -24,6 +24,7 @@ from lamella.inference.reader import Reader
 from lamella.inference.several_contexts import answers_by_question, has_several_contexts, one_example_per_question
 from lamella.inference.stored_logits import LogitsWriter
 from lamella.models.loading import Precision, load_model
+from lamella.models.saved import import_plugins_of
 from lamella.progress import Log
 from lamella.scoring.answer_metrics import (
     AnswerMetric,
@@ -81,7 +82,9 @@ def evaluate(
             raise UsageError("evaluate: expected no precision for a loaded reader; pass it to Reader.load.")
         name = str(next(iter(answering.folders), ""))
     answering = expecting(answering, answerable)
-    extra = build_metrics(metrics)  # after the model is loaded, which may bring a plugin
+    if metrics:
+        import_plugins_of(answering.folders)  # the model may bring the metric
+    extra = build_metrics(metrics)
     if extra and not answering.gives_text:
         raise UsageError(
             f"metric {next(iter(extra))!r}: expected a model that gives answer texts, {name} gives none; leave it out."
