@@ -126,6 +126,14 @@ Encoding = Annotated[
         help="Text encoding; default: UTF-8, or UTF-16 with a byte order mark.",
     ),
 ]
+DocumentEncoding = Annotated[
+    str | None,
+    typer.Option(
+        "--encoding",
+        metavar="NAME",
+        help="Text encoding; default: UTF-8, or UTF-16 with a byte order mark; of documents, otherwise detected.",
+    ),
+]
 RunFolders = Annotated[list[str], typer.Argument(metavar="RUN", help="Run folders, result files, or folders of them.")]
 RunData = Annotated[
     str | None,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lamella.cli.app import AsJson, Encoding, HowEager, Precision, app
+from lamella.cli.app import AsJson, DocumentEncoding, HowEager, Precision, app
 
 if TYPE_CHECKING:
     from lamella.documents.collection import Documents
@@ -86,7 +86,7 @@ def ask(
     layers: Annotated[
         bool, typer.Option("--layers", help="Show which layers of the encoder each answer was read from; needs torch.")
     ] = False,
-    encoding: Encoding = None,
+    encoding: DocumentEncoding = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask questions about texts, or about a folder of documents."""

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from lamella.cli.app import AsJson, Encoding, app
+from lamella.cli.app import AsJson, DocumentEncoding, app
 
 
 @app.command()
 def index(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder with the documents.")],
-    encoding: Encoding = None,
+    encoding: DocumentEncoding = None,
     as_json: AsJson = False,
 ) -> None:
     """Keep an index of a folder of documents, for ask --in.
