@@ -167,6 +167,13 @@ def test_a_run_without_plugins_has_no_such_key() -> None:
     ]
 
 
+def test_parts_of_listed_modules_are_listed(install: Install, lamella: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("local_parts", MIXER.format(name="mine"), entry_point=False)
+    assert "  mine " not in lamella("parts", "mixer")[1]
+    monkeypatch.setenv(plugins.TRUSTED, "local_parts.parts")
+    assert "  mine " in lamella("parts", "mixer")[1]
+
+
 @pytest.mark.parametrize("entry_point", [True, False])
 def test_a_saved_model_brings_its_plugin_or_names_what_is_missing(
     entry_point: bool, install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

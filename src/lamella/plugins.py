@@ -53,6 +53,11 @@ def import_plugins(modules: Iterable[str]) -> None:
         _import(module, f"plugin {module!r}")
 
 
+def import_listed_plugins() -> None:
+    """Import the modules that the environment variable lists."""
+    import_plugins(sorted(_listed()))
+
+
 def import_trusted_plugin(module: str) -> None:
     """Import a module that a saved model names; raise an error if the user has not chosen it."""
     if module not in _imported | _trusted():
@@ -63,8 +68,11 @@ def import_trusted_plugin(module: str) -> None:
 def _trusted() -> set[str]:
     from importlib.metadata import entry_points
 
-    listed = {name.strip() for name in os.environ.get(TRUSTED, "").split(",")}
-    return listed | {entry.module for entry in entry_points(group=GROUP)}
+    return _listed() | {entry.module for entry in entry_points(group=GROUP)}
+
+
+def _listed() -> set[str]:
+    return {name.strip() for name in os.environ.get(TRUSTED, "").split(",")} - {""}
 
 
 def _import(module: str, plugin: str) -> None:

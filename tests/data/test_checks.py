@@ -252,8 +252,8 @@ def _(bed: Bed) -> Place:
 
 @plant("wrong_type_id")
 def _(bed: Bed) -> Place:
-    bed.qa["id"] = 17
-    return Place("Bees", "17")
+    bed.qa["id"] = 1.5
+    return Place("Bees", "1.5")
 
 
 @plant("wrong_type_question")

@@ -313,6 +313,12 @@ def test_a_question_about_several_contexts(tmp_path: Path) -> None:
     assert [example.answers for example in several.examples] == [(Answer("Hamburg", 35),), (Answer("sea", 15),)]
 
 
+def test_an_integer_is_an_id(tmp_path: Path) -> None:
+    line = {"id": 17, "question": "Where?", "context": "In Oslo.", "answer": "Oslo"}
+    file = read_text(tmp_path, json.dumps(line), "flat")
+    assert ([example.id for example in file.examples], file.problems) == (["17"], ())
+
+
 def test_questions_about_several_contexts_need_no_id(tmp_path: Path) -> None:
     document = {"data": [multi_context(id=None)["data"][0], multi_context(id=None)["data"][0]]}
     file = read_text(tmp_path, json.dumps(document))

@@ -787,7 +787,8 @@ MISTAKES: dict[str, tuple[list[Any], int, str]] = {
     "blank text": (["ask", "Who?", "--text", " "], 2, "white space in --text."),
     "standard input twice": (["ask", "Who?", "-c", "-", "-c", "-"], 2, "only once"),
     "a text for a context": (["ask", "Who?", "-c", "It was Huygens."], 2, "or the text itself with --text."),
-    "no context": (["ask", "Who?"], 2, "give --in DIR, --context FILE or --text TEXT."),
+    "no context": (["ask", "Who?"], 2, "give --in DIR, --context FILE (- for standard input) or --text TEXT."),
+    "a folder for a context": (["ask", "Who?", "-c", "."], 2, "--in reads folders."),
     "a long text for a context": (
         ["ask", "Who?", "-c", "It was\nhe. " * 999],
         2,

@@ -102,7 +102,9 @@ def ask(
     if sources and (files or given):
         raise UsageError("ask: expected --in, or --context and --text, got both; choose one.")
     if not files and not given and not sources:
-        raise UsageError("ask: expected a text to read; give --in DIR, --context FILE or --text TEXT.")
+        raise UsageError(
+            "ask: expected a text to read; give --in DIR, --context FILE (- for standard input) or --text TEXT."
+        )
     from_stdin = files.count("-") + (questions == "-" or (question is None and questions is None))
     if from_stdin > 1:
         raise UsageError(
@@ -372,6 +374,8 @@ def _read_text(source: str, encoding: str | None, option: str) -> str:
     except OSError as error:
         shown = truncate(" ".join(source.split()), LONGEST_ECHO)  # it may be the text itself
         advice = ", or the text itself with --text" if option == "--context" else ""
+        if isinstance(error, IsADirectoryError) and option == "--context":
+            advice = f"{advice}; --in reads folders"
         raise UnreadableError(
             f"ask {option} {shown!r}: cannot be read ({error.strerror}); give a file, - for standard input{advice}."
         ) from None

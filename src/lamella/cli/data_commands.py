@@ -279,7 +279,9 @@ def parts(
 ) -> None:
     """List the parts that a run file can name, with their options."""
     from lamella import registry
+    from lamella.plugins import import_listed_plugins
 
+    import_listed_plugins()
     families = registry.describe(family)
     if as_json:
         typer.echo(json.dumps({"families": families}, indent=2, ensure_ascii=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path, PurePath
 
@@ -21,7 +22,18 @@ def find_model(name: str) -> Source:
     try:
         return find_encoder(name)
     except EncoderError as error:
-        raise UsageError(f"model {name!r}: neither a model folder nor a run folder with a model; {error}") from None
+        raise UsageError(
+            f"model {name!r}: neither a model folder nor a run folder with a model; {error}{_nearest(folder)}"
+        ) from None
+
+
+def _nearest(folder: Path) -> str:
+    """Return the end of a message about a folder that does not exist: the model beside it with the nearest name."""
+    if not os.path.isdir(folder.parent):  # False for a name that is too long, where pathlib raises
+        return ""
+    beside = [path.name for path in folder.parent.glob("*") if saved_model(str(path))]
+    nearest = difflib.get_close_matches(folder.name, beside, n=1)
+    return f" Did you mean {str(folder.parent / nearest[0])!r}?" if nearest else ""
 
 
 def saved_model(name: str) -> Path | None:

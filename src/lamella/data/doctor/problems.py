@@ -51,7 +51,9 @@ KINDS: dict[str, Kind] = {
     "wrong_type_context": Kind("error", None, "`context` (or `contents`) is not text."),
     "wrong_type_qas": Kind("error", None, "`qas` is not a list."),
     "wrong_type_qa": Kind("error", None, "A question with its answers is not an object."),
-    "wrong_type_id": Kind("error", "Converts a number to text, else generates an id.", "`id` is not text."),
+    "wrong_type_id": Kind(
+        "error", "Converts a number to text, else generates an id.", "`id` is neither text nor an integer."
+    ),
     "wrong_type_question": Kind("error", None, "`question` is not text."),
     "wrong_type_answers": Kind("error", None, "`answers` (or `answer`) is neither a list nor text."),
     "wrong_type_answer": Kind("error", None, "An answer is not an object."),

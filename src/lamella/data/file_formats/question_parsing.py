@@ -69,6 +69,8 @@ def question_id(
 ) -> str:
     """Return the id of a question; if it has none, make one from its position and texts."""
     id = qa.get("id")
+    if isinstance(id, int) and not isinstance(id, bool):
+        return str(id)
     if isinstance(id, str) and id.strip():
         return id
     texts = "\0".join((place.path, *made_from)).encode("utf-8", "replace")
@@ -77,8 +79,8 @@ def question_id(
         if expected:
             faults.append(("missing_id", f"{place.path} has no id; using {made}"))
         return made
-    faults.append(("wrong_type_id", f"{place.path}.id: expected text, got {describe(id)}"))
-    return str(id) if isinstance(id, int | float) and not isinstance(id, bool) else made
+    faults.append(("wrong_type_id", f"{place.path}.id: expected text or an integer, got {describe(id)}"))
+    return str(id) if isinstance(id, float) else made
 
 
 def _check_answerability(
