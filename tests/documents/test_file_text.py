@@ -36,7 +36,7 @@ def test_damaged_scanned_and_locked_pdfs_have_their_own_reasons() -> None:
 
 
 def test_ligatures_of_a_pdf_are_letters() -> None:
-    content = rb"BT /F 12 Tf 72 720 Td (The of\256ce is in a \257at.) Tj ET"  # the codes of fi and fl
+    content = rb"BT /F 12 Tf 72 720 Td (The of\336ce is in a \337at.) Tj ET"  # the codes of fi and fl
     assert pages_of_pdf(make_pdf(content), 1000) == ["The office is in a flat."]
 
 
