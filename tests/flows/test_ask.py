@@ -191,7 +191,7 @@ def test_how_eager_to_answer(lamella: Any) -> None:
         (["-c", "-"], "standard input can be read only once"),
         (["--questions", "-", "-c", "-"], "standard input can be read only once"),
         (["Who?", "-c", "titan.txt", "--passages", "some"], "--passages: expected a number of at least 1, auto or all"),
-        ([], "give --in DIR, --context FILE or --text TEXT."),
+        ([], "give --in DIR, --context FILE (- for standard input) or --text TEXT."),
         (["Who?", "When?", "-c", "titan.txt"], "put the question in quotes, or ask several with --questions FILE."),
         (["Who?", "-c", "x.pdf"], "ask --context x.pdf: expected a text or HTML file, got a PDF file; --in reads PDF"),
         (["Who?", "-c", "x.gz"], "got a gzip file; --in reads PDF, docx and gzip files."),
