@@ -30,6 +30,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 
 
 class LamellaError(Exception):
@@ -169,6 +170,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near:
         return f" Did you mean {' or '.join(map(repr, near))}?"
     return f" Known: {', '.join(known)}." if known else ""
+
+
+def nearest_beside(folder: Path, names: Iterable[str]) -> str:
+    """Return the end of a message about a folder that does not exist: the one beside it with the nearest name."""
+    nearest = difflib.get_close_matches(folder.name, names, n=1)
+    return f" Did you mean {str(folder.parent / nearest[0])!r}?" if nearest else ""
 
 
 def one_line(error: BaseException, limit: int = 200) -> str:

@@ -8,7 +8,6 @@ unfinished. Nothing here imports torch.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from typing import Any
 
 from lamella.atomic import TEMPORARY, remove
 from lamella.environment import environment
-from lamella.errors import RunError, UnreadableError, shorten
+from lamella.errors import RunError, UnreadableError, nearest_beside, shorten
 from lamella.files import locked, read_json, write_json
 from lamella.version import __version__
 
@@ -154,8 +153,7 @@ def check_resumable(folder: Path) -> None:
         return
     found = "a folder without a run" if folder.is_dir() else "no such folder"
     siblings = [path.name for path in folder.parent.glob("*") if (path / RUN).is_file()]
-    nearest = difflib.get_close_matches(folder.name, siblings, n=1)
-    hint = f" Did you mean {str(folder.parent / nearest[0])!r}?" if nearest else ""
+    hint = nearest_beside(folder, siblings)
     raise RunError(f"{folder}: expected a run to resume, found {found}; leave out --resume to train a new run.{hint}")
 
 

@@ -113,7 +113,7 @@ def click(browser: Chrome, label: str, within: str = "body") -> None:
 
 
 def await_marked(browser: Chrome, text: str) -> None:
-    """Wait until a text is marked: a browser tells the page some time after a key that the selection changed."""
+    """Wait until a text is marked: a browser reports a new selection to the page some time after the key."""
     eventually(
         browser, "return document.querySelector('.marking .chosen')?.textContent", lambda shown: shown == f"“{text}”"
     )

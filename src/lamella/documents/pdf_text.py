@@ -65,7 +65,7 @@ def pages_of_pdf(data: bytes, most_characters: int) -> list[str]:
 def join_divided_words(pages: Sequence[str]) -> list[str]:
     """Return pages in which words that were divided between two lines are whole again.
 
-    A compound keeps its hyphen. The rest of the document tells which words are compounds: "fine-tuned" is one where
+    A compound keeps its hyphen. The rest of the document shows which words are compounds: "fine-tuned" is one where
     there is "fine-tuned", "fine-tuning", or both "fine" and "tuned", unless there is "finetuned" as well.
     """
     counts = Counter(word.lower() for page in pages for word in WORD.findall(DIVIDED.sub(" ", page)))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path, PurePath
 
 from lamella.config import RunConfig
 from lamella.encoder.sources import Source, find_encoder, is_model, is_saved_model, model_folder, named_folder
-from lamella.errors import EncoderError, UsageError
+from lamella.errors import EncoderError, UsageError, nearest_beside
 from lamella.runs import MODEL, MODELS, describe_run_without_model
 
 
@@ -28,12 +27,10 @@ def find_model(name: str) -> Source:
 
 
 def _nearest(folder: Path) -> str:
-    """Return the end of a message about a folder that does not exist: the model beside it with the nearest name."""
+    """Return the end of a message about a model that does not exist: the one beside it with the nearest name."""
     if not os.path.isdir(folder.parent):  # False for a name that is too long, where pathlib raises
         return ""
-    beside = [path.name for path in folder.parent.glob("*") if saved_model(str(path))]
-    nearest = difflib.get_close_matches(folder.name, beside, n=1)
-    return f" Did you mean {str(folder.parent / nearest[0])!r}?" if nearest else ""
+    return nearest_beside(folder, [path.name for path in folder.parent.glob("*") if saved_model(str(path))])
 
 
 def saved_model(name: str) -> Path | None:

@@ -129,7 +129,7 @@ function startMarking(entry, near) {
     chosen.textContent = place ? `“${shorten(shown.text.slice(place.start, place.end))}”` : "Select the words that answer the question.";
   };
   const done = () => {
-    follow();  // the browser may not have told yet that the selection changed
+    follow();  // the browser may not have reported the last change of the selection yet
     if (place) keep(entry, {id: shown.id, from: place.start, to: place.end});
   };
   confirm.addEventListener("click", done);
