@@ -1,6 +1,7 @@
 """Measure the server against the bare `Reader`, over loopback, with clients that share the cores with it.
 
     python benchmarks/serve.py [SECTION ...] [--quick] [--out results/serve.json] [--device cuda]
+    python benchmarks/serve.py batching --device cuda --reader models/mpnet
 
 Sections; without any, all of them run, one after the other:
 
@@ -156,6 +157,7 @@ class Bench:
     sizes: Sizes
     folder: Path
     device: str | None
+    reader: str | None = None  # None: the packaged one
     texts: list[tuple[str, str]] = field(default_factory=list)  # questions and contexts
     _made: int = 0
     _asked: int = 0
@@ -190,6 +192,8 @@ class Bench:
     def server(self, **settings: Any) -> Iterator[Server]:
         """Start a server, and stop it at the end."""
         settings = {"queue": 1024, "timeout": 120.0, "device": self.device, **settings}
+        if self.reader and "folder" not in settings:
+            settings.setdefault("models", [self.reader])
         environment = os.environ | {"LAMELLA_CACHE": str(self.folder / "cache")}
         with (self.folder / "server.log").open("a") as log:
             process = subprocess.Popen(
@@ -460,7 +464,7 @@ def tokenising_seconds(questions: Sequence[Question]) -> float:
 
 
 class Encoder(NamedTuple):
-    """The encoder of the packaged reader, with a window of a usual length."""
+    """The encoder of a reader, with a window of a usual length."""
 
     shared: Any  # a window runs on all cores
     single: Any  # on one
@@ -470,7 +474,8 @@ class Encoder(NamedTuple):
     @classmethod
     def load(cls, bench: Bench, length: int | None) -> Encoder:
         """Load it twice, and tokenise a text of the benchmark."""
-        shared, single = (load_model(DEFAULT_READER, backend="onnx", threads=threads) for threads in (None, 1))
+        reader = bench.reader or DEFAULT_READER
+        shared, single = (load_model(reader, backend="onnx", threads=threads) for threads in (None, 1))
         asked = bench.questions(1, length=length)[0]
         examples = load_examples([{"question": asked.question, "context": asked.context}]).examples
         window = pad(featurise(examples, shared.tokenizer, shared.windows), np.arange(1))
@@ -682,16 +687,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the numbers to this json file")
     parser.add_argument("--quick", action="store_true", help="small sizes and three repeats")
     parser.add_argument("--device", help="device of the server and the Reader, such as cuda; default: the CPU")
+    parser.add_argument("--reader", help="reader of the section batching; default: the packaged one")
     arguments = parser.parse_args()
     if unknown := set(arguments.sections) - set(SECTIONS):
         parser.error(f"expected sections among {', '.join(SECTIONS)}, got {', '.join(sorted(unknown))}")
+    if arguments.reader and arguments.sections != ["batching"]:
+        parser.error("--reader: expected the section batching alone")
 
     measured: dict[str, Any] = {}
     if arguments.out and arguments.out.is_file():
         measured = read_json(arguments.out).get("sections", {})
     with tempfile.TemporaryDirectory(prefix="lamella-serve-") as folder:
         os.environ["LAMELLA_CACHE"] = str(Path(folder) / "cache")
-        bench = Bench(QUICK if arguments.quick else Sizes(), Path(folder), arguments.device)
+        bench = Bench(QUICK if arguments.quick else Sizes(), Path(folder), arguments.device, arguments.reader)
         bench.texts = [(each.question, each.context.text) for each in load_examples("demo:dev").examples]
         for name in arguments.sections or SECTIONS:
             before = os.getloadavg()[0]

@@ -18,8 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
 HELD_OUT = ", ".join(
     f"{name}-{kind}.json.gz"
-    for kind in ("held", "long")
-    for name in ("squad2-train-backtranslated", "squad-train-human", "tydi-en-train")
+    for kind, names in {
+        "held": ("squad2-train-backtranslated", "squad-train-human", "tydi-en-train", "hotpot-multicontext-train"),
+        "long": ("squad2-train-backtranslated", "squad-train-human", "tydi-en-train"),
+        "articles": ("squad2-train-backtranslated", "squad-train-human"),
+    }.items()
+    for name in names
 )
 KOREAN = "korquad-train-held.json.gz, tydi-ko-train-held.json.gz"
 KOREAN_RESULTS = RESULTS / "korean" / "reader"

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lamella.config import WindowOptions
+from lamella.cores import usable_cores
 from lamella.data.windows.padding import Padded
 from lamella.data.windows.tokens import Tokenizing
 from lamella.decoding_options import DecodingOptions
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("lamella.serve")
 
 LOADERS = 2  # threads that load readers on shared encoders
-MOST_WINDOWS = 4  # that a list of questions computes at once where windows run one by one
+MOST_WINDOWS = 4  # that a list of questions computes at once where windows run one by one; on more cores, one per core
 BESIDE_TENSORS = 64 * 1024  # bytes that a reader takes beside its tensors, such as its options
 
 
@@ -257,7 +258,7 @@ class ReaderPool:
         settings = self._settings
         windows = max(1, settings.batch_tokens // model.windows.max_seq_length)  # a whole batch
         if not queue.engine.patience:  # it gains nothing from large batches, and others would wait for them
-            windows = min(windows, MOST_WINDOWS)
+            windows = min(windows, max(MOST_WINDOWS, settings.threads or usable_cores()))
         return Reader(model, batch_size=windows, passages=self._passages, most_tokens=settings.max_tokens)
 
     def _load_shared(self, listed: Listed) -> SharedReader | TorchReader:
