@@ -8,7 +8,7 @@ import pytest
 
 from lamella.errors import UnreadableError, UsageError
 from lamella.files import read_text
-from lamella.text_encoding import decode_text, guess_encoding
+from lamella.text_encoding import decode_text, guess_encoding, page_encoding
 
 KOREAN = "서울은 한강을 끼고 있는 대한민국의 수도이다. 인구는 약 940만 명이다."
 
@@ -56,6 +56,14 @@ def test_utf8_with_a_wrong_byte_stays_utf8(text: str) -> None:
         assert damaged.decode("utf-8-sig", "replace").startswith(text[:10])
         with pytest.raises(UnreadableError, match="so the file is damaged there; save it again"):
             decode_text(damaged, "notes.txt", advice="pass --encoding {encoding}")
+
+
+def test_a_page_has_an_encoding_of_its_own_unless_it_is_utf_8() -> None:
+    declared = '<meta charset="windows-1252"><p>Café</p>'
+    assert page_encoding(declared.encode("cp1252")) == "cp1252"
+    assert page_encoding(declared.encode()) is None
+    assert page_encoding((declared + 20 * "é").encode() + b"\xc3") is None  # cut inside a character
+    assert page_encoding("<p>Café</p>".encode("cp1252")) is None
 
 
 @pytest.mark.parametrize(

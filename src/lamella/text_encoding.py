@@ -82,6 +82,15 @@ def guess_encoding(data: bytes) -> str:
     return "cp1252"
 
 
+def page_encoding(data: bytes) -> str | None:
+    """Return the encoding that an HTML page declares if it is not UTF-8, which some declare otherwise; else None."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return None if _is_damaged_utf8(data[:_SAMPLE]) else _declared_encoding(data)
+    return None
+
+
 def unify_line_ends(text: str) -> str:
     """Return a text with `\\n` as line ends, as Python's `open` returns it."""
     return text.replace("\r\n", "\n").replace("\r", "\n")

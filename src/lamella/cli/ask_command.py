@@ -353,7 +353,7 @@ def _read_text(source: str, encoding: str | None, option: str) -> str:
     from lamella.data.file_formats.file_types import recognise_binary
     from lamella.data.html_text import looks_like_html, text_of_html
     from lamella.errors import UnreadableError, printable, truncate
-    from lamella.text_encoding import decode_text, unify_line_ends
+    from lamella.text_encoding import decode_text, page_encoding, unify_line_ends
 
     try:
         data = sys.stdin.buffer.read() if source == "-" else Path(os.path.expanduser(source)).read_bytes()
@@ -362,7 +362,8 @@ def _read_text(source: str, encoding: str | None, option: str) -> str:
             raise UnreadableError(
                 f"{where}: expected a text or HTML file, got {binary.name}; --in reads PDF, docx and gzip files."
             )
-        text = decode_text(data, source, encoding, advice="save it as UTF-8, or pass --encoding {encoding}")
+        advice = "save it as UTF-8, or pass --encoding {encoding}"
+        text = decode_text(data, source, encoding or page_encoding(data), advice=advice)
         if "\0" in text:
             raise UnreadableError(f"{where}: expected a text or HTML file, got binary data; save it as text first.")
         if option == "--questions" or not (
