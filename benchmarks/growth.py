@@ -41,6 +41,7 @@ from lamella.encoder.pretrained import LoadedEncoder
 from lamella.environment import library_versions
 from lamella.files import write_json, write_text
 from lamella.models.base_encoder import load_encoder
+from lamella.scoring.cost import peak_memory
 from lamella.testing.tiny import tiny_encoder
 from suite.work import encoder_flops
 
@@ -236,14 +237,8 @@ def read_context(size: int) -> dict[str, Any]:
     began = time.perf_counter()
     predict(reader, [example], batch_size=BATCH)
     seconds = time.perf_counter() - began
-    peak = peak_mib()  # before the windows are counted
+    peak = (peak_memory() or 0) / 2**20  # before the windows are counted
     return {"seconds": seconds, "mib": peak, "windows": len(featurise([example], reader.tokenizer, reader.windows))}
-
-
-def peak_mib() -> float:
-    """Return the peak memory of this program; `getrusage` would count the program that started it, too."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def made_runs(folder: Path, count: int) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from broken.kind import Bench, sample
 from broken.kinds import KINDS
+from lamella.scoring.cost import peak_memory
 
 MOST_MEMORY = 16 << 30  # bytes of addresses; torch alone reserves several gigabytes that it does not use
 
@@ -57,7 +58,7 @@ def try_all(name: str, folder: Path, count: int | None = None, only: str = "") -
         "outcomes": dict(sorted(outcomes.items())),
         "faults": faults,
         "longest_seconds": round(longest, 2),
-        "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+        "memory_mib": (peak_memory() or 0) >> 20,
     }
 
 

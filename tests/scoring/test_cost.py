@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,13 @@ def test_a_stopwatch_adds_up() -> None:
 
 def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_peak_memory_is_not_that_of_the_process_that_started_this_one() -> None:
+    child = "from lamella.scoring.cost import peak_memory; print(peak_memory())"
+    parent = "import subprocess, sys; filled = b'x' * 600_000_000; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    done = subprocess.run([sys.executable, "-c", parent, child], capture_output=True, text=True, check=True)
+    assert 1e7 < int(done.stdout) < 5e8
 
 
 def test_training_and_scoring_write_their_cost(tmp_path: Path, lamella: Any) -> None:

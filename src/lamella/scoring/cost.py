@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lamella.inference.protocols import QAModel
     from lamella.models.model import ReaderModel
 
+STATUS = Path("/proc/self/status")  # where Linux has the peak memory of this process
 SAMPLE = 200  # questions whose windows estimate the mean length of all
 WEIGHTS = (".safetensors", ".onnx", ".data", ".bin")  # suffixes of files with a model's weights
 
@@ -118,6 +119,10 @@ def peak_memory(device: Any = None) -> int | None:
         import torch
 
         return int(torch.cuda.max_memory_allocated(device))
+    with suppress(
+        OSError, IndexError, ValueError
+    ):  # Linux; `ru_maxrss` counts the process that started this one, too
+        return 1024 * int(STATUS.read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0])
     try:
         import resource
     except ModuleNotFoundError:  # Windows
