@@ -119,9 +119,7 @@ def peak_memory(device: Any = None) -> int | None:
         import torch
 
         return int(torch.cuda.max_memory_allocated(device))
-    with suppress(
-        OSError, IndexError, ValueError
-    ):  # Linux; `ru_maxrss` counts the process that started this one, too
+    with suppress(OSError, IndexError, ValueError):  # Linux; `ru_maxrss` counts the process that started this one, too
         return 1024 * int(STATUS.read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0])
     try:
         import resource
