@@ -95,7 +95,7 @@ def add_int8(name: str, file: Path, *, batch_size: int) -> None:
         f1.append(score_predictions(graph, examples, predictions)["f1"])
     equal = 100 * sum(map(str.__eq__, *answers)) / len(examples)
     model = ReaderModel.from_pretrained(name)
-    measured = Int8Facts(data=file.name, questions=len(examples), f1=f1[0], int8_f1=f1[1], equal=equal)
+    measured = Int8Facts(data=file.name, questions=len(examples), f1=round(f1[0], 3), int8_f1=round(f1[1], 3), equal=round(equal, 2))
     model.save_facts(model.folders[0], int8=measured)
 
 
