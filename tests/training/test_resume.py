@@ -145,6 +145,10 @@ def test_a_finished_run_stays_as_it_is(encoder: Path, tmp_path: Path) -> None:
     assert lines == [f"{tmp_path / 'out'}: already finished"]
     assert outcome(tmp_path / "out") == before
     assert not (tmp_path / "out" / runs.CHECKPOINT).exists()
+    more = make_plan(table(encoder, training={"max_steps": 3}), where="test")
+    with pytest.raises(RunError, match=r"training\.max_steps = 2, got 3\. It is finished: choose another --out"):
+        train_plan(more, tmp_path / "out", resume=True)
+    assert outcome(tmp_path / "out") == before
 
 
 def test_a_mistyped_folder_is_not_trained_into(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

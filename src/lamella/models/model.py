@@ -81,6 +81,7 @@ class ReaderModel(nn.Module):
         self.precision = "fp32"
         self.inference_only = False  # True if the trained tensors were merged or rounded and cannot be saved
         self._passes: RecordedPasses | None = None  # on a GPU
+        self._recorded_tensors: tuple[Tensor, ...] = ()  # of a model for inference only, whose tensors stay
         self.facts = Facts()
         self.windows: WindowOptions = config.windows
         self.decoding: DecodingOptions = config.decoding
@@ -247,7 +248,9 @@ class ReaderModel(nn.Module):
             self._passes = RecordedPasses(device)
         rows, width = padded.mask.shape
         inputs = enlarge_inputs(encoder_inputs(padded), self.positions, self.tokenizer.pad_token_id or 0)
-        tensors = (self.precision, *(tensor.data_ptr() for tensor in (*self.parameters(), *self.buffers())))
+        if not self.inference_only or not self._recorded_tensors:  # to collect them takes as long as a small pass
+            self._recorded_tensors = (*self.parameters(), *self.buffers())
+        tensors = (self.precision, *(tensor.data_ptr() for tensor in self._recorded_tensors))
         pending = self._passes.begin(lambda own: self(Batch.of_inputs(own)), inputs, tensors=tensors)
         return lambda: pending.get()[:, :rows, :width]
 

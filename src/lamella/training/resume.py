@@ -32,13 +32,13 @@ def read_resume_state(plan: Plan, folders: RunFolders) -> ResumeState:
     """Look at what the folders hold; raise where it is not an earlier stage of the same runs."""
     out = folders.out
     runs.check_resumable(out)
-    if runs.run_state(out) == "finished":
-        return ResumeState(finished=True)
+    finished = runs.run_state(out) == "finished"
     _check_same_runs(out, list(plan.runs) if folders.several else [])
     by_folder = {folders.by_run[name]: config for name, config in plan.runs.items()}
-    check_same_options(
-        by_folder, advice="Resume it with the options it began with, or start again from scratch with --overwrite."
-    )
+    instead = "It is finished: choose another --out" if finished else "Resume it with the options it began with"
+    check_same_options(by_folder, advice=f"{instead}, or start again from scratch with --overwrite.")
+    if finished:
+        return ResumeState(finished=True)
     if folders.several:
         check_unchanged(by_folder, advice="Start again from scratch with --overwrite.")
     # A single run without a checkpoint has nothing to continue; of several, some may be finished.
