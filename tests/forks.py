@@ -12,9 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# Each process loads models as the tests do (`same_backend` in conftest.py): with AMX, `auto` would choose bf16.
+SAME_BACKEND = """
+import os
+from pathlib import Path
+from lamella import environment
+environment.CPU_INFO = Path(os.devnull)
+"""
+
 # One process imports the libraries and forks a process for every line it reads: a command starts in milliseconds.
-SERVER = """
-import atexit, importlib.util, json, os, signal, sys, threading
+SERVER = (
+    SAME_BACKEND
+    + """
+import atexit, importlib.util, json, signal, sys, threading
 if importlib.util.find_spec("torch"):  # otherwise every child imports them
     import accelerate, torch._dynamo, transformers.models.bert.modeling_bert
     import lamella.training.run
@@ -51,6 +61,7 @@ for line in sys.stdin:
     sys.stderr.flush()
     os._exit(code)
 """
+)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from forks import SAME_BACKEND
+
+START = SAME_BACKEND + "from lamella.__main__ import main; main()"
+
 
 @dataclass
 class RunningServer:
@@ -33,7 +37,7 @@ def running_server(folder: Path, *arguments: object, **environment: str) -> Iter
     log = folder / "server.log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "lamella", "serve", *map(str, arguments), "--port", "0"],
+            [sys.executable, "-c", START, "serve", *map(str, arguments), "--port", "0"],
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,

@@ -73,7 +73,7 @@ def assert_same(found: Any, expected: Any) -> None:
         for one, other in zip(found, expected, strict=True):
             assert_same(one, other)
     elif isinstance(expected, float):
-        assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-4)
     else:
         assert found == expected
 
