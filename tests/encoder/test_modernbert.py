@@ -13,16 +13,17 @@ from torch import Tensor, nn
 
 from doubles import DEPTH, HIDDEN, save_tiny_encoder, tiny_batch, tiny_config, tiny_encoder, tiny_tokenizer
 from lamella.data.windows.features import pair_template
-from lamella.encoder.lora import Ia3, Lora, Part, changes_of, insert_change, merge_changes
+from lamella.encoder.lora import Ia3, Lora, Part, changed_layers, changes_of, insert_change, merge_changes
 from lamella.encoder.pretrained import load_pretrained, load_tokenizer
 from lamella.encoder.sources import find_encoder
-from lamella.encoder.tuning import frozen, full, lora
+from lamella.encoder.tuning import frozen, full, lora, merge
 from lamella.export.onnx_export import export_onnx
 from lamella.models.loading import load_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 MODERN = ("eurobert", "modernbert")
+PROJECTIONS: tuple[Any, ...] = ("query", "key", "value", "attention_output", "ffn_input", "ffn_output")
 
 
 def stock(family: str) -> Any:
@@ -109,11 +110,11 @@ def fused_and_split(bias: bool = True) -> tuple[nn.Linear, list[nn.Linear]]:
     return fused, split
 
 
-def move(change: nn.Module, seed: int) -> None:
+def move(change: nn.Module, seed: int, scale: float = 1.0) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in change.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator))
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -152,6 +153,36 @@ def test_lora_on_the_query_changes_the_rows_of_the_query() -> None:
     merge_changes(layer)
     rows = (layer.weight != before).any(1)
     assert rows.tolist() == [True] * HIDDEN + [False] * 2 * HIDDEN
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rslora": True},
+        {"dora": True},
+        {"init": "pissa"},
+        {"b_learning_rate_ratio": 16.0},
+        {"rslora": True, "dora": True, "init": "pissa"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("family", MODERN)
+def test_a_merged_encoder_equals_one_with_lora_at_every_projection(family: str, options: dict[str, Any]) -> None:
+    encoder, batch = tiny_encoder(family).encoder, tiny_batch(family)
+    plain = set(encoder.state_dict())
+    lora(encoder, rank=2, targets=PROJECTIONS, **options)
+    with torch.no_grad():
+        start = encoder(batch, (DEPTH,)).layers[0][batch.mask]
+        for seed, layer in enumerate(changed_layers(encoder.model).values()):
+            for change in changes_of(layer):
+                move(change, seed, scale=0.1)
+        before = encoder(batch, (DEPTH,)).layers[0][batch.mask]
+        assert merge(encoder)
+        after = encoder(batch, (DEPTH,)).layers[0][batch.mask]
+    assert (before - start).abs().mean() > 0.01
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
+    assert set(encoder.state_dict()) == plain
+    assert not changed_layers(encoder.model)
 
 
 # --- files
