@@ -18,7 +18,7 @@ from lamella.errors import ModelError
 from lamella.export.flatten import flatten
 from lamella.export.half import halve
 from lamella.models.base_encoder import load_encoder
-from lamella.models.facts import Facts, Int8Facts, RoundedBaseFacts, data_facts
+from lamella.models.facts import DomainScores, Facts, Int8Facts, RoundedBaseFacts, data_facts
 from lamella.models.model import ReaderModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -96,6 +96,32 @@ def test_a_card_shows_the_effect_of_int8(base: Path, tmp_path: Path) -> None:
     assert ReaderModel.from_pretrained(tmp_path / "model").facts.int8 == measured
 
 
+def test_a_card_shows_the_scores_on_other_texts(base: Path, tmp_path: Path) -> None:
+    ReaderModel(load_encoder(str(base)), tiny_run_config()).eval().save(tmp_path / "model")
+    numbers = {"f1": 71.24, "f1_low": 70.0, "f1_high": 72.5, "f1_at_0": 70.1, "best_f1": 72.0, "has_answer_f1": 71.2}
+    numbers |= {"refused": 15.04, "refused_eager": 4.09, "coverage_at_80": 51.6, "area_under_risk": 18.02}
+    rows = [
+        DomainScores(
+            **numbers,
+            **{"data": data, "sha256": "0" * 64, "questions": 1234, "unanswerable": 0, "threshold": -2.0},
+            **{"no_answer_f1": None, "calibration_error": None, "risk": [1.0, 2.5], "computed": computed},
+        )
+        for data, computed in (("dev.json", "on a CPU in fp32"), ("more.json", "on one GPU in bf16"))
+    ]
+    model = ReaderModel.from_pretrained(tmp_path / "model")
+    for measured, expected in (
+        (rows[:1], " The answers were computed on a CPU in fp32.\n"),
+        (rows, " The answers were computed on a CPU in fp32 (`dev.json`); on one GPU in bf16 (`more.json`).\n"),
+        ([rows[0].model_copy(update={"computed": None})], " the mean risk over all coverages.\n"),
+    ):
+        model.save_facts(tmp_path / "model", domains=measured)
+        texts = section(card(tmp_path / "model")[1], "Other texts")
+        assert expected in texts
+        row = "| `dev.json` | 1,234 (0) | 71.2 [70.0, 72.5] | 70.1 | 72.0 | 71.2 |  | 15.0 | 4.1 | 51.6 | 18.0 |  |\n"
+        assert row in texts
+        assert "| data | 50 % | 100 % |\n|---|---:|---:|\n| `dev.json` | 1.0 | 2.5 |" in texts
+
+
 def test_a_card_shows_what_is_lost_on_the_original_encoder(base: Path, tmp_path: Path) -> None:
     ReaderModel(load_encoder(str(base)), tiny_run_config()).eval().save(tmp_path / "model")
     assert "original" not in card(tmp_path / "model")[1]
@@ -115,7 +141,7 @@ def test_a_card_shows_how_to_load_the_reader(base: Path, tmp_path: Path, monkeyp
         (tmp_path / "default", "default"),
         (tmp_path / "first" / "model", "FOLDER"),  # equal runs have equal files
         (tmp_path / "first" / "models" / "0.3", "FOLDER"),
-        (tmp_path / "models" / "mpnet", "mpnet"),
+        (tmp_path / "models" / "mpnet", "models/mpnet"),
         (Path("near"), "near"),
     ):
         model.save(folder)

@@ -14,7 +14,7 @@ from typing import Any
 from lamella import registry
 from lamella.encoder.sources import hub_id
 from lamella.errors import counted
-from lamella.models.facts import Facts, FileShareFacts, RoundedBaseFacts
+from lamella.models.facts import DomainScores, Facts, FileShareFacts, RoundedBaseFacts
 from lamella.models.names import short_model_name
 from lamella.models.saved import SavedModel
 from lamella.runs import MODEL, MODELS
@@ -84,13 +84,16 @@ def _base(saved: SavedModel) -> str:
 
 
 def _loaded_by(name: str) -> str:
-    """Return what to pass to `Reader.load`: a name, or the last part of a path.
+    """Return what to pass to `Reader.load`: a name, or the last part of a path, with the folder if that is `models`.
 
     A model inside a run folder is shown as FOLDER, so that the card is the same wherever the run is written.
     """
     path = PurePath(name)
-    in_run = path.name == MODEL or (path.parent.name == MODELS and path.name.replace(".", "", 1).isdigit())
-    return name if not path.is_absolute() else "FOLDER" if in_run else path.name
+    in_models = path.parent.name == MODELS
+    in_run = path.name == MODEL or (in_models and path.name.replace(".", "", 1).isdigit())
+    if not path.is_absolute():
+        return name
+    return "FOLDER" if in_run else f"{MODELS}/{path.name}" if in_models else path.name
 
 
 def _header(saved: SavedModel) -> str:
@@ -273,7 +276,7 @@ def _threshold(saved: SavedModel) -> str:
 
 
 def _domains(saved: SavedModel) -> str:
-    """Show the scores on other kinds of texts."""
+    """Show the scores on other kinds of texts, and the risk by coverage."""
     domains = saved.facts.domains
     if not domains:
         return ""
@@ -281,20 +284,44 @@ def _domains(saved: SavedModel) -> str:
         f"| `{one.data}` | {one.questions:,} ({one.unanswerable:,}) | "
         f"{one.f1:.1f} [{one.f1_low:.1f}, {one.f1_high:.1f}] | {one.f1_at_0:.1f} | "
         f"{one.best_f1:.1f} | {_number(one.has_answer_f1)} | {_number(one.no_answer_f1)} | "
-        f"{_number(one.refused)} | {one.coverage_at_80:.1f} | {_number(one.calibration_error)} |"
+        f"{_number(one.refused)} | {_number(one.refused_eager)} | {one.coverage_at_80:.1f} | "
+        f"{one.area_under_risk:.1f} | {_number(one.calibration_error)} |"
         for one in domains
     ]
     head = (
         "| data | questions (unanswerable) | F1 [95 %] | F1 at threshold 0 | F1 at the best threshold | answerable | "
-        "unanswerable | refused | coverage at F1 80 | calibration error |"
+        "unanswerable | refused | refused, eager | coverage at F1 80 | area under risk | calibration error |"
     )
     text = (
         "Scores at the reader's threshold, in percent. *Refused* is the share of answerable questions without an "
-        "answer, *coverage* the share of questions that it can answer with a mean F1 of 80 if it chooses the surest."
+        "answer, and *refused, eager* the same with `--answer eager`. *Coverage* is the share of questions that it can "
+        "answer with a mean F1 of 80 if it chooses the surest. *Area under risk* is the mean risk over all coverages."
     )
+    ways = list(dict.fromkeys(one.computed for one in domains if one.computed))
+    if len(ways) == 1:
+        text += f" The answers were computed {ways[0]}."
+    elif ways:
+        text += " The answers were computed "
+        text += "; ".join(
+            f"{way} ({', '.join(f'`{one.data}`' for one in domains if one.computed == way)})" for way in ways
+        )
+        text += "."
     if any(one.merge != saved.config.decoding.merge for one in domains):
         text += " They were measured before the windows of a long text competed as they do now."
-    return "\n".join([text, "", head, "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|", *rows])
+    table = [head, f"|---|{11 * '---:|'}", *rows]
+    return "\n".join([text, "", *table, "", *_risk(domains)])
+
+
+def _risk(domains: Sequence[DomainScores]) -> list[str]:
+    """Show the risk of the answers at each coverage."""
+    shares = [f"{100 * number / len(domains[0].risk):.0f} %" for number in range(1, len(domains[0].risk) + 1)]
+    return [
+        "If the reader answers only the questions that it is surest of, the risk is 100 less the mean F1 of these:",
+        "",
+        f"| data | {' | '.join(shares)} |",
+        f"|---|{len(shares) * '---:|'}",
+        *(f"| `{one.data}` | {' | '.join(f'{risk:.1f}' for risk in one.risk)} |" for one in domains),
+    ]
 
 
 def _rounded_base(measured: Sequence[RoundedBaseFacts]) -> str:

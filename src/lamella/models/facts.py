@@ -60,6 +60,7 @@ class DomainScores(Section):
     area_under_risk: float  # mean risk over all coverages
     risk: list[float]  # at coverages of 10, 20, … 100 %
     calibration_error: float | None  # of the probability of no answer; None if all questions are of one kind
+    computed: str | None = None  # device, precision and encoder that the answers were computed with; None: not recorded
 
 
 class Int8Facts(Section):

@@ -29,8 +29,11 @@ def domain_scores(
     decoding: DecodingOptions,
     *,
     language: str = "en",
+    computed: str | None = None,
 ) -> DomainScores:
     """Score predictions at the threshold of a reader, at 0 and at the best; `data` names the questions.
+
+    `computed` records how the answers were computed, such as "on a CPU in fp32".
 
     F1 is the official one: a text that normalises to nothing ("the") is right where there is no answer. In risk and
     coverage every answer to such a question is wrong, as in the official curves of precision and recall.
@@ -68,6 +71,7 @@ def domain_scores(
         area_under_risk=_percent(area(-odds, given)),
         risk=[_percent(risk[place]) for place in places],
         calibration_error=error,
+        computed=computed,
     )
 
 
