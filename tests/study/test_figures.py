@@ -137,6 +137,27 @@ def test_the_reference_is_the_run_under_the_heads() -> None:
     assert "bert@1, its own head" in texts(block.svg)
 
 
+def test_less_data_has_a_line_per_learner_whatever_seed_and_run_its_encoder_is_from() -> None:
+    """Three seeds of a head, each on the encoder of its seed; one is newer, and another is a row of that encoder."""
+
+    def head(fraction: float, seed: int) -> Result:
+        plain = result(60 + 10 * fraction + seed, fraction=fraction, seed=seed)
+        newer = {"training.compile": False, "training.checkpoint_every": 50.0} if seed == 1 else {}
+        options = {**plain.content["options"], "encoder.name": f"bert-seed{seed}@1", **newer}
+        return parse_result({**plain.content, "options": options})
+
+    bert = [result(58, seed=seed) for seed in range(3)]
+    rows = {f"{fraction:.0%}": [head(fraction, seed) for seed in range(3)] for fraction in (0.1, 0.5, 1.0)}
+    rows["BERT 1e"] = bert
+    by_run = {"bert@1": bert, **{f"head-fraction{share}": results for share, results in rows.items()}}
+    (block,) = [
+        block for block in figures.figure_blocks("t", rows, by_run) if block.name == "t-less-data.svg"
+    ]  # fmt: skip
+    (line,) = paths(block.svg)
+    assert len(line.split("L")) == 3
+    assert "bert@1, its own head" in texts(block.svg)
+
+
 def test_costs_have_named_points_and_a_front() -> None:
     times = {"cheap": (60, 10), "good": (70, 20), "worse": (65, 30), "elsewhere": (90, 1)}
     rows = {

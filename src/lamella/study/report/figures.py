@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lamella.study.compared_readers import TIME_COSTS
 from lamella.study.learning_curve import PARTS, seconds_per_tenth
-from lamella.study.reader_options import SEED_OPTIONS, name_of_base
+from lamella.study.reader_options import name_of_base, reader_options
 from lamella.study.records import is_number
 from lamella.study.report.page_blocks import Figure
 from lamella.study.report.svg_plot import LOG_RATIO, Line, Panel, Point, draw_panels
@@ -151,20 +151,35 @@ def layers_figure(rows: Rows) -> str | None:
 
 
 def own_head(rows: Rows, by_run: Rows) -> tuple[str, Sequence[Result]] | None:
-    """Return the run whose encoder all rows read, with its own head; None if there is none, or several."""
-    names = [result.content["options"].get("encoder.name") for results in rows.values() for result in results]
-    bases = {str(name_of_base(name)) for name in names}
-    base = bases.pop() if len(bases) == 1 else ""
-    return (f"{base}, its own head", by_run[base]) if by_run.get(base) else None
+    """Return the run whose encoder all rows read, with its own head; None if there is none, or several.
+
+    That run may be a row itself: its own encoder, the pretrained one, does not count.
+    """
+    encoders = [
+        (result, str(name_of_base(result.content["options"].get("encoder.name"))))
+        for results in rows.values()
+        for result in results
+    ]
+    bases = {base for _, base in encoders if by_run.get(base)}
+    if len(bases) != 1:
+        return None
+    (base,) = bases
+    own = by_run[base]
+    if any(read != base and not any(result is head for head in own) for result, read in encoders):
+        return None
+    return f"{base}, its own head", own
 
 
 def less_data_figure(rows: Rows, reference: tuple[str, Sequence[Result]] | None = None) -> str | None:
-    """Draw the score by the fraction of the training questions; `reference` is the encoder's own head, a flat line."""
+    """Draw the score by the fraction of the training questions: a line per learner, with the mean of its seeds.
+
+    `reference` is the encoder's own head, a flat line.
+    """
     groups: dict[str, dict[float, list[float]]] = {}
     names: dict[str, str] = {}
     for results in rows.values():
         for result in results:
-            options = {key: value for key, value in result.content["options"].items() if key not in SEED_OPTIONS}
+            options = reader_options(result.content["options"])
             fraction = float(options.pop(FRACTION, 1.0))
             key = json.dumps(options, sort_keys=True)
             groups.setdefault(key, {}).setdefault(fraction, []).append(_score(result))
