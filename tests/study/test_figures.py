@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lamella.study.report import figures
-from lamella.study.report.svg_plot import axis_ticks, log_ticks, place_labels, tick_text
+from lamella.study.report.svg_plot import WIDE, axis_ticks, log_ticks, place_labels, tick_text
 from lamella.study.result_files import Result, parse_result, read_result
 
 KEPT = Path(__file__).parent / "kept"
@@ -150,9 +150,8 @@ def test_less_data_has_a_line_per_learner_whatever_seed_and_run_its_encoder_is_f
     rows = {f"{fraction:.0%}": [head(fraction, seed) for seed in range(3)] for fraction in (0.1, 0.5, 1.0)}
     rows["BERT 1e"] = bert
     by_run = {"bert@1": bert, **{f"head-fraction{share}": results for share, results in rows.items()}}
-    (block,) = [
-        block for block in figures.figure_blocks("t", rows, by_run) if block.name == "t-less-data.svg"
-    ]  # fmt: skip
+    blocks = {block.name: block for block in figures.figure_blocks("t", rows, by_run)}
+    block = blocks["t-less-data.svg"]
     (line,) = paths(block.svg)
     assert len(line.split("L")) == 3
     assert "bert@1, its own head" in texts(block.svg)
@@ -168,11 +167,25 @@ def test_costs_have_named_points_and_a_front() -> None:
     assert set(times) - set(texts(svg)) == {"elsewhere"}  # times of another device
     (front,) = paths(svg)
     assert len(front.split("L")) == 3  # from cheap to the right, then up to good
-    assert figures.efficiency_figure(rows) is not None
+
+
+def test_rows_that_train_as_many_parameters_have_no_plot_of_their_efficiency() -> None:
+    rows = {"0.1 epochs": [result(60, trainable_parameters=1000)], "1 epoch": [result(70, trainable_parameters=1000)]}
+    assert figures.efficiency_figure(rows) is None
+    assert figures.efficiency_figure({**rows, "head": [result(65, trainable_parameters=10)]}) is not None
+
+
+def test_the_last_label_of_an_axis_is_not_cut_off() -> None:
+    rows = {str(n): [result(60 + n, trainable_parameters=10**n)] for n in range(4, 9)}
+    svg = figures.efficiency_figure(rows)
+    assert svg is not None
+    (center,) = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="middle" fill="#666">100M<', svg)
+    assert float(center) + 4 * 7.5 / 2 <= WIDE[0]
 
 
 def test_the_blocks_are_those_with_content() -> None:
     rows = {"dot": [result(curve=curve(50, 60, distillation=1.0), train_seconds=5)], "last": [result(train_seconds=9)]}
+    rows["last"] = [result(train_seconds=9, trainable_parameters=10)]
     names = [block.name for block in (*figures.figure_blocks("t", rows), *figures.cost_figures("t", rows))]
     assert names == ["t-curves.svg", "t-distillation.svg", "t-tenths.svg", "t-costs.svg", "t-efficiency.svg"]
     assert figures.figure_blocks("t", {"dot": [result()]}) == []

@@ -228,13 +228,16 @@ def costs_figure(rows: Rows) -> str | None:
 
 
 def efficiency_figure(rows: Rows) -> str | None:
-    """Draw (F1 − 50) / log10 N by the number N of trained parameters, the measure of parameter efficiency."""
+    """Draw (F1 − 50) / log10 N by the number N of trained parameters, the measure of parameter efficiency.
+
+    None if all rows train as many parameters: then the score alone shows as much.
+    """
     known = {
         label: value
         for label, results in rows.items()
         if (value := _mean_cost(results, "trainable_parameters") or 0) > 1
     }
-    if len(known) < 2:
+    if len(set(known.values())) < 2:
         return None
     points = [Point(label, n, (_mean_score(rows[label]) - 50) / math.log10(n)) for label, n in known.items()]
     spread = max(known.values()) / min(known.values()) > LOG_RATIO
