@@ -77,6 +77,27 @@ def test_curves_by_epochs_and_by_time() -> None:
     assert figures.curves_figure(rows) == svg
 
 
+def test_times_are_those_of_the_seeds_that_have_some() -> None:
+    untimed = {key: values for key, values in curve(52, 64).items() if key != "seconds"}
+    svg = figures.curves_figure({"dot": [result(curve=untimed), result(curve=curve(50, 60), seed=1)]})
+    assert "F1 by training time" in texts(svg)
+    assert svg == figures.curves_figure({"dot": [result(curve=curve(52, 64)), result(curve=curve(50, 60), seed=1)]})
+
+
+def test_a_row_evaluated_once_has_no_curve() -> None:
+    rows = {"often": [result(curve=curve(50, 60))], "once": [result(curve=curve(50))]}
+    assert {"often", "once"} & set(texts(figures.curves_figure(rows))) == {"often"}
+    assert figures.curves_figure({"once": rows["once"]}) is None
+
+
+def test_copies_of_a_run_have_its_curve() -> None:
+    rows = {"BERT 1/10e": [result(50)], "BERT 2/10e": [result(60)]}
+    assert figures.figure_blocks("t", rows) == []
+    blocks = figures.figure_blocks("t", rows, sources={"bert": [result(curve=curve(50, 60))]})
+    assert [block.name for block in blocks] == ["t-curves.svg", "t-tenths.svg"]
+    assert "bert" in texts(blocks[1].svg)
+
+
 def test_evaluations_within_a_hundredth_of_a_second_are_drawn() -> None:
     at_once = {**curve(50, 60), "seconds": [0.0, 0.0]}
     assert "training time, s" in texts(figures.curves_figure({"dot": [result(curve=at_once)]}))

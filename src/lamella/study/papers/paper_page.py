@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lamella.errors import counted
 from lamella.study.papers.analysis_section import analysis_section
 from lamella.study.papers.finding_tables import findings_table, gains_table
 from lamella.study.papers.findings import LEANING, JudgedFinding, same_encoder
@@ -20,6 +21,7 @@ from lamella.study.report.columns import Labels
 from lamella.study.report.figures import Rows, cost_figures, figure_blocks
 from lamella.study.report.page_blocks import Block, Bullets, Figure, Heading, Paragraph, Prose
 from lamella.study.report.provenance_section import provenance_section
+from lamella.study.result_files import Result
 
 DISCLAIMER = "The comparisons are the papers', the digits are not."
 EARLY_FILES = (
@@ -149,13 +151,36 @@ def _beyond_blocks(judged: JudgedTable, labels: Labels) -> list[Block]:
 def _more_figures(matched: MatchedTable, by_run: Rows, *, costs: bool) -> list[Block]:
     """Return what the results of the rows recorded besides scores; scores by cost where the paper measures times."""
     rows = {row.row.label: row.results for row in matched.rows if row.results}
-    figures = figure_blocks(matched.table.id, rows, by_run)
+    figures = figure_blocks(matched.table.id, rows, by_run, matched.sources)
     figures += cost_figures(matched.table.id, rows) if costs and _measures_time(matched) else []
-    return _under_heading("Curves, layers and costs", figures, 3)
+    missing = without_curves(matched)
+    blocks: list[Block] = [*figures, *([Paragraph(missing)] if missing else [])]
+    return _under_heading("Curves, layers and costs", blocks, 3)
 
 
-def _under_heading(text: str, figures: Sequence[Figure], level: int) -> list[Block]:
-    return [Heading(text, level), *figures] if figures else []
+def without_curves(matched: MatchedTable) -> str:
+    """Return a sentence about the trained rows that have no learning curve on the page; "" if all have one."""
+    copied = {row.row.run_name.partition("@")[0] for row in matched.rows if row.results}
+    lost = [
+        f"`{name}`" for name in matched.sources if name in copied and not any(map(_evaluations, matched.sources[name]))
+    ]
+    trained = [row for row in matched.rows if row.results and row.results[0].content["command"] == "train"]
+    known = [max(map(_evaluations, row.results)) for row in trained]
+    whose = "curve was" if len(lost) == 1 else "curves were"
+    reasons = [f"the copies of {' and '.join(lost)}, whose {whose} not kept"] if lost else []
+    if once := known.count(1):
+        reasons.append(f"{counted(once, 'row')} evaluated once, at the end of training")
+    if unrecorded := known.count(0):
+        reasons.append(f"{counted(unrecorded, 'row')} whose curve was not recorded")
+    return f"Learning curves are missing for {', and for '.join(reasons)}." if reasons else ""
+
+
+def _evaluations(result: Result) -> int:
+    return len(result.content.get("curve", {}).get("epoch", ()))
+
+
+def _under_heading(text: str, blocks: Sequence[Block], level: int) -> list[Block]:
+    return [Heading(text, level), *blocks] if blocks else []
 
 
 def _measures_time(matched: MatchedTable) -> bool:

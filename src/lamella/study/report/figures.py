@@ -37,17 +37,19 @@ FRACTION = "learner.fraction"
 SECOND_OUTPUTS = ("end", "no answer")  # of readers and of classifiers
 
 
-def figure_blocks(id: str, rows: Rows, by_run: Rows | None = None) -> list[Figure]:
+def figure_blocks(id: str, rows: Rows, by_run: Rows | None = None, sources: Rows | None = None) -> list[Figure]:
     """Return the figures that the results of a table have something to draw for, without those of costs.
 
-    `by_run` are all known results by the name of their run: among them is perhaps the encoder's own head.
+    `by_run` are all known results by the name of their run: among them is perhaps the encoder's own head. `sources` are
+    runs that rows are copies of, `bert` for `bert@0.3`: their curves are those of the copies.
     """
+    trained = {**(sources or {}), **rows}
     return _figures(
         id,
         {
-            "curves": (curves_figure(rows), "dev loss and scores during training"),
-            "distillation": (parts_figure(rows, "distillation"), "distance to the teacher during training"),
-            "tenths": (tenths_figure(rows), "score and time by tenth of an epoch"),
+            "curves": (curves_figure(trained), "dev loss and scores during training"),
+            "distillation": (parts_figure(trained, "distillation"), "distance to the teacher during training"),
+            "tenths": (tenths_figure(trained), "score and time by tenth of an epoch"),
             "layers": (layers_figure(rows), "mean weight of every layer"),
             "less-data": (less_data_figure(rows, own_head(rows, by_run or {})), "score by fraction of the questions"),
         },
@@ -70,8 +72,11 @@ def _figures(id: str, drawn: Mapping[str, tuple[str | None, str]]) -> list[Figur
 
 
 def curves_figure(rows: Rows) -> str | None:
-    """Draw the dev loss and both scores during training: on the left by epochs, on the right by seconds."""
-    curves = _curves(rows)
+    """Draw the dev loss and both scores during training: on the left by epochs, on the right by seconds.
+
+    For the rows that were evaluated more than once.
+    """
+    curves = {label: curve for label, curve in _curves(rows).items() if len(curve["epoch"]) > 1}
     longest = max((curve["seconds"][-1] for curve in curves.values() if "seconds" in curve), default=0.0)
     unit, size = _time_unit(longest)
     panels = []
@@ -259,9 +264,15 @@ def _curves(rows: Rows) -> dict[str, dict[str, Any]]:
 
 
 def _mean_columns(curves: Sequence[Mapping[str, Sequence[float | None]]]) -> dict[str, NDArray[np.float64]]:
-    """Return the means of the columns that all curves have; nan where a value is missing."""
-    shared = [key for key in curves[0] if all(key in curve for curve in curves)]
-    return {key: np.mean(np.array([curve[key] for curve in curves], np.float64), axis=0) for key in shared}
+    """Return the mean of each column over the curves that have it; nan where a value is missing.
+
+    Some seeds of a row may have no times, as they shared their device.
+    """
+    columns: dict[str, list[Sequence[float | None]]] = {}
+    for curve in curves:
+        for key, values in curve.items():
+            columns.setdefault(key, []).append(values)
+    return {key: np.mean(np.array(of_seeds, np.float64), axis=0) for key, of_seeds in columns.items()}
 
 
 def _lines(curves: Mapping[str, Mapping[str, Any]], x: str, y: str, scale: float = 1.0) -> list[Line]:
