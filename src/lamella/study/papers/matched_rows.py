@@ -16,6 +16,7 @@ from lamella.scoring.significance import Difference, bootstrap_differences
 from lamella.study.compared_readers import ComparedReader, f1_of_no_answer
 from lamella.study.keep import add_results, comparable_results
 from lamella.study.papers.published_tables import PublishedRow, PublishedTable, known_run_files
+from lamella.study.papers.time_spread import time_spreads
 from lamella.study.reader_options import reader_options
 from lamella.study.records import RunRecord, RunSelection
 from lamella.study.result_files import Result
@@ -55,6 +56,8 @@ class MatchedTable:
     rows: tuple[MatchedRow, ...]
     # The results of the runs that rows are copies of, `bert` for `bert@0.3`; none where these were not given.
     sources: Mapping[str, Sequence[Result]] = field(default_factory=dict)
+    # By kind of time and device: the factor by which times of the same work vary.
+    time_spreads: Mapping[tuple[str, str | None], float] = field(default_factory=dict)
 
     @cached_property
     def results(self) -> list[Result]:
@@ -110,7 +113,7 @@ def match_tables(
     used = {run.folder: run for runs in all_runs for run in runs}
     selection = add_results(RunSelection(tuple(used.values())), data) if used else RunSelection(())
     scored = {run.folder: run for run in selection.records}
-    matched = []
+    matched, spreads = [], time_spreads(records)
     for table in tables:
         members = {row.run: [scored[run.folder] for run in runs_of[table.id, row.run]] for row in table.row}
         if all_members := [run for runs in members.values() for run in runs]:
@@ -122,7 +125,7 @@ def match_tables(
             for name, runs in sources_of[table.id].items()
         }
         rows = tuple(_match(table, row, members[row.run], at_0) for row in table.row)
-        matched.append(MatchedTable(table, rows, sources))
+        matched.append(MatchedTable(table, rows, sources, spreads))
     return matched, [run for run in records if run.folder not in used]
 
 

@@ -43,7 +43,8 @@ VERDICT_LEGEND = (
     "A finding with several comparisons has the least favourable verdict of them. With a single seed, a verdict is "
     "about these questions and not about other seeds.",
     "As good as: the first row is at most the stated margin worse; the margins are ours. Costs are not tested: same "
-    "sign or reversed, and times within 10 % of each other are not distinguished.",
+    "sign or reversed. Times within 10 % of each other are not distinguished, nor those within the factor by which "
+    "times of the same work vary here: runs that differ in their seeds only, or networks of the same size that answer.",
 )
 
 
