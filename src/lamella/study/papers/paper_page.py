@@ -73,15 +73,14 @@ def paper_page(
     title = title or judged.text.title or judged.paper.title
     blocks: list[Block] = [Heading(title, 1), Prose(judged.text.intro), Paragraph(_introduction(judged.paper))]
     by_run = {row.row.run: row.results for table in judged.tables for row in table.matched.rows}
-    together = len(judged.tables) > 1 and all(_measures_time(table.matched) for table in judged.tables)
+    measure_time = [_measures_time(table.matched) for table in judged.tables]
+    together = len(judged.tables) > 1 and all(measure_time)
     for table in judged.tables:
-        blocks += _table_blocks(table, labels, by_run, costs=not together)
-    if together:
-        once = {row.row.run: row for table in judged.tables for row in table.matched.rows if row.results}
-        results = {row.row.label: row.results for row in once.values()}
-        blocks += _under_heading("All rows by cost", cost_figures(judged.paper.id, results), 2)
+        blocks += _table_blocks(table, labels, by_run, costs=not together and _measures_time(table.matched))
     for section in judged.beyond:
-        blocks += _beyond_blocks(section, labels)
+        blocks += _beyond_blocks(section, labels, costs=any(measure_time) and not together)
+    if together:
+        blocks += _under_heading("All rows by cost", cost_figures(judged.paper.id, _all_rows(judged)), 2)
     for analysis in judged.text.analysis:
         blocks += analysis_section(analysis)
     notes = []
@@ -133,7 +132,14 @@ def _table_blocks(judged: JudgedTable, labels: Labels, by_run: Rows, *, costs: b
     return [*blocks, Heading("Notes", 3), Bullets(notes)] if notes else blocks
 
 
-def _beyond_blocks(judged: JudgedTable, labels: Labels) -> list[Block]:
+def _all_rows(judged: JudgedPaper) -> dict[str, list[Result]]:
+    """Return the results of all rows of a paper, each once, and of our own."""
+    rows = {row.row.run_name: row for table in judged.tables for row in table.matched.rows if row.results}
+    ours = [row for table in judged.beyond for row in table.matched.rows[1:] if row.results]  # without the baseline
+    return {row.row.label: row.results for row in (*rows.values(), *ours)}
+
+
+def _beyond_blocks(judged: JudgedTable, labels: Labels, *, costs: bool) -> list[Block]:
     """Return the blocks of a table of our own rows: scores, figure, differences from the baseline, and costs."""
     matched, findings = judged.matched, judged.findings
     table = matched.table
@@ -145,15 +151,15 @@ def _beyond_blocks(judged: JudgedTable, labels: Labels) -> list[Block]:
         Figure(f"{table.id}.svg", draw(matched, findings, published=False), f"{table.title}: ours, by row"),
         gains_table(findings, table.task),
         *cost_blocks(matched, labels),
-        *_more_figures(matched, {}, costs=False),
+        *_more_figures(matched, {}, costs=costs),
     ]
 
 
 def _more_figures(matched: MatchedTable, by_run: Rows, *, costs: bool) -> list[Block]:
-    """Return what the results of the rows recorded besides scores; scores by cost where the paper measures times."""
+    """Return what the results of the rows recorded besides scores; with `costs`, the scores by each cost."""
     rows = {row.row.label: row.results for row in matched.rows if row.results}
     figures = figure_blocks(matched.table.id, rows, by_run, matched.sources)
-    figures += cost_figures(matched.table.id, rows) if costs and _measures_time(matched) else []
+    figures += cost_figures(matched.table.id, rows) if costs else []
     missing = without_curves(matched)
     blocks: list[Block] = [*figures, *([Paragraph(missing)] if missing else [])]
     return _under_heading("Curves, layers and costs", blocks, 3)

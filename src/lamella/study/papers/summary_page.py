@@ -55,7 +55,7 @@ def summary_page(
         _findings_table(decided),
     ]
     if undecided:
-        blocks += [Heading("Not decided here"), _undecided_table(undecided)]
+        blocks += [Heading("Not decided here"), _undecided_table(undecided), Prose(texts.undecided)]
     blocks += [Heading("How to read it"), *map(Paragraph, VERDICT_LEGEND)]
     runs = {run.folder for paper in papers for run in paper.runs}
     tables = tuple(table for paper in papers for table in table_summaries(paper))
