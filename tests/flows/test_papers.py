@@ -66,9 +66,9 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_every_table_lists_its_rows() -> None:
     assert len(TABLES) == 11
-    assert len(ROWS) == 103
+    assert len(ROWS) == 104
     assert len(set(ROWS)) == len(ROWS)
-    assert sum(len(load_plan(table).runs) for table in TABLES) == 112  # ten of them are the curve of less data
+    assert sum(len(load_plan(table).runs) for table in TABLES) == 113  # ten of them are the curve of less data
     assert len(list(PAPERS.rglob("*.toml"))) == 15
 
 
@@ -116,10 +116,12 @@ def test_rows_that_are_compared_differ_in_one_part_only() -> None:
     for name in ("sda-3", "sda-5", "sdv-3", "sdv-5"):
         assert {key for key, value in distilled[name].flat().items() if value != plain[key]} == {"learner.distil"}
     networks = load_plan(PAPERS / "efficiency-table3.toml").runs
-    (simple,), (vector,), (question,) = (
-        networks[name].learner.mixer for name in ("cacnn", "cacnn-context-vector", "cacnn-question")
+    (simple,), (vector,), (more_maps,), (question,) = (
+        networks[name].learner.mixer
+        for name in ("cacnn", "cacnn-context-vector", "cacnn-context-vector-4-filters", "cacnn-question")
     )
     assert vector == {**simple, "context": "vector"}
+    assert more_maps == {**vector, "filters": 4}
     assert question == {**simple, "filters_from": "question"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -26,9 +27,8 @@ def test_the_commands_of_the_guide_make_a_table_from_a_fresh_clone(tmp_path: Pat
     assert match
     environment = {**os.environ, "PYTHONPATH": str(clone / "src"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     commands = match[1].splitlines()
-    assert [command.split()[:2] for command in commands] == [
-        ["lamella", "sweep"], ["lamella", "compare"], ["lamella", "report"]
-    ]  # fmt: skip
+    steps = ["sweep", "compare", "report", "ensemble", "analyse"]
+    assert [command.split()[:2] for command in commands] == [["lamella", step] for step in steps]
     errors = ""
     for command in commands:
         arguments = [sys.executable, "-m", *shlex.split(command)]
@@ -42,3 +42,8 @@ def test_the_commands_of_the_guide_make_a_table_from_a_fresh_clone(tmp_path: Pat
     assert page.count("| not run") == page.count("| not run: both rows have the same encoder |") == 1
     assert "| Dot-product attention over the layers beats the last layer. | `dot` − `albert`, F1 | +0.32 | " in page
     ElementTree.parse(clone / "pce-table2.svg")
+    assert (clone / "runs" / "ensemble" / "predictions.json").is_file()
+    analysis = json.loads((clone / "runs" / "analysis" / "analysis.json").read_text(encoding="utf-8"))
+    assert [run["run"] for run in analysis["runs"]] == ["weighted", "dot"]
+    assert analysis["runs"][0]["layer_weights"]["layers"]
+    assert "mean_context_tokens" in analysis["runs"][1]["right"]

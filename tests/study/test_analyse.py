@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,17 @@ from lamella.files import read_json, write_json
 from lamella.inference.prediction import Candidate, Prediction, rank
 from lamella.scoring.metrics import QuestionScores, score_questions
 from lamella.study.analysis.analyse import analyse, evenly_spaced
+from lamella.study.analysis.analysis_tables import analysis_tables
 from lamella.study.analysis.confident_mistakes import AROUND, confident_mistakes, marked_context, mistakes_markdown
-from lamella.study.analysis.groups import by_fifths, by_name, by_quantiles, grouped_scores, groupings, question_word
+from lamella.study.analysis.groups import (
+    by_fifths,
+    by_name,
+    by_quantiles,
+    grouped_scores,
+    groupings,
+    question_word,
+    token_counts,
+)
 from lamella.study.analysis.mistake_kinds import boundary_errors, confusion, near_misses, only_right, second_best
 from lamella.study.analysis.terminal_tables import WIDTH, print_analysis
 
@@ -269,13 +279,22 @@ def test_lengths_in_tokens() -> None:
     tokenizer = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()  # punctuation marks are tokens
     by_words = groupings(questions())
-    grouped = groupings(questions(), tokenizer)
+    counted = token_counts(questions(), tokenizer)
+    grouped = groupings(questions(), counted)
     assert list(grouped)[2:4] == ["context_tokens", "question_tokens"]
     assert {name: grouped[name].names for name in by_words} == {name: by_words[name].names for name in by_words}
     lengths = [len(tokenizer.encode(example.question, add_special_tokens=False).ids) for example in questions()]
     names = by_quantiles(lengths).names
     assert grouped["question_tokens"].names == names
     assert str(max(lengths)) in names[-1]
+    right = {"first": scores(FIRST).exact == 1, "second": scores(SECOND).exact == 1}
+    in_words, in_tokens = only_right(right, questions()), only_right(right, questions(), counted)
+    (only,) = [example for example in questions() if example.id in in_tokens["first"]["ids"]]
+    assert in_tokens["first"] == {
+        **in_words["first"],
+        "mean_context_tokens": len(tokenizer.encode(only.context.text).ids),
+        "mean_question_tokens": len(tokenizer.encode(only.question).ids),
+    }
 
 
 def test_scores_by_group() -> None:
@@ -366,6 +385,25 @@ def test_several_runs_from_their_folders(tmp_path: Path, data: Path) -> None:
     assert [run["only_right"]["ids"] for run in numbers["runs"]] == [["g"], ["c", "f"]]
     assert numbers["runs"][1]["right"]["mean_context_words"] == pytest.approx(31 / 3)
     assert analyse([str(first)], data=str(data)).numbers["runs"][0]["only_right"] is None
+
+
+def test_the_table_of_questions_that_only_one_run_gets_right_has_the_lengths_that_were_counted(
+    tmp_path: Path, data: Path
+) -> None:
+    folders = [write_run(tmp_path / name, lists) for name, lists in (("first", FIRST), ("second", SECOND))]
+    numbers = analyse([str(folder) for folder in folders], data=str(data)).numbers
+
+    def columns() -> Sequence[str]:
+        (table,) = [table for table in analysis_tables(numbers) if table.name == "only_right"]
+        assert {len(row) for row in table.rows} == {len(table.columns)}
+        return table.columns
+
+    assert "context words" in columns()
+    assert "context tokens" not in columns()
+    for run in numbers["runs"]:
+        for described in (run["right"], run["only_right"]):
+            described |= {"mean_context_tokens": 9.0, "mean_question_tokens": 4.0}
+    assert {"context tokens", "context tokens, all right", "question tokens"} <= set(columns())
 
 
 def test_only_questions_that_all_runs_answered_are_analysed(tmp_path: Path, data: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lamella.study.report import figures
-from lamella.study.report.svg_plot import axis_ticks, log_ticks, place_labels, tick_text
+from lamella.study.report.svg_plot import WIDE, axis_ticks, log_ticks, place_labels, tick_text
 from lamella.study.result_files import Result, parse_result, read_result
 
 KEPT = Path(__file__).parent / "kept"
@@ -75,6 +75,27 @@ def test_curves_by_epochs_and_by_time() -> None:
     assert figures.curves_figure({"dot": [result(curve=curve(50, 60))]}) != svg
     assert figures.curves_figure({"dot": [result()]}) is None
     assert figures.curves_figure(rows) == svg
+
+
+def test_times_are_those_of_the_seeds_that_have_some() -> None:
+    untimed = {key: values for key, values in curve(52, 64).items() if key != "seconds"}
+    svg = figures.curves_figure({"dot": [result(curve=untimed), result(curve=curve(50, 60), seed=1)]})
+    assert "F1 by training time" in texts(svg)
+    assert svg == figures.curves_figure({"dot": [result(curve=curve(52, 64)), result(curve=curve(50, 60), seed=1)]})
+
+
+def test_a_row_evaluated_once_has_no_curve() -> None:
+    rows = {"often": [result(curve=curve(50, 60))], "once": [result(curve=curve(50))]}
+    assert {"often", "once"} & set(texts(figures.curves_figure(rows))) == {"often"}
+    assert figures.curves_figure({"once": rows["once"]}) is None
+
+
+def test_copies_of_a_run_have_its_curve() -> None:
+    rows = {"BERT 1/10e": [result(50)], "BERT 2/10e": [result(60)]}
+    assert figures.figure_blocks("t", rows) == []
+    blocks = figures.figure_blocks("t", rows, sources={"bert": [result(curve=curve(50, 60))]})
+    assert [block.name for block in blocks] == ["t-curves.svg", "t-tenths.svg"]
+    assert "bert" in texts(blocks[1].svg)
 
 
 def test_evaluations_within_a_hundredth_of_a_second_are_drawn() -> None:
@@ -137,6 +158,26 @@ def test_the_reference_is_the_run_under_the_heads() -> None:
     assert "bert@1, its own head" in texts(block.svg)
 
 
+def test_less_data_has_a_line_per_learner_whatever_seed_and_run_its_encoder_is_from() -> None:
+    """Three seeds of a head, each on the encoder of its seed; one is newer, and another is a row of that encoder."""
+
+    def head(fraction: float, seed: int) -> Result:
+        plain = result(60 + 10 * fraction + seed, fraction=fraction, seed=seed)
+        newer = {"training.compile": False, "training.checkpoint_every": 50.0} if seed == 1 else {}
+        options = {**plain.content["options"], "encoder.name": f"bert-seed{seed}@1", **newer}
+        return parse_result({**plain.content, "options": options})
+
+    bert = [result(58, seed=seed) for seed in range(3)]
+    rows = {f"{fraction:.0%}": [head(fraction, seed) for seed in range(3)] for fraction in (0.1, 0.5, 1.0)}
+    rows["BERT 1e"] = bert
+    by_run = {"bert@1": bert, **{f"head-fraction{share}": results for share, results in rows.items()}}
+    blocks = {block.name: block for block in figures.figure_blocks("t", rows, by_run)}
+    block = blocks["t-less-data.svg"]
+    (line,) = paths(block.svg)
+    assert len(line.split("L")) == 3
+    assert "bert@1, its own head" in texts(block.svg)
+
+
 def test_costs_have_named_points_and_a_front() -> None:
     times = {"cheap": (60, 10), "good": (70, 20), "worse": (65, 30), "elsewhere": (90, 1)}
     rows = {
@@ -147,11 +188,25 @@ def test_costs_have_named_points_and_a_front() -> None:
     assert set(times) - set(texts(svg)) == {"elsewhere"}  # times of another device
     (front,) = paths(svg)
     assert len(front.split("L")) == 3  # from cheap to the right, then up to good
-    assert figures.efficiency_figure(rows) is not None
+
+
+def test_rows_that_train_as_many_parameters_have_no_plot_of_their_efficiency() -> None:
+    rows = {"0.1 epochs": [result(60, trainable_parameters=1000)], "1 epoch": [result(70, trainable_parameters=1000)]}
+    assert figures.efficiency_figure(rows) is None
+    assert figures.efficiency_figure({**rows, "head": [result(65, trainable_parameters=10)]}) is not None
+
+
+def test_the_last_label_of_an_axis_is_not_cut_off() -> None:
+    rows = {str(n): [result(60 + n, trainable_parameters=10**n)] for n in range(4, 9)}
+    svg = figures.efficiency_figure(rows)
+    assert svg is not None
+    (center,) = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="middle" fill="#666">100M<', svg)
+    assert float(center) + 4 * 7.5 / 2 <= WIDE[0]
 
 
 def test_the_blocks_are_those_with_content() -> None:
     rows = {"dot": [result(curve=curve(50, 60, distillation=1.0), train_seconds=5)], "last": [result(train_seconds=9)]}
+    rows["last"] = [result(train_seconds=9, trainable_parameters=10)]
     names = [block.name for block in (*figures.figure_blocks("t", rows), *figures.cost_figures("t", rows))]
     assert names == ["t-curves.svg", "t-distillation.svg", "t-tenths.svg", "t-costs.svg", "t-efficiency.svg"]
     assert figures.figure_blocks("t", {"dot": [result()]}) == []

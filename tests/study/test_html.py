@@ -157,6 +157,24 @@ def test_runs_with_different_fractions_share_a_line(tmp_path: Path) -> None:
     }
 
 
+def test_the_seeds_of_a_head_share_a_line_of_fractions_beside_the_run_under_them(tmp_path: Path) -> None:
+    """Each seed reads the encoder of its own seed, and one run is newer than the others."""
+    for seed in (0, 1, 2):
+        make_run(tmp_path / f"bert-seed{seed}", mixer="last", seed=seed)
+        for fraction in (0.1, 1.0):
+            head = tmp_path / f"head-fraction{fraction}-seed{seed}"
+            make_run(head, mixer="dot", fraction=fraction, seed=seed)
+            config = json.loads((head / "config.json").read_text("utf-8"))
+            config["encoder"] = {"name": f"/private/runs/bert-seed{seed}/model"}
+            if seed == 1:
+                config["training"] |= {"compile": False, "checkpoint_every": 50.0}
+            (head / "config.json").write_text(json.dumps(config), "utf-8")
+    records = collect([tmp_path])["runs"]
+    assert {(run["alike"], run["fraction"], run["base"]) for run in records} == {
+        ("dot", 0.1, "bert"), ("dot", 1.0, "bert"), (None, 1.0, None)
+    }  # fmt: skip
+
+
 def test_scripts_in_texts_are_shown_and_never_executed(tmp_path: Path) -> None:
     bad = "</script><script>alert(1)</script>"
     make_run(

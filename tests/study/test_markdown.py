@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 
 from lamella.errors import LamellaError
+from lamella.study.records import read_records
+from lamella.study.report.columns import Labels
 from lamella.study.report.markdown import markdown_report
+from lamella.study.report.page_blocks import Table
+from lamella.study.report.provenance_section import provenance_section
 from lamella.study.result_files import is_result, json_files, read_result
 
 Lamella = Callable[..., tuple[int, str, str]]
@@ -39,6 +43,14 @@ def test_the_report_in_the_repository_matches_the_result_files(folder: Path, rep
     text, count = markdown_report([folder])
     assert count == len(results)
     assert report.read_bytes() == text.encode(), f"regenerate it: lamella report {folder} --out {report} --overwrite"
+
+
+def test_the_provenance_names_the_weights_of_an_encoder_by_their_hash() -> None:
+    records = read_records([KEPT]).records
+    labels = Labels({"53aa51172d142c89": "a copy in half precision"})
+    _, encoders, *_ = provenance_section(records, labels)
+    assert isinstance(encoders, Table)
+    assert "`53aa51172d142c89…`: a copy in half precision" in {row[1] for row in encoders.rows}
 
 
 def test_the_statement_about_epochs_is_true() -> None:

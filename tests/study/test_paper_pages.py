@@ -28,6 +28,7 @@ FILES = {page["paper"]: page["file"] for page in tomllib.loads((RESULTS / "paper
 TEXTS = """
 title = "What holds"
 intro = "About **all** papers, and [readers](readers.md)."
+undecided = "More in [another place](there.md)."
 
 [names]
 tiny = "the tiny encoder"
@@ -177,6 +178,7 @@ def test_the_summary_has_every_finding_with_its_verdict_and_links_the_pages(
     assert line.endswith(" | 3 | same sign and clear |")
     assert "| Weights in the loss do harm. | `korquad-table2` | not run: no run of answer |" in undecided
     assert "not run: both rows have the same encoder" in undecided
+    assert "|\n\nMore in [another place](there.md).\n\n## How to read it" in undecided
     assert not list(tmp_path.glob("*.svg"))
 
 
@@ -255,9 +257,36 @@ def test_mistakes_in_the_texts_get_one_line(collected: Path, tmp_path: Path, lam
     assert not out.exists()
 
 
+def test_copies_show_the_curve_of_their_run_or_that_it_was_not_kept(tmp_path: Path, lamella: Lamella) -> None:
+    data = write_articles(tmp_path / "dev.json")
+    runs = tmp_path / "bertvision-span"
+    for name in ("bert@0.1", "bert@0.2", "bert-epochs@1", "bert-epochs@2"):
+        write_row(runs / f"{name}-seed0", data, range(9))
+        set_command(runs / f"{name}-seed0", "evaluate")
+    text = made(lamella, "bertvision-figure6", runs, tmp_path / "page.md")
+    assert "Learning curves are missing for the copies of `bert` and `bert-epochs`, whose curves were not kept." in text
+    write_row(runs / "bert-epochs-seed0", data, range(9))
+    events = [{"event": "evaluation", "step": n, "epoch": n, "f1": 60 + n, "seconds": 4 * n} for n in (1, 2)]
+    (runs / "bert-epochs-seed0" / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    text = made(lamella, "bertvision-figure6", runs, tmp_path / "page.md")
+    assert "Learning curves are missing for the copies of `bert`, whose curve was not kept." in text
+    assert ">bert-epochs</text>" in (tmp_path / "page-bertvision-figure6-curves.svg").read_text(encoding="utf-8")
+    assert "Given, but not in the table" not in text
+    write_row(runs / "a386-skip-at-0.3-seed0", data, range(9))
+    events = events[:1]
+    (runs / "a386-skip-at-0.3-seed0" / "history.jsonl").write_text(json.dumps(events[0]) + "\n")
+    text = made(lamella, "bertvision-table3", runs, tmp_path / "table3.md")
+    assert "Learning curves are missing for 1 row evaluated once, at the end of training." in text
+
+
+def set_command(run: Path, command: str) -> None:
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**record, "command": command}))
+
+
 def test_a_page_has_curves_and_all_rows_by_cost(tmp_path: Path, lamella: Lamella) -> None:
     data = write_articles(tmp_path / "dev.json")
-    rows = {"efficiency-table1": ("l12", "l0"), "efficiency-table2": ("l0-a64", "l0-a768")}
+    rows = {"efficiency-table1": ("l12", "l0"), "efficiency-table2": ("l0-a64", "l0-a768", "l12", "lora")}
     for run_file, names in rows.items():
         for place, name in enumerate(names):
             run = tmp_path / "runs" / run_file / name
@@ -265,10 +294,15 @@ def test_a_page_has_curves_and_all_rows_by_cost(tmp_path: Path, lamella: Lamella
             events = [{"event": "evaluation", "step": n, "epoch": n, "f1": 60 + n, "seconds": 4 * n} for n in (1, 2)]
             (run / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
         write_results(add_results(read_records([tmp_path / "runs" / run_file])), tmp_path / "papers" / run_file)
+    beyond = "title = 'others'\nbaseline = 'efficiency-table2/l12'"
+    page = f"[[page]]\npaper = 'efficiency'\nfile = 'efficiency.md'\n[[page.beyond]]\n{beyond}\n"
+    (tmp_path / "papers" / "papers.toml").write_text(page)
     text = made(lamella, "efficiency", tmp_path / "papers", tmp_path / "efficiency.md")
     figures = {path.name for path in tmp_path.glob("*.svg")}
     assert {"efficiency-table1-curves.svg", "efficiency-costs.svg", "efficiency-efficiency.svg"} <= figures
     assert "efficiency-table1-costs.svg" not in figures  # one figure for the rows of all tables
     assert "## All rows by cost" in text
+    drawn = (tmp_path / "efficiency-costs.svg").read_text(encoding="utf-8")
+    assert ">lora</text>" in drawn, "a row that the paper does not have"
     made(lamella, "efficiency-table1", tmp_path / "papers", tmp_path / "one" / "page.md")
     assert (tmp_path / "one" / "page-efficiency-table1-costs.svg").is_file()

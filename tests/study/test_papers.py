@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lamella.study.papers.findings import CLEAR
 from lamella.study.papers.published_tables import PAPERS, read_paper
+from lamella.study.papers.verdicts import CLEAR
 from paper_rows import TOTAL, write_articles, write_row
 from run_folders import write_files
 
@@ -216,7 +216,8 @@ def test_mistakes_get_one_line_and_write_nothing(runs: Path, tmp_path: Path, dat
 def test_costs_and_efficiency_are_compared_on_one_device_only(tmp_path: Path, data: Path, lamella: Lamella) -> None:
     folder = tmp_path / "efficiency-table1"
     write_row(folder / "l12", data, range(20), cost={"trainable_parameters": 10**8, "train_seconds": 200.0})
-    write_row(folder / "l6", data, range(24), cost={"trainable_parameters": 10**7, "train_seconds": 100.0})
+    thin = {"trainable_parameters": 10**7, "train_seconds": 100.0}
+    write_row(folder / "l6", data, range(24), cost=thin, learning_rate=0.1)
     found = verdicts(lamella, "efficiency-table1", [folder], tmp_path / "page.md")
     assert found["Freezing the bottom six layers saves training time."] == "same sign"
     efficiency = "Freezing the bottom six layers gains as much F1 for its parameters as no freezing."
@@ -230,6 +231,61 @@ def test_costs_and_efficiency_are_compared_on_one_device_only(tmp_path: Path, da
         lamella, tmp_path / "page.md", "efficiency-table1", folder / "l12", tmp_path / "efficiency-table1-b"
     )
     assert "not run: timed on different devices" in text
+
+
+ANSWERS = {"total_parameters": 10**8, "inference_flops_per_window": 7, "inference_batch_size": 32, "precision": "bf16"}
+
+
+def test_times_within_the_spread_of_the_same_work_are_not_distinguished(
+    tmp_path: Path, data: Path, lamella: Lamella
+) -> None:
+    """L0-A64 and L12-A64 are one network when they answer, and differ by a factor of 1.4."""
+    runs, page = tmp_path / "efficiency-table2", tmp_path / "page.md"
+    times = {"l12": 1.0, "l12-a64": 1.4, "l0-a64": 1.0, "l0-a768": 1.3}
+    for name, seconds in times.items():
+        size = {"total_parameters": 10**8 if name.endswith("a64") else 10**8 + len(name)}
+        cost = {**ANSWERS, **size, "inference_seconds_per_1000": seconds}
+        write_row(runs / name, data, range(9), cost=cost)
+    slower = "Adapters of 768 add to the inference time."
+    assert verdicts(lamella, "efficiency-table2", [runs], page)[slower] == "not distinguishable"
+    assert "× 1.30 | not distinguishable: times of the same work vary by × 1.40 |" in page.read_text(encoding="utf-8")
+    write_row(
+        runs / "l0-a768", data, range(9), cost={**ANSWERS, "total_parameters": 1, "inference_seconds_per_1000": 1.5}
+    )
+    assert verdicts(lamella, "efficiency-table2", [runs], page)[slower] == "same sign"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"), [(1.05, "same sign"), (0.95, "same sign"), (1.2, "reversed"), (0.8, "reversed")]
+)
+def test_costs_that_should_be_alike(seconds: float, verdict: str, tmp_path: Path, data: Path, lamella: Lamella) -> None:
+    runs = tmp_path / "efficiency-table1"
+    for name in ("l12", "l6", "l3", "l1", "l0"):
+        time = seconds if name == "l3" else 1.0
+        write_row(runs / name, data, range(9), cost={"inference_seconds_per_1000": time}, learning_rate=time)
+    found = verdicts(lamella, "efficiency-table1", [runs], tmp_path / "page.md")
+    assert found["Freezing layers leaves the inference time as it is."] == verdict
+    assert "`l6` / `l12`, ms/question; alike, within 10 % | – | × 1.00" in (tmp_path / "page.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(("sdv", "verdict"), [((0.08, 0.09), "same sign"), ((0.13, 0.08), "not distinguishable")])
+def test_the_distance_to_the_teacher_is_compared_beyond_its_variation_between_seeds(
+    sdv: tuple[float, float], verdict: str, tmp_path: Path, data: Path, lamella: Lamella
+) -> None:
+    runs = tmp_path / "korquad-distillation"
+    for name, losses in (("sda-3", (0.12, 0.13)), ("sdv-3", sdv)):
+        for seed, loss in enumerate(losses):
+            run = write_row(runs / f"{name}-seed{seed}", data, range(9), seed=seed, distil={"name": name[:3]})
+            events = [
+                {"event": "step", "step": 1, "epoch": 0.5, "loss": 2.0, "distillation": 0.5},
+                {"event": "evaluation", "step": 1, "epoch": 0.5, "f1": 60.0},
+                {"event": "step", "step": 2, "epoch": 1.0, "loss": 1.0, "distillation": loss},
+                {"event": "evaluation", "step": 2, "epoch": 1.0, "f1": 70.0},
+            ]
+            (run / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    found = verdicts(lamella, "korquad-table4", [runs], tmp_path / "page.md")
+    assert found["With 3 students, SDA is farther from its teacher than SDV."] == verdict
+    assert found["With 5 students, SDA is farther from its teacher than SDV."] == "not run"
 
 
 def test_a_page_without_runs_shows_the_published_values(tmp_path: Path, data: Path, lamella: Lamella) -> None:

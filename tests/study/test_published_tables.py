@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lamella.study.papers.published_tables import PAPERS, PublishedRow, PublishedTable, read_paper
+from lamella.study.papers.published_tables import COST_METRICS, PAPERS, PublishedRow, PublishedTable, read_paper
 from lamella.sweep.sweep_plan import read_sweep
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "papers"
@@ -41,8 +41,11 @@ def test_the_values_support_the_findings_except_where_a_note_contradicts_them() 
                 values = rows[better].value(finding.metric), rows[worse].value(finding.metric)
                 if values[0] is None or values[1] is None:
                     continue
-                sign = -1 if finding.metric.endswith(("_seconds", "_seconds_per_1000", "_parameters")) else 1
-                if sign * (values[0] - values[1]) + finding.margin <= 0:
+                if finding.metric in COST_METRICS:
+                    agrees = values[1] / values[0] > 1 / (1 + finding.margin)
+                else:
+                    agrees = values[0] - values[1] + finding.margin > 0
+                if not agrees:
                     contradicted.add((table.id, better, worse))
                     assert finding.note or finding.order, finding.text
     assert contradicted == CONTRADICTED
@@ -97,6 +100,7 @@ def test_a_finding_about_an_unknown_row_or_without_rows_is_refused() -> None:
         ({"text": "x", "better": "dot", "worse": ["dto"]}, "dto"),
         ({"text": "x", "order": ["dot"]}, "an order of at least two rows"),
         ({"text": "x", "better": "dot"}, "either better and worse"),
+        ({"text": "x", "order": ["dot", "albert"], "margin": 0.1, "alike": True}, "a cost and a margin"),
     ):
         with pytest.raises(ValueError, match=message):
             PublishedTable.model_validate({**table, "finding": [finding]})

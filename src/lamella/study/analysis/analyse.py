@@ -26,9 +26,10 @@ from lamella.study.analysis.confident_mistakes import (
     mistakes_markdown,
     read_probabilities,
 )
-from lamella.study.analysis.groups import Grouping, grouped_scores, groupings, tokenizer_of_runs
+from lamella.study.analysis.groups import Grouping, count_tokens, grouped_scores, groupings
 from lamella.study.analysis.layer_weights import learned_weights, mean_attention
 from lamella.study.analysis.mistake_kinds import (
+    TokenCounts,
     confusion,
     describe_questions,
     near_misses,
@@ -97,8 +98,9 @@ def analyse(names: Sequence[str], *, data: str | None = None, sample: int = SAMP
         for record, answered, run_scores in zip(selection.records, answers, scores, strict=True)
     ]
     several = len(analysed) > 1
-    alone = only_right({run.name: run.scores.exact == 1 for run in analysed}, examples) if several else {}
-    groups = groupings(examples, tokenizer_of_runs(run.folder for run in analysed))
+    tokens = count_tokens(examples, (run.folder for run in analysed))
+    alone = only_right({run.name: run.scores.exact == 1 for run in analysed}, examples, tokens) if several else {}
+    groups = groupings(examples, tokens)
     numbers = {
         "data": files,
         "questions": len(examples),
@@ -108,7 +110,7 @@ def analyse(names: Sequence[str], *, data: str | None = None, sample: int = SAMP
         "runs_left_out": dict(selection.left_out),
         "runs": [
             {
-                **_analyse_answers(run, examples, groups, language),
+                **_analyse_answers(run, examples, groups, tokens, language),
                 "only_right": alone.get(run.name),
                 "layer_weights": learned_weights(run.folder),
                 "layer_attention": mean_attention(run.folder, evenly_spaced(examples, sample)),
@@ -139,7 +141,11 @@ def evenly_spaced(examples: Sequence[Example], count: int) -> list[Example]:
 
 
 def _analyse_answers(
-    run: AnalysedRun, examples: Sequence[Example], groups: Mapping[str, Grouping], language: str
+    run: AnalysedRun,
+    examples: Sequence[Example],
+    groups: Mapping[str, Grouping],
+    tokens: TokenCounts | None,
+    language: str,
 ) -> dict[str, Any]:
     """Return the numbers of a run that follow from its answers alone."""
     right = [example for example, exact in zip(examples, run.scores.exact, strict=True) if exact == 1]
@@ -149,7 +155,7 @@ def _analyse_answers(
         **(summarise(run.scores) if run.answered else _decision_scores(run.scores)),
         "confusion": confusion(run.scores),
         "groups": {name: grouped_scores(run.scores, grouping) for name, grouping in groups.items()},
-        "right": {key: value for key, value in describe_questions(right).items() if key != "ids"},
+        "right": {key: value for key, value in describe_questions(right, tokens).items() if key != "ids"},
     }
     if run.answered is None:  # a decision has no runner-up and no boundaries
         return numbers

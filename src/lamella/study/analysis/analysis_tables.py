@@ -16,7 +16,8 @@ TITLES = {
     "question_word": "by question word",
     "answer_position": "by position of the answer in the context",
 }
-Columns = Mapping[str, Callable[[Mapping[str, Any]], Any]]
+Cell = Callable[[Mapping[str, Any]], Any]
+Columns = Mapping[str, Cell]
 
 
 class AnalysisTable(NamedTuple):
@@ -107,7 +108,7 @@ def _heading(row: Mapping[str, Any]) -> str:
     return f"{row['group']}\nn = {row['count']}" + (f"\n{100 * share:.0f} % HasAns" if share < 1 else "")
 
 
-def _group_cell(name: str, number: int, decisions: bool) -> Callable[[Mapping[str, Any]], Any]:
+def _group_cell(name: str, number: int, decisions: bool) -> Cell:
     def cell(run: Mapping[str, Any]) -> str:
         row = run["groups"][name][number]
         return f"{row['exact']:.1f}" if decisions else f"{row['exact']:.1f} / {row['f1']:.1f}"
@@ -118,25 +119,27 @@ def _group_cell(name: str, number: int, decisions: bool) -> Callable[[Mapping[st
 def _only_right(runs: Sequence[Mapping[str, Any]]) -> AnalysisTable | None:
     if runs[0]["only_right"] is None:
         return None
-    return _table(
-        "only_right",
-        "questions that only this run gets right, compared with all it gets right",
-        runs,
-        {
-            "only this run": lambda run: run["only_right"]["count"],
-            "HasAns %": lambda run: _percent(run["only_right"]["has_answer_share"]),
-            "context words": lambda run: run["only_right"]["mean_context_words"],
-            "question words": lambda run: run["only_right"]["mean_question_words"],
-            "answer words": lambda run: run["only_right"]["mean_answer_words"],
-            "all right": lambda run: run["right"]["count"],
-            "context words, all right": lambda run: run["right"]["mean_context_words"],
-            "question words, all right": lambda run: run["right"]["mean_question_words"],
-        },
-    )
+    columns: dict[str, Cell] = {
+        "only this run": lambda run: run["only_right"]["count"],
+        "HasAns %": lambda run: _percent(run["only_right"]["has_answer_share"]),
+        "all right": lambda run: run["right"]["count"],
+    }
+    for part, unit in (("context", "words"), ("context", "tokens"), ("question", "words"), ("question", "tokens")):
+        key = f"mean_{part}_{unit}"
+        if all(key in run["right"] for run in runs):  # tokens are not counted without a model
+            columns[f"{part} {unit}"] = _described("only_right", key)
+            columns[f"{part} {unit}, all right"] = _described("right", key)
+    columns["answer words"] = lambda run: run["only_right"]["mean_answer_words"]
+    title = "questions that only this run gets right, compared with all it gets right"
+    return _table("only_right", title, runs, columns)
+
+
+def _described(questions: str, key: str) -> Cell:
+    return lambda run: run[questions][key]
 
 
 def _near_misses(runs: Sequence[Mapping[str, Any]]) -> AnalysisTable:
-    def column(key: str) -> Callable[[Mapping[str, Any]], Any]:
+    def column(key: str) -> Cell:
         return lambda run: run["near_misses"][key]
 
     keys = ("answered_wrongly", "near_misses", "too_long", "too_short", "shifted", "same_words", "start_too_early",
@@ -169,7 +172,7 @@ def _layer_attention(runs: Sequence[Mapping[str, Any]]) -> AnalysisTable:
 def _by_layer(name: str, title: str, rows: Sequence[Mapping[str, Any]]) -> AnalysisTable:
     """Return a table with a column for every layer that any row has."""
 
-    def column(layer: int | str) -> Callable[[Mapping[str, Any]], Any]:
+    def column(layer: int | str) -> Cell:
         return lambda row: f"{row['weights'][row['layers'].index(layer)]:.3f}" if layer in row["layers"] else None
 
     layers = sorted(

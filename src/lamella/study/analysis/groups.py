@@ -18,7 +18,7 @@ from lamella.encoder.sources import find_local_encoder, model_folder
 from lamella.models.base_tokenizer import tokenizer_folder
 from lamella.models.tokenizer_file import TOKENIZER, read_tokenizer
 from lamella.scoring.metrics import QuestionScores
-from lamella.study.analysis.mistake_kinds import count_words, gold_spans
+from lamella.study.analysis.mistake_kinds import TokenCounts, count_words, gold_spans
 
 BINS = 5
 QUESTION_WORDS = ("who", "whom", "whose", "what", "which", "when", "where", "why", "how")
@@ -34,25 +34,47 @@ class Grouping(NamedTuple):
     group: NDArray[np.int64]
 
 
-def groupings(examples: Sequence[Example], tokenizer: Tokenizer | None = None) -> dict[str, Grouping]:
+def groupings(examples: Sequence[Example], tokens: TokenCounts | None = None) -> dict[str, Grouping]:
     """Group the questions in every way. Lengths are in words; of several answers, the first counts.
 
-    With a tokenizer, also by the lengths of context and question in tokens, without special ones.
+    Where tokens are counted, also by the lengths of context and question in tokens.
     """
     answers = [example.answers[0].text if example.answerable else None for example in examples]
-    tokens = {} if tokenizer is None else _by_tokens(examples, tokenizer)
+    by_tokens = (
+        {}
+        if tokens is None
+        else {
+            "context_tokens": by_quantiles([tokens.contexts[example.context.text] for example in examples]),
+            "question_tokens": by_quantiles([tokens.questions[example.question] for example in examples]),
+        }
+    )
     return {
         "context_length": by_quantiles([count_words(example.context.text) for example in examples]),
         "question_length": by_quantiles([count_words(example.question) for example in examples]),
-        **tokens,
+        **by_tokens,
         "answer_length": by_quantiles([None if text is None else count_words(text) for text in answers]),
         "question_word": by_name([question_word(example.question) for example in examples]),
         "answer_position": by_fifths([_answer_position(example) for example in examples]),
     }
 
 
-def tokenizer_of_runs(folders: Iterable[Path]) -> Tokenizer | None:
-    """Return the tokenizer of the first run that holds a model; None if none does."""
+def count_tokens(examples: Sequence[Example], folders: Iterable[Path]) -> TokenCounts | None:
+    """Count the tokens of the contexts and questions, as the first run that holds a model does; None if none does."""
+    tokenizer = _tokenizer_of_runs(folders)
+    return None if tokenizer is None else token_counts(examples, tokenizer)
+
+
+def token_counts(examples: Sequence[Example], tokenizer: Tokenizer) -> TokenCounts:
+    """Count the tokens of the contexts and questions."""
+    contexts = tokenise_contexts(tokenizer, [example.context for example in examples])
+    questions = tokenise_questions(tokenizer, [example.question for example in examples])
+    return TokenCounts(
+        {text: len(tokens[0]) for text, tokens in contexts.items()},
+        {text: len(tokens) for text, tokens in questions.items()},
+    )
+
+
+def _tokenizer_of_runs(folders: Iterable[Path]) -> Tokenizer | None:
     for folder in folders:
         saved = tokenizer_folder(model_folder(folder), find=find_local_encoder)
         if (saved / TOKENIZER).is_file():
@@ -121,15 +143,6 @@ def question_word(question: str) -> str:
         if word in QUESTION_WORDS:
             return "how many" if word == "how" and following in ("many", "much") else SAME_AS.get(word, word)
     return OTHER
-
-
-def _by_tokens(examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, Grouping]:
-    questions = tokenise_questions(tokenizer, [example.question for example in examples])
-    contexts = tokenise_contexts(tokenizer, [example.context for example in examples])
-    return {
-        "context_tokens": by_quantiles([len(contexts[example.context.text][0]) for example in examples]),
-        "question_tokens": by_quantiles([len(questions[example.question]) for example in examples]),
-    }
 
 
 def _answer_position(example: Example) -> float | None:

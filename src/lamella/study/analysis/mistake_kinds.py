@@ -64,26 +64,47 @@ def second_best(
     return result
 
 
-def only_right(right: Mapping[str, NDArray[np.bool_]], examples: Sequence[Example]) -> dict[str, dict[str, Any]]:
+def only_right(
+    right: Mapping[str, NDArray[np.bool_]], examples: Sequence[Example], tokens: TokenCounts | None = None
+) -> dict[str, dict[str, Any]]:
     """Describe, for every run, the questions that it alone gets right."""
     times_right = np.sum(list(right.values()), axis=0)
     return {
         name: describe_questions(
-            [example for example, alone in zip(examples, of_run & (times_right == 1), strict=True) if alone]
+            [example for example, alone in zip(examples, of_run & (times_right == 1), strict=True) if alone], tokens
         )
         for name, of_run in right.items()
     }
 
 
-def describe_questions(examples: Sequence[Example]) -> dict[str, Any]:
-    """Return the number, mean lengths in words and ids of some questions; answer lengths only where there is one."""
+class TokenCounts(NamedTuple):
+    """The lengths of contexts and questions in tokens, without special ones, by their texts."""
+
+    contexts: Mapping[str, int]
+    questions: Mapping[str, int]
+
+
+def describe_questions(examples: Sequence[Example], tokens: TokenCounts | None = None) -> dict[str, Any]:
+    """Return the number, mean lengths and ids of some questions; answer lengths only where there is one.
+
+    Lengths are in words and, of contexts and questions, in tokens, if these are counted.
+    """
     answers = [count_words(example.answers[0].text) for example in examples if example.answerable]
+    in_tokens = (
+        {}
+        if tokens is None
+        else {
+            "mean_context_tokens": _mean([tokens.contexts[example.context.text] for example in examples]),
+            "mean_question_tokens": _mean([tokens.questions[example.question] for example in examples]),
+        }
+    )
     return {
         "count": len(examples),
         "has_answer_share": _share(np.array([example.answerable for example in examples], np.bool_)),
         "mean_context_words": _mean([count_words(example.context.text) for example in examples]),
         "mean_question_words": _mean([count_words(example.question) for example in examples]),
         "mean_answer_words": _mean(answers),
+        **in_tokens,
         "ids": [example.id for example in examples],
     }
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lamella.study.papers.findings import CLEAR, NOT_RUN, REVERSED, JudgedFinding, RowDifference
+from lamella.study.papers.findings import JudgedFinding, RowDifference
 from lamella.study.papers.numbers import interval_text, signed
 from lamella.study.papers.published_tables import COST_METRICS, METRICS
+from lamella.study.papers.verdicts import CLEAR, NOT_RUN, REVERSED
 from lamella.study.report.columns import NOTHING
 from lamella.study.report.page_blocks import Table
 
@@ -43,7 +44,9 @@ def comparison(difference: RowDifference, task: str) -> str:
     """Return the two rows of a comparison and what is compared."""
     metric = "accuracy" if (task, difference.metric) == ("answerability", "exact") else METRICS[difference.metric]
     if difference.metric in COST_METRICS:
-        return f"`{difference.worse}` / `{difference.better}`, {metric}"
+        share = f"{100 * difference.margin:g} %"
+        margin = f"; alike, within {share}" if difference.alike else f"; at most {share} less"
+        return f"`{difference.worse}` / `{difference.better}`, {metric}{margin if difference.margin else ''}"
     margin = f"; as good as, margin {difference.margin:g}" if difference.margin else ""
     return f"`{difference.better}` − `{difference.worse}`, {metric}{margin}"
 
@@ -59,9 +62,8 @@ def compared_values(difference: RowDifference) -> tuple[str, str]:
 
 
 def verdict_text(difference: RowDifference) -> str:
-    """Return the verdict, with the reason if there is none."""
-    reason = difference.verdict == NOT_RUN and difference.reason
-    return f"{difference.verdict}: {reason}" if reason else difference.verdict
+    """Return the verdict, with the reason why it decides nothing, if there is one."""
+    return f"{difference.verdict}: {difference.reason}" if difference.reason else difference.verdict
 
 
 def _verdict_without_prediction(difference: RowDifference) -> str:

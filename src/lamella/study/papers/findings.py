@@ -14,19 +14,12 @@ from numpy.typing import NDArray
 from lamella.config import QUESTION_METRICS
 from lamella.scoring.significance import Difference, bootstrap_intervals
 from lamella.study.differences import MIN_UNITS, variance_between_seeds
+from lamella.study.papers.cost_verdicts import compare_costs
 from lamella.study.papers.matched_rows import MatchedRow, MatchedTable, question_lists
 from lamella.study.papers.published_tables import COST_METRICS, EFFICIENCY, METRICS, SCORE_METRICS, Finding
-from lamella.study.recommend import MIN_SAVING
+from lamella.study.papers.verdicts import CLEAR, NOT_RUN, REVERSED, SAME, UNDECIDED, VERDICTS
 from lamella.study.result_files import Result
 
-CLEAR, SAME, UNDECIDED, REVERSED, NOT_RUN = (
-    "same sign and clear",
-    "same sign",
-    "not distinguishable",
-    "reversed",
-    "not run",
-)
-VERDICTS = (NOT_RUN, REVERSED, UNDECIDED, SAME, CLEAR)  # a finding has the first of its comparisons' verdicts
 CONFIDENCE = 0.95  # the level of the intervals shown, which decide whether a difference is clear
 PER_QUESTION, CROSSFIT = "question_", "crossfit_"  # the prefixes of metrics, in this order
 LEANING = 0.8  # the level at which an interval on the published side of 0 counts as the same sign
@@ -39,13 +32,14 @@ class RowDifference:
     better: str
     worse: str
     metric: str
-    margin: float
+    margin: float  # points; for costs, a share
     published: float | None  # for costs: how many times as much the worse row costs
     ours: Difference | None = None  # in points; None if a row has no runs, and for costs
     ratio: float | None = None  # of costs
     runs: tuple[int, int] = (0, 0)  # that were compared, of the better and of the worse row
     verdict: str = NOT_RUN
-    reason: str = ""  # why there is no verdict
+    reason: str = ""  # why there is no verdict, or why costs are not distinguished
+    alike: bool = False  # whether costs should be the same, within the margin
 
     def to_dict(self) -> dict[str, Any]:
         """Return the difference as plain values."""
@@ -143,13 +137,16 @@ def _planned(matched: MatchedTable, finding: Finding, better: str, worse: str) -
     if values[0] is not None and values[1] is not None:
         published = values[1] / values[0] if is_cost else values[0] - values[1]
     runs = (len(first.results), len(second.results))
-    planned = RowDifference(better, worse, finding.metric, finding.margin, published, runs=runs)
+    planned = RowDifference(better, worse, finding.metric, finding.margin, published, runs=runs, alike=finding.alike)
     missing = [row.row.run for row in (first, second) if row.reader is None]
     if missing:
         return replace(planned, reason=f"no run of {' and '.join(missing)}")
     if (first, second) in same_encoder(matched, finding):
         return replace(planned, reason="both rows have the same encoder")
-    return _compare_costs(planned, first, second) if is_cost else planned
+    if not is_cost:
+        return planned
+    costs = compare_costs(finding, first, second, matched.time_spreads)
+    return replace(planned, ratio=costs.ratio, verdict=costs.verdict, reason=costs.reason)
 
 
 def same_encoder(matched: MatchedTable, finding: Finding) -> list[tuple[MatchedRow, MatchedRow]]:
@@ -167,22 +164,6 @@ def same_encoder(matched: MatchedTable, finding: Finding) -> list[tuple[MatchedR
 def _encoder(row: MatchedRow) -> tuple[object, object]:
     encoder = row.results[0].content["encoder"]
     return encoder.get("name"), encoder.get("sha256")
-
-
-def _compare_costs(planned: RowDifference, first: MatchedRow, second: MatchedRow) -> RowDifference:
-    assert first.reader is not None
-    assert second.reader is not None
-    title = METRICS[planned.metric]
-    is_time = planned.metric != "trainable_parameters"
-    costs = first.reader.mean_cost(planned.metric), second.reader.mean_cost(planned.metric)
-    if not costs[0] or not costs[1]:
-        return replace(planned, reason=f"{title} not recorded")
-    if is_time and first.reader.device != second.reader.device:
-        return replace(planned, reason="timed on different devices")
-    ratio = costs[1] / costs[0]
-    if ratio == 1 or (is_time and abs(ratio - 1) < MIN_SAVING):
-        return replace(planned, ratio=ratio, verdict=UNDECIDED)
-    return replace(planned, ratio=ratio, verdict=SAME if ratio > 1 else REVERSED)
 
 
 @dataclass(frozen=True, eq=False)

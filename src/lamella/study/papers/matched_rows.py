@@ -16,6 +16,7 @@ from lamella.scoring.significance import Difference, bootstrap_differences
 from lamella.study.compared_readers import ComparedReader, f1_of_no_answer
 from lamella.study.keep import add_results, comparable_results
 from lamella.study.papers.published_tables import PublishedRow, PublishedTable, known_run_files
+from lamella.study.papers.time_spread import time_spreads
 from lamella.study.reader_options import reader_options
 from lamella.study.records import RunRecord, RunSelection
 from lamella.study.result_files import Result
@@ -53,6 +54,10 @@ class MatchedTable:
 
     table: PublishedTable
     rows: tuple[MatchedRow, ...]
+    # The results of the runs that rows are copies of, `bert` for `bert@0.3`; none where these were not given.
+    sources: Mapping[str, Sequence[Result]] = field(default_factory=dict)
+    # By kind of time and device: the factor by which times of the same work vary.
+    time_spreads: Mapping[tuple[str, str | None], float] = field(default_factory=dict)
 
     @cached_property
     def results(self) -> list[Result]:
@@ -96,23 +101,31 @@ def match_tables(
     """Return the tables with the runs of their rows, and the runs that belong to no row.
 
     A run belongs to a row by its name: `dot`, or `dot-seed1` for one of several seeds. Where run files share the name,
-    the folder or the start of the file's name decides: `pce-table2/dot`, `pce-table2-dot.json`.
+    the folder or the start of the file's name decides: `pce-table2/dot`, `pce-table2-dot.json`. The runs that rows are
+    copies of belong to the table, too.
     """
     identified = [(record, *identify(record)) for record in records]
     runs_of = {
         (table.id, row.run): _runs_of_row(table, row, tables, identified) for table in tables for row in table.row
     }
-    used = {run.folder: run for runs in runs_of.values() for run in runs}
+    sources_of = {table.id: _runs_copied(table, identified) for table in tables}
+    all_runs = [*runs_of.values(), *(runs for of_table in sources_of.values() for runs in of_table.values())]
+    used = {run.folder: run for runs in all_runs for run in runs}
     selection = add_results(RunSelection(tuple(used.values())), data) if used else RunSelection(())
     scored = {run.folder: run for run in selection.records}
-    matched = []
+    matched, spreads = [], time_spreads(records)
     for table in tables:
         members = {row.run: [scored[run.folder] for run in runs_of[table.id, row.run]] for row in table.row}
         if all_members := [run for runs in members.values() for run in runs]:
             _check_task(table, all_members)
             comparable_results(all_members)
         at_0 = all(run.result and run.result.at_0 is not None for run in all_members)
-        matched.append(MatchedTable(table, tuple(_match(table, row, members[row.run], at_0) for row in table.row)))
+        sources = {
+            name: [result for run in runs if (result := scored[run.folder].result) is not None]
+            for name, runs in sources_of[table.id].items()
+        }
+        rows = tuple(_match(table, row, members[row.run], at_0) for row in table.row)
+        matched.append(MatchedTable(table, rows, sources, spreads))
     return matched, [run for run in records if run.folder not in used]
 
 
@@ -156,6 +169,23 @@ def _runs_of_row(
         if run_file in (None, table.run_file_of(row)):
             found.append(record)
     return found
+
+
+def _runs_copied(
+    table: PublishedTable, identified: Sequence[tuple[RunRecord, str | None, str]]
+) -> dict[str, list[RunRecord]]:
+    """Return the runs that rows of a table are copies of, by their names without seeds."""
+    copied = {
+        (table.run_file_of(row), name) for row in table.row for name, at, _ in [row.run_name.partition("@")] if at
+    }
+    return {
+        name: [
+            record
+            for record, home, run in identified
+            if home == run_file and re.fullmatch(re.escape(name) + SEEDS, run)
+        ]
+        for run_file, name in sorted(copied)
+    }
 
 
 def _check_task(table: PublishedTable, runs: Sequence[RunRecord]) -> None:

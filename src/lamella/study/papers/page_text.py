@@ -59,7 +59,8 @@ class PaperTexts(Section):
 
     title: str = "Published findings, and what was found here"
     intro: str = ""
-    names: dict[str, str] = Field(default={})  # the words for encoders, files and runs
+    undecided: str = ""  # below the summary's table of findings that are not decided
+    names: dict[str, str] = Field(default={})  # the words for encoders, files, runs, and the weights of a short hash
     page: list[PageText] = Field(default=[])
 
     def of(self, paper: str) -> PageText:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lamella.errors import counted
 from lamella.study.papers.analysis_section import analysis_section
 from lamella.study.papers.finding_tables import findings_table, gains_table
 from lamella.study.papers.findings import LEANING, JudgedFinding, same_encoder
@@ -20,6 +21,7 @@ from lamella.study.report.columns import Labels
 from lamella.study.report.figures import Rows, cost_figures, figure_blocks
 from lamella.study.report.page_blocks import Block, Bullets, Figure, Heading, Paragraph, Prose
 from lamella.study.report.provenance_section import provenance_section
+from lamella.study.result_files import Result
 
 DISCLAIMER = "The comparisons are the papers', the digits are not."
 EARLY_FILES = (
@@ -41,7 +43,8 @@ VERDICT_LEGEND = (
     "A finding with several comparisons has the least favourable verdict of them. With a single seed, a verdict is "
     "about these questions and not about other seeds.",
     "As good as: the first row is at most the stated margin worse; the margins are ours. Costs are not tested: same "
-    "sign or reversed, and times within 10 % of each other are not distinguished.",
+    "sign or reversed. Times within 10 % of each other are not distinguished, nor those within the factor by which "
+    "times of the same work vary here: runs that differ in their seeds only, or networks of the same size that answer.",
 )
 
 
@@ -70,15 +73,14 @@ def paper_page(
     title = title or judged.text.title or judged.paper.title
     blocks: list[Block] = [Heading(title, 1), Prose(judged.text.intro), Paragraph(_introduction(judged.paper))]
     by_run = {row.row.run: row.results for table in judged.tables for row in table.matched.rows}
-    together = len(judged.tables) > 1 and all(_measures_time(table.matched) for table in judged.tables)
+    measure_time = [_measures_time(table.matched) for table in judged.tables]
+    together = len(judged.tables) > 1 and all(measure_time)
     for table in judged.tables:
-        blocks += _table_blocks(table, labels, by_run, costs=not together)
-    if together:
-        once = {row.row.run: row for table in judged.tables for row in table.matched.rows if row.results}
-        results = {row.row.label: row.results for row in once.values()}
-        blocks += _under_heading("All rows by cost", cost_figures(judged.paper.id, results), 2)
+        blocks += _table_blocks(table, labels, by_run, costs=not together and _measures_time(table.matched))
     for section in judged.beyond:
-        blocks += _beyond_blocks(section, labels)
+        blocks += _beyond_blocks(section, labels, costs=any(measure_time) and not together)
+    if together:
+        blocks += _under_heading("All rows by cost", cost_figures(judged.paper.id, _all_rows(judged)), 2)
     for analysis in judged.text.analysis:
         blocks += analysis_section(analysis)
     notes = []
@@ -130,7 +132,14 @@ def _table_blocks(judged: JudgedTable, labels: Labels, by_run: Rows, *, costs: b
     return [*blocks, Heading("Notes", 3), Bullets(notes)] if notes else blocks
 
 
-def _beyond_blocks(judged: JudgedTable, labels: Labels) -> list[Block]:
+def _all_rows(judged: JudgedPaper) -> dict[str, list[Result]]:
+    """Return the results of all rows of a paper, each once, and of our own."""
+    rows = {row.row.run_name: row for table in judged.tables for row in table.matched.rows if row.results}
+    ours = [row for table in judged.beyond for row in table.matched.rows[1:] if row.results]  # without the baseline
+    return {row.row.label: row.results for row in (*rows.values(), *ours)}
+
+
+def _beyond_blocks(judged: JudgedTable, labels: Labels, *, costs: bool) -> list[Block]:
     """Return the blocks of a table of our own rows: scores, figure, differences from the baseline, and costs."""
     matched, findings = judged.matched, judged.findings
     table = matched.table
@@ -142,20 +151,43 @@ def _beyond_blocks(judged: JudgedTable, labels: Labels) -> list[Block]:
         Figure(f"{table.id}.svg", draw(matched, findings, published=False), f"{table.title}: ours, by row"),
         gains_table(findings, table.task),
         *cost_blocks(matched, labels),
-        *_more_figures(matched, {}, costs=False),
+        *_more_figures(matched, {}, costs=costs),
     ]
 
 
 def _more_figures(matched: MatchedTable, by_run: Rows, *, costs: bool) -> list[Block]:
-    """Return what the results of the rows recorded besides scores; scores by cost where the paper measures times."""
+    """Return what the results of the rows recorded besides scores; with `costs`, the scores by each cost."""
     rows = {row.row.label: row.results for row in matched.rows if row.results}
-    figures = figure_blocks(matched.table.id, rows, by_run)
-    figures += cost_figures(matched.table.id, rows) if costs and _measures_time(matched) else []
-    return _under_heading("Curves, layers and costs", figures, 3)
+    figures = figure_blocks(matched.table.id, rows, by_run, matched.sources)
+    figures += cost_figures(matched.table.id, rows) if costs else []
+    missing = without_curves(matched)
+    blocks: list[Block] = [*figures, *([Paragraph(missing)] if missing else [])]
+    return _under_heading("Curves, layers and costs", blocks, 3)
 
 
-def _under_heading(text: str, figures: Sequence[Figure], level: int) -> list[Block]:
-    return [Heading(text, level), *figures] if figures else []
+def without_curves(matched: MatchedTable) -> str:
+    """Return a sentence about the trained rows that have no learning curve on the page; "" if all have one."""
+    copied = {row.row.run_name.partition("@")[0] for row in matched.rows if row.results}
+    lost = [
+        f"`{name}`" for name in matched.sources if name in copied and not any(map(_evaluations, matched.sources[name]))
+    ]
+    trained = [row for row in matched.rows if row.results and row.results[0].content["command"] == "train"]
+    known = [max(map(_evaluations, row.results)) for row in trained]
+    whose = "curve was" if len(lost) == 1 else "curves were"
+    reasons = [f"the copies of {' and '.join(lost)}, whose {whose} not kept"] if lost else []
+    if once := known.count(1):
+        reasons.append(f"{counted(once, 'row')} evaluated once, at the end of training")
+    if unrecorded := known.count(0):
+        reasons.append(f"{counted(unrecorded, 'row')} whose curve was not recorded")
+    return f"Learning curves are missing for {', and for '.join(reasons)}." if reasons else ""
+
+
+def _evaluations(result: Result) -> int:
+    return len(result.content.get("curve", {}).get("epoch", ()))
+
+
+def _under_heading(text: str, blocks: Sequence[Block], level: int) -> list[Block]:
+    return [Heading(text, level), *blocks] if blocks else []
 
 
 def _measures_time(matched: MatchedTable) -> bool:

@@ -32,10 +32,12 @@ SCORE_METRICS = {
 }
 CROSSFIT_METRICS = {"crossfit_f1": "F1, cross-fitted", "question_crossfit_f1": "F1 per question, cross-fitted"}
 EFFICIENCY = "efficiency"  # (F1 - 50) / log10(trained parameters)
-COST_METRICS = {
+DISTILLATION = "distillation_loss"  # the distance to the teacher at the end of training
+COST_METRICS = {  # compared by their ratio; lower is better
     "trainable_parameters": "parameters",
     "train_seconds": "train s",
     "inference_seconds_per_1000": "ms/question",
+    DISTILLATION: "last distillation loss",
 }
 METRICS = {**SCORE_METRICS, **CROSSFIT_METRICS, EFFICIENCY: "(F1 − 50) / log10(parameters)", **COST_METRICS}
 Metric = Literal[
@@ -49,6 +51,7 @@ Metric = Literal[
     "trainable_parameters",
     "train_seconds",
     "inference_seconds_per_1000",
+    "distillation_loss",
 ]
 
 
@@ -83,6 +86,8 @@ class PublishedRow(Section):
             if self.f1 is None or self.trainable_parameters is None:
                 return None
             return (self.f1 - 50) / math.log10(self.trainable_parameters)
+        if metric == DISTILLATION:
+            return None  # only drawn
         if metric == "inference_seconds_per_1000":
             metric = "inference_seconds"  # on the same questions for all rows of a table, so that the sign is the same
         value: float | None = getattr(self, metric)
@@ -93,7 +98,8 @@ class Finding(Section):
     """A conclusion of the authors, as something that runs can decide: which row is better than which.
 
     Either `better` is better than each row of `worse`, or the rows of `order` are each better than the next. With a
-    `margin`, "better" means "at most so much worse": that is how "as good as" is decided.
+    `margin`, "better" means "at most so much worse": that is how "as good as" is decided. The margin is in points; of a
+    cost, it is a share. Costs that are `alike` are within it in both directions.
     """
 
     text: str = Field(min_length=1)
@@ -102,6 +108,7 @@ class Finding(Section):
     order: list[str] = Field(default=[])
     metric: Metric = "f1"
     margin: float = Field(default=0.0, ge=0)
+    alike: bool = False
     crossfit: bool = False  # also compared with cross-fitted thresholds, which decide nothing about the finding
     about: Literal["encoder"] | None = (
         None  # what the rows must differ in: with one encoder, there is nothing to decide
@@ -112,6 +119,8 @@ class Finding(Section):
     def _compares_rows(self) -> Finding:
         if bool(self.better and self.worse) == bool(self.order) or len(self.order) == 1:
             raise ValueError("either better and worse, or an order of at least two rows")
+        if self.alike and (self.metric not in COST_METRICS or not self.margin):
+            raise ValueError("a cost and a margin within which rows are alike")
         return self
 
     @property

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from lamella.errors import RunError, counted
 from lamella.study.papers.finding_tables import compared_values, comparison, verdict_text
-from lamella.study.papers.findings import NOT_RUN, VERDICTS, JudgedFinding
+from lamella.study.papers.findings import JudgedFinding
 from lamella.study.papers.judged_papers import JudgedPaper, JudgedTable, judge_paper, result_folders
 from lamella.study.papers.matched_rows import run_file_of
 from lamella.study.papers.page_text import read_texts
 from lamella.study.papers.paper_page import DISCLAIMER, VERDICT_LEGEND, PaperPage, table_summaries
 from lamella.study.papers.published_tables import PAPERS, read_paper
+from lamella.study.papers.verdicts import NOT_RUN, VERDICTS
 from lamella.study.report.page_blocks import Block, Heading, Paragraph, Prose, Table
 
 HOW_SURE = (
@@ -54,7 +55,7 @@ def summary_page(
         _findings_table(decided),
     ]
     if undecided:
-        blocks += [Heading("Not decided here"), _undecided_table(undecided)]
+        blocks += [Heading("Not decided here"), _undecided_table(undecided), Prose(texts.undecided)]
     blocks += [Heading("How to read it"), *map(Paragraph, VERDICT_LEGEND)]
     runs = {run.folder for paper in papers for run in paper.runs}
     tables = tuple(table for paper in papers for table in table_summaries(paper))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from lamella import runs
 from lamella.data.examples import Example
@@ -18,7 +17,7 @@ from lamella.inference.questions import read_questions
 from lamella.scoring.metrics import QuestionScores, language_of, score_questions, summarise
 from lamella.scoring.threshold import expected_calibration_error, groups_by_probability, mean_outcomes
 from lamella.study.analysis.confident_mistakes import read_probabilities
-from lamella.study.analysis.groups import Grouping, grouped_scores, groupings, tokenizer_of_runs
+from lamella.study.analysis.groups import Grouping, count_tokens, grouped_scores, groupings
 from lamella.study.analysis.mistake_kinds import confusion
 from lamella.study.records import ANSWERABILITY, RunRecord, is_number, read_json_object
 from lamella.study.report.sample_layers import layers_of_samples
@@ -57,7 +56,7 @@ def add_answers(
 
     With `layers`, models that weigh layers are run on their sample answers.
     """
-    tokenizer = tokenizer_of_runs(run.folder for run in records if run.folder.is_dir())
+    folders = [run.folder for run in records if run.folder.is_dir()]
     data_sets: dict[str, _DataSet | None] = {}
     scored: dict[str, list[tuple[ReportValues, _ScoredAnswers]]] = {}
     for values, run in zip(shown, records, strict=True):
@@ -69,7 +68,7 @@ def add_answers(
             continue
         predictions = run.answers()
         if key not in data_sets:
-            data_sets[key] = _read_data_set(names, data is not None, tokenizer, notes)
+            data_sets[key] = _read_data_set(names, data is not None, folders, notes)
         data_set = data_sets[key]
         if data_set is None:
             continue
@@ -108,8 +107,8 @@ class _DataSet:
     groupings: Mapping[str, Grouping]
 
     @classmethod
-    def of(cls, examples: Sequence[Example], tokenizer: Tokenizer | None) -> _DataSet:
-        """Group the questions of a data set."""
+    def of(cls, examples: Sequence[Example], folders: Sequence[Path]) -> _DataSet:
+        """Group the questions of a data set, which runs in `folders` answered."""
         answerable = Grouping(
             ["has an answer", "has no answer"], np.array([int(not example.answerable) for example in examples])
         )
@@ -117,7 +116,7 @@ class _DataSet:
             examples,
             language_of(examples),
             {example.id: row for row, example in enumerate(examples)},
-            {"answerable": answerable, **groupings(examples, tokenizer)},
+            {"answerable": answerable, **groupings(examples, count_tokens(examples, folders))},
         )
 
 
@@ -132,13 +131,13 @@ class _ScoredAnswers:
 
 
 def _read_data_set(
-    names: Sequence[str], is_required: bool, tokenizer: Tokenizer | None, notes: list[str]
+    names: Sequence[str], is_required: bool, folders: Sequence[Path], notes: list[str]
 ) -> _DataSet | None:
     if not names:
         notes.append("The answers of runs that do not record their data are not analysed; pass the file with --data.")
         return None
     try:
-        return _DataSet.of([example for name in names for example in read_questions(name, labelled=True)], tokenizer)
+        return _DataSet.of([example for name in names for example in read_questions(name, labelled=True)], folders)
     except LamellaError:
         if is_required:
             raise

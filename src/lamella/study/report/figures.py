@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lamella.study.compared_readers import TIME_COSTS
 from lamella.study.learning_curve import PARTS, seconds_per_tenth
-from lamella.study.reader_options import SEED_OPTIONS, name_of_base
+from lamella.study.reader_options import name_of_base, reader_options
 from lamella.study.records import is_number
 from lamella.study.report.page_blocks import Figure
 from lamella.study.report.svg_plot import LOG_RATIO, Line, Panel, Point, draw_panels
@@ -37,17 +37,19 @@ FRACTION = "learner.fraction"
 SECOND_OUTPUTS = ("end", "no answer")  # of readers and of classifiers
 
 
-def figure_blocks(id: str, rows: Rows, by_run: Rows | None = None) -> list[Figure]:
+def figure_blocks(id: str, rows: Rows, by_run: Rows | None = None, sources: Rows | None = None) -> list[Figure]:
     """Return the figures that the results of a table have something to draw for, without those of costs.
 
-    `by_run` are all known results by the name of their run: among them is perhaps the encoder's own head.
+    `by_run` are all known results by the name of their run: among them is perhaps the encoder's own head. `sources` are
+    runs that rows are copies of, `bert` for `bert@0.3`: their curves are those of the copies.
     """
+    trained = {**(sources or {}), **rows}
     return _figures(
         id,
         {
-            "curves": (curves_figure(rows), "dev loss and scores during training"),
-            "distillation": (parts_figure(rows, "distillation"), "distance to the teacher during training"),
-            "tenths": (tenths_figure(rows), "score and time by tenth of an epoch"),
+            "curves": (curves_figure(trained), "dev loss and scores during training"),
+            "distillation": (parts_figure(trained, "distillation"), "distance to the teacher during training"),
+            "tenths": (tenths_figure(trained), "score and time by tenth of an epoch"),
             "layers": (layers_figure(rows), "mean weight of every layer"),
             "less-data": (less_data_figure(rows, own_head(rows, by_run or {})), "score by fraction of the questions"),
         },
@@ -70,8 +72,11 @@ def _figures(id: str, drawn: Mapping[str, tuple[str | None, str]]) -> list[Figur
 
 
 def curves_figure(rows: Rows) -> str | None:
-    """Draw the dev loss and both scores during training: on the left by epochs, on the right by seconds."""
-    curves = _curves(rows)
+    """Draw the dev loss and both scores during training: on the left by epochs, on the right by seconds.
+
+    For the rows that were evaluated more than once.
+    """
+    curves = {label: curve for label, curve in _curves(rows).items() if len(curve["epoch"]) > 1}
     longest = max((curve["seconds"][-1] for curve in curves.values() if "seconds" in curve), default=0.0)
     unit, size = _time_unit(longest)
     panels = []
@@ -151,20 +156,35 @@ def layers_figure(rows: Rows) -> str | None:
 
 
 def own_head(rows: Rows, by_run: Rows) -> tuple[str, Sequence[Result]] | None:
-    """Return the run whose encoder all rows read, with its own head; None if there is none, or several."""
-    names = [result.content["options"].get("encoder.name") for results in rows.values() for result in results]
-    bases = {str(name_of_base(name)) for name in names}
-    base = bases.pop() if len(bases) == 1 else ""
-    return (f"{base}, its own head", by_run[base]) if by_run.get(base) else None
+    """Return the run whose encoder all rows read, with its own head; None if there is none, or several.
+
+    That run may be a row itself: its own encoder, the pretrained one, does not count.
+    """
+    encoders = [
+        (result, str(name_of_base(result.content["options"].get("encoder.name"))))
+        for results in rows.values()
+        for result in results
+    ]
+    bases = {base for _, base in encoders if by_run.get(base)}
+    if len(bases) != 1:
+        return None
+    (base,) = bases
+    own = by_run[base]
+    if any(read != base and not any(result is head for head in own) for result, read in encoders):
+        return None
+    return f"{base}, its own head", own
 
 
 def less_data_figure(rows: Rows, reference: tuple[str, Sequence[Result]] | None = None) -> str | None:
-    """Draw the score by the fraction of the training questions; `reference` is the encoder's own head, a flat line."""
+    """Draw the score by the fraction of the training questions: a line per learner, with the mean of its seeds.
+
+    `reference` is the encoder's own head, a flat line.
+    """
     groups: dict[str, dict[float, list[float]]] = {}
     names: dict[str, str] = {}
     for results in rows.values():
         for result in results:
-            options = {key: value for key, value in result.content["options"].items() if key not in SEED_OPTIONS}
+            options = reader_options(result.content["options"])
             fraction = float(options.pop(FRACTION, 1.0))
             key = json.dumps(options, sort_keys=True)
             groups.setdefault(key, {}).setdefault(fraction, []).append(_score(result))
@@ -213,13 +233,16 @@ def costs_figure(rows: Rows) -> str | None:
 
 
 def efficiency_figure(rows: Rows) -> str | None:
-    """Draw (F1 − 50) / log10 N by the number N of trained parameters, the measure of parameter efficiency."""
+    """Draw (F1 − 50) / log10 N by the number N of trained parameters, the measure of parameter efficiency.
+
+    None if all rows train as many parameters: then the score alone shows as much.
+    """
     known = {
         label: value
         for label, results in rows.items()
         if (value := _mean_cost(results, "trainable_parameters") or 0) > 1
     }
-    if len(known) < 2:
+    if len(set(known.values())) < 2:
         return None
     points = [Point(label, n, (_mean_score(rows[label]) - 50) / math.log10(n)) for label, n in known.items()]
     spread = max(known.values()) / min(known.values()) > LOG_RATIO
@@ -241,9 +264,15 @@ def _curves(rows: Rows) -> dict[str, dict[str, Any]]:
 
 
 def _mean_columns(curves: Sequence[Mapping[str, Sequence[float | None]]]) -> dict[str, NDArray[np.float64]]:
-    """Return the means of the columns that all curves have; nan where a value is missing."""
-    shared = [key for key in curves[0] if all(key in curve for curve in curves)]
-    return {key: np.mean(np.array([curve[key] for curve in curves], np.float64), axis=0) for key in shared}
+    """Return the mean of each column over the curves that have it; nan where a value is missing.
+
+    Some seeds of a row may have no times, as they shared their device.
+    """
+    columns: dict[str, list[Sequence[float | None]]] = {}
+    for curve in curves:
+        for key, values in curve.items():
+            columns.setdefault(key, []).append(values)
+    return {key: np.mean(np.array(of_seeds, np.float64), axis=0) for key, of_seeds in columns.items()}
 
 
 def _lines(curves: Mapping[str, Mapping[str, Any]], x: str, y: str, scale: float = 1.0) -> list[Line]:

@@ -9,10 +9,10 @@ from typing import Any
 
 from lamella import runs
 from lamella.models.names import short_model_name
+from lamella.study.reader_options import reader_options
 from lamella.study.report.values import ReportValues, without_folders
 
-# Runs that differ only in these form one line of the plot of training set sizes.
-NOT_A_KIND = ("learner.fraction", "learner.seed", "training.order_seed")
+FRACTION = "learner.fraction"
 
 
 def add_varied_options(shown: Sequence[ReportValues], configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -27,12 +27,29 @@ def add_varied_options(shown: Sequence[ReportValues], configs: Sequence[Mapping[
     ]
     for run, options in zip(shown, flat, strict=True):
         run["options"] = {key: readable_option(options[key]) for key in varied if key in options}
-        run["fraction"] = options.get("learner.fraction")
-        kind = {key: options.get(key) for key in varied if key not in NOT_A_KIND}
-        run["alike"] = (
-            ", ".join(_describe(key, value) for key, value in kind.items() if value is not None) or "all runs"
-        )
+        run["fraction"] = options.get(FRACTION)
+    _add_lines_of_fractions(shown, flat)
     return varied
+
+
+def _add_lines_of_fractions(shown: Sequence[ReportValues], flat: Sequence[Mapping[str, Any]]) -> None:
+    """Add to every run the name of its line in the plot of training set sizes; None if its learner has only one size.
+
+    A line is a learner: seeds, and options that change nothing, do not tell runs apart. It is named after the options
+    in which the lines differ.
+    """
+    kinds = [{key: value for key, value in reader_options(of_run).items() if key != FRACTION} for of_run in flat]
+    keys = [json.dumps(kind, sort_keys=True) for kind in kinds]
+    sizes: dict[str, set[Any]] = {}
+    for key, run in zip(keys, shown, strict=True):
+        sizes.setdefault(key, set()).add(run["fraction"])
+    lines = {key: kind for key, kind in zip(keys, kinds, strict=True) if len(sizes[key] - {None}) > 1}
+    names = dict.fromkeys(name for kind in lines.values() for name in kind)
+    varied = [name for name in names if len({json.dumps(kind.get(name)) for kind in lines.values()}) > 1]
+    for key, kind, run in zip(keys, kinds, shown, strict=True):
+        known = {name: kind[name] for name in varied or ["learner.mixer"] if kind.get(name) is not None}
+        described = ", ".join(_describe(name, value) for name, value in known.items())
+        run["alike"] = (described or "all runs") if key in lines else None
 
 
 def readable_option(value: Any) -> str | float | int | None:

@@ -26,7 +26,7 @@ def _encoders(contents: Sequence[Mapping[str, Any]], labels: Labels) -> Table:
     encoders = [content["encoder"] for content in contents if content["encoder"].get("name")]
     counts = Counter((str(encoder["name"]), str(encoder.get("sha256") or "")) for encoder in encoders)
     rows = [
-        (labels.names.get(name, name), _short_hash(sha256), str(count))
+        (labels.names.get(name, name), _described_hash(sha256, labels), str(count))
         for (name, sha256), count in sorted(counts.items())
     ]
     return Table(("encoder", "sha256 of its weights", "runs"), tuple(rows), frozenset({0, 1}))
@@ -72,6 +72,12 @@ def _versions(contents: Iterable[Mapping[str, Any]]) -> list[str]:
         if versions:
             counts[", ".join(f"{name} {version}" for name, version in versions.items())] += 1
     return [f"{versions} ({counted(count, 'run')})" for versions, count in sorted(counts.items())]
+
+
+def _described_hash(sha256: str, labels: Labels) -> str:
+    """Return the start of a hash, with the words for these weights, if the report names them."""
+    words = labels.names.get(sha256[:HASH_LETTERS])
+    return f"{_short_hash(sha256)}: {words}" if words else _short_hash(sha256)
 
 
 def _short_hash(sha256: str) -> str:

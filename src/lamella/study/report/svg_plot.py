@@ -24,6 +24,7 @@ DASHES = ("", "6 3", "2 3")  # beyond the number of colours
 SIZE, WIDE = (430, 290), (760, 360)  # of a panel, in pixels
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 36, 46  # margins of a panel
 LETTER, LABEL_HEIGHT = 6.1, 13.0  # of labels, about
+TICK_LETTER = 7.5  # of the labels of ticks, which are larger
 LEGEND_LINE = 18
 MAX_LABEL = 44  # characters
 LOG_RATIO = 8  # an axis is logarithmic if its values differ by more than this factor
@@ -172,8 +173,11 @@ def _draw_panel(panel: Panel, size: tuple[int, int]) -> Iterator[str]:
         yield f'<line x1="{area[0]}" y1="{y_at(tick)}" x2="{area[2]}" y2="{y_at(tick)}" stroke="#e4e4e4"/>'
         yield f'<text x="{area[0] - 6}" y="{y_at(tick) + 4}" text-anchor="end" fill="#666">{tick_text(tick)}</text>'
     for tick in x_ticks:
+        text = tick_text(tick)
+        # The last label has little room beside the panel: a wide one moves to the left.
+        center = round(min(x_at(tick), size[0] - 2 - TICK_LETTER * len(text) / 2), 1)
         yield f'<line x1="{x_at(tick)}" y1="{area[3]}" x2="{x_at(tick)}" y2="{area[3] + 4}" stroke="#888"/>'
-        yield f'<text x="{x_at(tick)}" y="{area[3] + 17}" text-anchor="middle" fill="#666">{tick_text(tick)}</text>'
+        yield f'<text x="{center}" y="{area[3] + 17}" text-anchor="middle" fill="#666">{text}</text>'
     yield f'<line x1="{area[0]}" y1="{area[3]}" x2="{area[2]}" y2="{area[3]}" stroke="#888"/>'
     for name, value in panel.references:
         y = y_at(value)

@@ -353,7 +353,7 @@
   function lessData() {
     const lines = new Map();
     for (const run of runs) {
-      if (typeof run.fraction !== "number" || !hasScore(run)) continue;
+      if (typeof run.fraction !== "number" || run.alike === null || !hasScore(run)) continue;
       if (!lines.has(run.alike)) lines.set(run.alike, new Map());
       const points = lines.get(run.alike);
       points.set(run.fraction, [...(points.get(run.fraction) || []), run]);
