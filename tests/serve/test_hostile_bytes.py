@@ -1,4 +1,4 @@
-"""Bytes of hostile and of unusual clients: requests without end, bodies that nobody reads."""
+"""Bytes of hostile and of unusual clients: requests without end, bodies that nobody reads, other protocols."""
 
 from __future__ import annotations
 
@@ -183,6 +183,36 @@ def test_a_client_that_sends_on_after_a_refusal_is_cut_off(protocol: str, monkey
         assert await reader.read() == b""
         await asyncio.sleep(1)
         assert await send(writer, b"", b"a" * 1000, most=10_000) < 10_000  # the server has closed it, also for reading
+
+    with_server(protocol, test, seconds=5)
+
+
+@both
+@pytest.mark.parametrize(
+    "offer",
+    [
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n",
+        b"Connection: Upgrade\r\nUpgrade: websocket\r\n",
+        b"Upgrade: foo\r\n",
+    ],
+    ids=["h2c", "websocket", "no connection"],
+)
+def test_an_offer_of_another_protocol_is_ignored(protocol: str, offer: bytes) -> None:
+    async def test(connect: Connect) -> None:
+        reader, writer = await connect()
+        whole = b"Content-Length: %d\r\n\r\n%b" % (len(INCOMPLETE), INCOMPLETE)
+        chunk = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(INCOMPLETE), INCOMPLETE)
+        for body in (whole, chunk):
+            for parts in (1, 7):
+                request = POST + offer + body
+                size = len(request) // parts + 1
+                for begin in range(0, len(request), size):
+                    writer.write(request[begin : begin + size])
+                    await asyncio.sleep(0.01)
+                status, answer = await read_response(reader)
+                assert (status, answer["error"]["message"]) == (422, "context: is required and was not given.")
+        writer.write(HEALTH.replace(b"\r\n\r\n", b"\r\n" + offer + b"\r\n") + HEALTH)
+        assert [(await read_response(reader))[0] for _ in range(2)] == [200, 200]
 
     with_server(protocol, test, seconds=5)
 

@@ -61,19 +61,40 @@ def _report_httptools(protocol: Any) -> Any:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.size = RequestSize()
+            self._offers_upgrade = False
 
         def parse(self, data: bytes) -> None:
             self._unset_keepalive_if_required()
             try:
-                self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade:
-                self._unsupported_upgrade_warning()
+                while data:
+                    try:
+                        self.parser.feed_data(data)
+                        return
+                    except httptools.HttpParserUpgrade as upgrade:
+                        if not self._offers_upgrade:
+                            raise httptools.HttpParserError("a tunnel") from None
+                        data = data[upgrade.args[0] :]
+                        self._decline_upgrade()
             except httptools.HttpParserError:
                 self.refuse(_not_http())
 
+        def _decline_upgrade(self) -> None:
+            """Read the request again without its offer to speak another protocol, which the parser takes as accepted.
+
+            uvicorn would drop the body: Java's client offers HTTP/2 with each request, and would never get an answer.
+            """
+            self._offers_upgrade = False
+            start = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+            lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
+            self.parser.feed_data(b"".join([start, *lines, b"\r\n"]))
+
         def on_headers_complete(self) -> None:
-            super().on_headers_complete()
-            self.size.headers_ended(self.headers)
+            self._offers_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+            if not self._offers_upgrade:
+                super().on_headers_complete()
+                self.size.headers_ended(self.headers)
 
         def on_header(self, name: bytes, value: bytes) -> None:
             if not self.size.in_body:  # uvicorn would take trailers as headers
@@ -84,8 +105,9 @@ def _report_httptools(protocol: Any) -> Any:
             super().on_body(body)
 
         def on_message_complete(self) -> None:
-            super().on_message_complete()
-            self.size.request_ended()
+            if not self._offers_upgrade:
+                super().on_message_complete()
+                self.size.request_ended()
 
         def send_400_response(self, msg: str) -> None:
             self.refuse(_not_http())
