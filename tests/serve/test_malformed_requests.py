@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from starlette.testclient import TestClient
 
+from lamella.serve.schemas import AskResponse
 from lamella.serve.settings import Settings
 from lamella.serve.web_app import create_app
 
@@ -135,6 +136,46 @@ def test_the_description_has_short_names_keys_and_one_form_of_errors(tmp_path: P
     assert unlocked == {"/health", "/ready"}
     assert described["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
     assert "securitySchemes" not in create_app(Settings()).openapi()["components"]
+
+
+def test_the_description_has_words_of_json_schema_only(client: TestClient) -> None:
+    described = client.get("/openapi.json").json()
+    text = json.dumps(described)
+    assert not [word for word in ("ge", "le", "gt", "lt") if f'"{word}":' in text]
+    fields = described["components"]["schemas"]
+    for schema, name, least, most in (("Ask", "max_answer_length", 1, 1_000_000), ("Ask", "top_k", 1, 100),
+                                      ("HuggingFaceParameters", "max_seq_len", 1, 1_000_000),
+                                      ("HuggingFaceParameters", "doc_stride", 0, 1_000_000)):  # fmt: skip
+        field = fields[schema]["properties"][name]
+        number = next(part for part in field.get("anyOf", [field]) if part["type"] == "integer")
+        assert (number["minimum"], number["maximum"]) == (least, most)
+    (example,) = fields["AskResponse"]["examples"]
+    assert AskResponse.model_validate(example).model_dump(exclude_defaults=True).keys() == example.keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/corrections", {"question": "a", "context": "b", "start": False, "end": True}),
+        ("/v1/corrections", {"question": "a", "context": "b", "start": "0", "end": "1"}),
+        ("/v1/corrections", {"question": "a", "context": "b", "no_answer": "yes"}),
+        ("/v1/corrections", {"question": "a", "context": "b", "no_answer": 1}),
+        ("/v1/corrections", {"question": "a", "context": "b", "no_answer": True, "near": True}),
+        ("/v1/corrections", {"question": "a", "context": "b", "start": 0.5, "end": 1}),
+        ("/v1/adaptations", {"model": 1}),
+        ("/v1/adaptations/a/keep", {"name": 1}),
+    ],
+)
+def test_values_of_another_type_are_not_converted(client: TestClient, path: str, body: Any) -> None:
+    response = client.post(path, json=body)
+    assert (response.status_code, response.json()["error"]["type"]) == (422, "invalid_request"), response.text
+    assert client.get("/v1/corrections").json()["corrections"] == []
+
+
+def test_a_whole_number_may_have_a_point(client: TestClient) -> None:
+    added = client.post("/v1/corrections", json={"question": "a", "context": "b", "start": 0.0, "end": 1.0})
+    assert added.json()["answer"] == "b"
+    client.delete(f"/v1/corrections/{added.json()['id']}")
 
 
 @pytest.mark.parametrize("mode", ["positive", "negative"])
