@@ -97,6 +97,27 @@ CORRECTION = {"question": "a", "context": "b"}
         ),
         ("/v1/batch", {"requests": ["a"]}, "requests[0]: expected a JSON object, got 'a'."),
         ("/", {"inputs": "a"}, "inputs: expected a JSON object, got 'a'."),
+        (
+            "/",
+            {**HUGGING_FACE, "parameters": {"max_seq_len": 4}},
+            "parameters.max_seq_len: expected 16 to 384 tokens, ",
+        ),
+        (
+            "/",
+            {**HUGGING_FACE, "parameters": {"max_seq_len": 999}},
+            "parameters.max_seq_len: expected 16 to 384 tokens, ",
+        ),
+        (
+            "/",
+            {**HUGGING_FACE, "parameters": {"doc_stride": 40, "max_seq_len": 40}},
+            "parameters.doc_stride: expected less than the 40 tokens of a window (max_seq_len), got 40.",
+        ),
+        (
+            "/",
+            {**HUGGING_FACE, "parameters": {"doc_stride": 400}},
+            "parameters.doc_stride: expected less than the 384 tokens of a window (max_seq_len), got 400.",
+        ),
+        ("/", {**HUGGING_FACE, "options": True}, "options: expected a "),
         ("/", {**HUGGING_FACE, "parameters": {"topk": 1}}, "parameters.topk: no such option. Did you mean 'top_k'?"),
         ("/v1/corrections", CORRECTION, "body: expected start and end of the answer, or no_answer = true, got "),
         (
@@ -111,6 +132,14 @@ def test_a_message_names_the_field_and_what_was_found(client: TestClient, path: 
     assert response.status_code == 422
     error = response.json()["error"]
     assert (error if isinstance(error, str) else error["message"]).startswith(message)
+
+
+def test_options_of_the_hub_are_accepted_and_ignored(client: TestClient) -> None:
+    plain = client.post("/", json=HUGGING_FACE)
+    assert plain.status_code == 200
+    options = {"use_cache": False, "wait_for_model": True}
+    assert client.post("/", json={**HUGGING_FACE, "options": options}).json() == plain.json()
+    assert client.post("/", json={**HUGGING_FACE, "options": None}).json() == plain.json()
 
 
 def test_what_clients_send_in_another_form_is_refused(client: TestClient) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from lamella.errors import MissingLibraryError
+from lamella.errors import MissingLibraryError, shorten
 from lamella.registry import STRICT
 from lamella.serve.adaptation import LEAST, Adaptations
 from lamella.serve.catalogue import Catalogue
@@ -166,7 +166,10 @@ async def read_text(request: Request, name: str = "") -> Response:
             "Content-Type: expected the file itself as the body, got a form; with curl, use --data-binary @FILE."
         )
     with service_of(request).bodies.body() as body:
-        data = await read_limited(request, body, MOST_BYTES, FILE_SECONDS)
+        what = shorten(name) if name else "file"
+        data = await read_limited(
+            request, body, MOST_BYTES, FILE_SECONDS, what=what, remedy="open a part of it, or paste its text"
+        )
     free = _free_readers(request)
     if free.locked():
         raise BusyError(f"the server reads {FILES_AT_ONCE} files already; try again in a moment.", retry_after=2)

@@ -290,6 +290,9 @@ class HuggingFaceAsk(BaseModel):
 
     inputs: HuggingFaceInputs
     parameters: HuggingFaceParameters | None = None
+    options: dict[str, Any] | None = Field(
+        None, description="Ignored, such as `wait_for_model`, which clients sent to the hub."
+    )
 
 
 class HuggingFaceAnswer(BaseModel):
