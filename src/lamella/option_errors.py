@@ -131,7 +131,7 @@ def _keys_of_user(path: Sequence[str | int], given: Any, *, missing: bool) -> li
 def _spell_path(where: str, keys: Sequence[str | int]) -> str:
     path = where
     for key in keys:
-        name = key if isinstance(key, int) else printable(truncate(key))
+        name = key if isinstance(key, int) else printable(truncate(key)) or "''"
         path += f"[{name}]" if isinstance(key, int) else f".{name}" if path else str(name)
     return path
 

@@ -202,7 +202,13 @@ def test_the_server_describes_itself_as_documented(client: TestClient) -> None:
 
 
 def test_a_wrong_method_gets_all_methods_of_the_path(client: TestClient) -> None:
-    for path, methods in (("/", "GET, HEAD, POST"), ("/v1/corrections", "GET, POST"), ("/openapi.json", "GET, HEAD")):
+    for path, methods in (
+        ("/", "GET, HEAD, POST"),
+        ("/v1/corrections", "GET, POST"),
+        ("/v1/corrections/squad.json", "GET"),
+        ("/v1/corrections/c1", "DELETE"),
+        ("/openapi.json", "GET, HEAD"),
+    ):
         response = client.put(path)
         assert (response.status_code, response.headers["Allow"]) == (405, methods)
 
@@ -211,14 +217,21 @@ def test_a_wrong_method_gets_all_methods_of_the_path(client: TestClient) -> None
     ("body", "status", "words"),
     [
         (b"", 422, "body: expected a JSON object"),
+        (b"null", 422, "body: expected a JSON object, got null."),
         (b"[]", 422, "body: expected a JSON object"),
+        (
+            b'\xef\xbb\xbf{"question": "a", "context": "b"}',
+            400,
+            "found a byte order mark before it; send UTF-8 without",
+        ),
+        (b'{"question": "a", "context": "b", "": 1}', 422, "'': no such option."),
         (b"{", 400, "expected JSON"),
         (b"\xff\xfe", 400, "UTF-8"),
         (b'{"question": "a", "question": "b", "context": "c"}', 400, "'question' twice"),
         (b'{"question": "\\ud800", "context": "c"}', 400, "surrogate"),
         (b'{"question": "a", "context": "c", "threshold": NaN}', 400, "NaN"),
         (b'{"question": "a", "context": "c", "threshold": 1e999}', 422, "threshold: expected a finite number"),
-        (b'{"question": "a", "context": "c", "top_k": ' + b"9" * 5000 + b"}", 400, "expected JSON"),
+        (b'{"question": "a", "context": "c", "top_k": ' + b"9" * 5000 + b"}", 400, "at most 4,300 digits"),
         (b'{"question": "a", "context": "c", "top_k": 99999999999999999999}', 422, "top_k: expected at most 100"),
         (b'{"question": "a", "context": "c", "top_k": true}', 422, "top_k: expected a whole number"),
         (b'{"question": "a", "context": "c", "topk": 1}', 422, "top_k"),
@@ -228,6 +241,16 @@ def test_a_wrong_method_gets_all_methods_of_the_path(client: TestClient) -> None
         (b'{"question": " ", "context": "c"}', 422, "question: expected a text, got an empty one"),
         (b'{"question": "a", "context": []}', 422, "context"),
         (b'{"question": "a", "context": ["", " "]}', 422, "context: expected a text, got an empty one"),
+        (
+            b'{"question": "a", "context": "\\u0000"}',
+            422,
+            "context: expected a text, got nothing but white space and invisible",
+        ),
+        (
+            b'{"question": "a", "context": ["\\u200b", "\\ufeff \\n"]}',
+            422,
+            "context: expected a text, got nothing but white space and invisible",
+        ),
         (b'{"question": "a", "context": {"b": 1}}', 422, "context: expected"),
         (b'{"question": "a", "context": "c", "model": []}', 422, "model: expected the name of a reader"),
         (b"[" * 100_000, 400, "nested too deeply"),
@@ -431,6 +454,14 @@ def test_health_readiness_and_figures(client: TestClient) -> None:
     assert "lamella_batch_windows_bucket" in text
 
 
+@pytest.mark.parametrize("path", ["/", "/docs", "/info", "/v1/models", "/metrics", "/page/app.js", "/health", "/ready"])
+def test_head_is_get_without_a_body(client: TestClient, path: str) -> None:
+    got, head = client.get(path), client.head(path)
+    assert (head.status_code, got.status_code) == (200, 200)
+    assert head.headers["Content-Type"] == got.headers["Content-Type"]
+    assert "ETag" not in got.headers or head.headers["ETag"] == got.headers["ETag"]
+
+
 def test_keys_are_required_where_they_are_set() -> None:
     with serve(keys=("first-key", "second-key")) as client:
         for key in ("first-key", "second-key"):
@@ -440,7 +471,7 @@ def test_keys_are_required_where_they_are_set() -> None:
             assert "Authorization" in error_of(response, 401)
             assert response.headers["WWW-Authenticate"] == "Bearer"
         for path in ("/v1/models", "/info", "/metrics"):
-            assert client.get(path).status_code == 401
+            assert client.get(path).status_code == client.head(path).status_code == 401
         assert client.post("/", json={}).status_code == 401
         assert client.get("/health").status_code == client.get("/ready").status_code == 200
 
@@ -486,6 +517,9 @@ def test_other_origins_are_allowed_only_if_set(client: TestClient) -> None:
         assert allowed.headers["Access-Control-Allow-Origin"] == "https://example.org"
         refused = other.options("/v1/ask", headers={**asking, "Origin": "https://example.com"})
         assert "Access-Control-Allow-Origin" not in refused.headers
+        assert "got another: origin; to allow" in error_of(refused, 403)
+        unknown = other.options("/v1/ask", headers={**asking, "Access-Control-Request-Headers": "X-A"})
+        assert "got another: headers" in error_of(unknown, 403)
 
 
 def test_an_error_of_the_server_is_reported_without_details(

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from starlette.testclient import TestClient
 
+from lamella.serve.schemas import AskResponse
 from lamella.serve.settings import Settings
 from lamella.serve.web_app import create_app
 
@@ -96,6 +97,27 @@ CORRECTION = {"question": "a", "context": "b"}
         ),
         ("/v1/batch", {"requests": ["a"]}, "requests[0]: expected a JSON object, got 'a'."),
         ("/", {"inputs": "a"}, "inputs: expected a JSON object, got 'a'."),
+        (
+            "/",
+            {**HUGGING_FACE, "parameters": {"max_seq_len": 4}},
+            "parameters.max_seq_len: expected 16 to 384 tokens, ",
+        ),
+        (
+            "/",
+            {**HUGGING_FACE, "parameters": {"max_seq_len": 999}},
+            "parameters.max_seq_len: expected 16 to 384 tokens, ",
+        ),
+        (
+            "/",
+            {**HUGGING_FACE, "parameters": {"doc_stride": 40, "max_seq_len": 40}},
+            "parameters.doc_stride: expected less than the 40 tokens of a window (max_seq_len), got 40.",
+        ),
+        (
+            "/",
+            {**HUGGING_FACE, "parameters": {"doc_stride": 400}},
+            "parameters.doc_stride: expected less than the 384 tokens of a window (max_seq_len), got 400.",
+        ),
+        ("/", {**HUGGING_FACE, "options": True}, "options: expected a "),
         ("/", {**HUGGING_FACE, "parameters": {"topk": 1}}, "parameters.topk: no such option. Did you mean 'top_k'?"),
         ("/v1/corrections", CORRECTION, "body: expected start and end of the answer, or no_answer = true, got "),
         (
@@ -110,6 +132,14 @@ def test_a_message_names_the_field_and_what_was_found(client: TestClient, path: 
     assert response.status_code == 422
     error = response.json()["error"]
     assert (error if isinstance(error, str) else error["message"]).startswith(message)
+
+
+def test_options_of_the_hub_are_accepted_and_ignored(client: TestClient) -> None:
+    plain = client.post("/", json=HUGGING_FACE)
+    assert plain.status_code == 200
+    options = {"use_cache": False, "wait_for_model": True}
+    assert client.post("/", json={**HUGGING_FACE, "options": options}).json() == plain.json()
+    assert client.post("/", json={**HUGGING_FACE, "options": None}).json() == plain.json()
 
 
 def test_what_clients_send_in_another_form_is_refused(client: TestClient) -> None:
@@ -135,6 +165,46 @@ def test_the_description_has_short_names_keys_and_one_form_of_errors(tmp_path: P
     assert unlocked == {"/health", "/ready"}
     assert described["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
     assert "securitySchemes" not in create_app(Settings()).openapi()["components"]
+
+
+def test_the_description_has_words_of_json_schema_only(client: TestClient) -> None:
+    described = client.get("/openapi.json").json()
+    text = json.dumps(described)
+    assert not [word for word in ("ge", "le", "gt", "lt") if f'"{word}":' in text]
+    fields = described["components"]["schemas"]
+    for schema, name, least, most in (("Ask", "max_answer_length", 1, 1_000_000), ("Ask", "top_k", 1, 100),
+                                      ("HuggingFaceParameters", "max_seq_len", 1, 1_000_000),
+                                      ("HuggingFaceParameters", "doc_stride", 0, 1_000_000)):  # fmt: skip
+        field = fields[schema]["properties"][name]
+        number = next(part for part in field.get("anyOf", [field]) if part["type"] == "integer")
+        assert (number["minimum"], number["maximum"]) == (least, most)
+    (example,) = fields["AskResponse"]["examples"]
+    assert AskResponse.model_validate(example).model_dump(exclude_defaults=True).keys() == example.keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/corrections", {"question": "a", "context": "b", "start": False, "end": True}),
+        ("/v1/corrections", {"question": "a", "context": "b", "start": "0", "end": "1"}),
+        ("/v1/corrections", {"question": "a", "context": "b", "no_answer": "yes"}),
+        ("/v1/corrections", {"question": "a", "context": "b", "no_answer": 1}),
+        ("/v1/corrections", {"question": "a", "context": "b", "no_answer": True, "near": True}),
+        ("/v1/corrections", {"question": "a", "context": "b", "start": 0.5, "end": 1}),
+        ("/v1/adaptations", {"model": 1}),
+        ("/v1/adaptations/a/keep", {"name": 1}),
+    ],
+)
+def test_values_of_another_type_are_not_converted(client: TestClient, path: str, body: Any) -> None:
+    response = client.post(path, json=body)
+    assert (response.status_code, response.json()["error"]["type"]) == (422, "invalid_request"), response.text
+    assert client.get("/v1/corrections").json()["corrections"] == []
+
+
+def test_a_whole_number_may_have_a_point(client: TestClient) -> None:
+    added = client.post("/v1/corrections", json={"question": "a", "context": "b", "start": 0.0, "end": 1.0})
+    assert added.json()["answer"] == "b"
+    client.delete(f"/v1/corrections/{added.json()['id']}")
 
 
 @pytest.mark.parametrize("mode", ["positive", "negative"])

@@ -87,6 +87,14 @@ def test_the_text_of_a_file_is_returned(client: TestClient) -> None:
         assert "root:" not in response.text
 
 
+def test_a_file_that_is_too_large_is_named(client: TestClient) -> None:
+    message = error_of(client.post("/v1/text?name=report.pdf", content=b"a" * 21_000_000), 413)
+    assert message == (
+        "'report.pdf': expected at most 20,971,520 bytes, got 21,000,000; open a part of it, or paste its text."
+    )
+    assert error_of(client.post("/v1/text", content=b"a" * 21_000_000), 413).startswith("file: expected at most ")
+
+
 def test_corrections_are_added_listed_downloaded_and_removed(client: TestClient) -> None:
     added = client.post("/v1/corrections", json=CORRECTION)
     assert added.status_code == 201

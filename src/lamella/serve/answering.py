@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from lamella.errors import UsageError, collect_warnings
 from lamella.inference.abstention import at_prior
+from lamella.inference.pipeline import SHORTEST
 from lamella.serve.question_lists import Pair
 from lamella.serve.reader_pool import LoadedReader
 from lamella.serve.schemas import Ask, HuggingFaceParameters
@@ -86,9 +87,15 @@ class PipelineOptions:
     def answer(self, loaded: LoadedReader, pairs: Sequence[Pair], shown_layers: ShownLayers) -> list[Any]:
         """Return one answer per question, or a list of them, as the pipeline does; its schema has no warnings."""
         options = dict(self.values)
-        longest, most = options.get("max_seq_len"), loaded.reader.model.windows.max_seq_length
-        if longest is not None and longest > most:  # positions of the encoder
-            raise UsageError(f"parameters.max_seq_len: expected at most {most}, got {longest}.")
+        most = loaded.reader.model.windows.max_seq_length  # the encoder may have no positions for more
+        longest, overlap = options.get("max_seq_len", most), options.get("doc_stride", 0)
+        if not SHORTEST <= longest <= most:
+            raise UsageError(f"parameters.max_seq_len: expected {SHORTEST} to {most} tokens, got {longest}.")
+        if overlap >= longest:
+            raise UsageError(
+                f"parameters.doc_stride: expected less than the {longest} tokens of a window (max_seq_len), got "
+                f"{overlap}."
+            )
         questions, contexts = zip(*pairs, strict=True)
         with loaded.queue.announced(), collect_warnings():
             answered = loaded.reader(question=questions, context=contexts, **options)

@@ -20,6 +20,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from lamella.errors import RunError, UsageError
 from lamella.garbage import spare_existing_objects
 from lamella.serve.connections import limit_connections
+from lamella.serve.request_size import MOST_FRAMING
 from lamella.serve.service import Service, seconds_to_stop
 from lamella.serve.settings import Settings
 from lamella.serve.web_app import create_app
@@ -98,6 +99,7 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             app,
             http=limit_connections(protocol, most_connections, settings, service.metrics),
+            h11_max_incomplete_event_size=2 * MOST_FRAMING,  # h11's own limit never comes before ours
             log_config=None,
             access_log=False,
             server_header=False,

@@ -8,9 +8,11 @@ loop busy: large bodies are parsed in a thread, and values are checked up to the
 from __future__ import annotations
 
 import asyncio
+import codecs
 import inspect
 import json
 import math
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -69,15 +71,27 @@ class JsonRequest(Request):
         return await read_limited(self, body, settings.max_body, settings.body_timeout)
 
 
-async def read_limited(request: Request, body: Body, most: int, seconds: float) -> bytes:
+async def read_limited(
+    request: Request,
+    body: Body,
+    most: int,
+    seconds: float,
+    *,
+    what: str = "body",
+    remedy: str = "send less text per request",
+) -> bytes:
     """Return the body of a request; raise an error if it has more than `most` bytes or is not sent in `seconds`.
 
+    The errors call the body `what`.
     With its last byte, a request is accepted: it is answered even if the server is asked to stop then.
     """
-    too_long = f"body: expected at most {counted(most, 'byte')}, got {{}}; send less text per request."
+
+    def too_long(found: str) -> TooLargeError:
+        return TooLargeError(f"{what}: expected at most {counted(most, 'byte')}, got {found}; {remedy}.")
+
     length = request.headers.get("content-length", "")
     if length.isdecimal() and len(length) < 20 and int(length) > most:
-        raise TooLargeError(too_long.format(f"{int(length):,}"))
+        raise too_long(f"{int(length):,}")
     chunks: list[bytes] = []
     service = request.app.state.service
     try:
@@ -86,11 +100,11 @@ async def read_limited(request: Request, body: Body, most: int, seconds: float) 
                 service.check_not_stopping()
                 body.add(len(chunk))
                 if body.read > most:
-                    raise TooLargeError(too_long.format("more"))
+                    raise too_long("more")
                 chunks.append(chunk)
     except TimeoutError:
         raise RefusedError(
-            f"body: expected all of it within {seconds:g} seconds, got {counted(body.read, 'byte')}; send it faster.",
+            f"{what}: expected all of it within {seconds:g} seconds, got {counted(body.read, 'byte')}; send it faster.",
             status=408,
             kind="slow_request",
         ) from None
@@ -99,6 +113,8 @@ async def read_limited(request: Request, body: Body, most: int, seconds: float) 
 
 def parse_json(body: bytes) -> Any:
     """Parse JSON strictly."""
+    if body.startswith(codecs.BOM_UTF8):
+        raise _malformed("body: expected JSON, found a byte order mark before it; send UTF-8 without one.")
     try:
         value = json.loads(body.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
         if b"\\u" in body:  # only an escape can write half of a surrogate pair
@@ -109,7 +125,10 @@ def parse_json(body: bytes) -> Any:
         raise _malformed(f"body: expected UTF-8, found another byte at position {error.start}.") from None
     except RecursionError:
         raise _malformed("body: expected JSON, found values nested too deeply.") from None
-    except ValueError as error:  # also for integers of thousands of digits
+    except ValueError as error:
+        if "set_int_max_str_digits" in str(error):
+            most = f"{sys.get_int_max_str_digits():,}"
+            raise _malformed(f"body: expected whole numbers of at most {most} digits, found a longer one.") from None
         raise _malformed(f"body: expected JSON, found an error: {one_line(error)}.") from None
     return value
 
@@ -127,7 +146,10 @@ class JsonRoute(APIRoute):
         async def handle_json(request: Request) -> Response:
             request = JsonRequest(request.scope, request.receive)
             value = await request.json() if schema is not None and await request.body() else None
-            if value is not None and hasattr(schema, "check_length"):
+            if value is None and schema is not None:
+                found = "null" if await request.body() else "nothing"
+                raise RefusedError(f"body: expected a JSON object, got {found}.")
+            if hasattr(schema, "check_length"):
                 schema.check_length(value, request.app.state.service.settings)
             if plain and isinstance(value, dict):
                 try:
@@ -190,9 +212,8 @@ def _explain(error: RequestValidationError, schema: Any) -> str:
     faults = [{**fault, "loc": tuple(fault["loc"])} for fault in error.errors()[:MOST_FAULTS]]
     in_body = [{**fault, "loc": fault["loc"][1:]} for fault in faults if fault["loc"][0] == "body"]
     if in_body:
-        if error.body is None or not isinstance(error.body, dict):
-            found = "nothing" if error.body is None else shorten(error.body)
-            return f"body: expected a JSON object, got {found}."
+        if not isinstance(error.body, dict):
+            return f"body: expected a JSON object, got {shorten(error.body)}."
         return _explain_body(in_body, error.body, schema)
     first = faults[0]
     return f"{first['loc'][-1]}: {first['msg'].lower()}, got {shorten(first.get('input'))}."

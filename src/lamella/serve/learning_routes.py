@@ -11,14 +11,15 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from lamella.errors import MissingLibraryError
+from lamella.errors import MissingLibraryError, shorten
+from lamella.registry import STRICT
 from lamella.serve.adaptation import LEAST, Adaptations
 from lamella.serve.catalogue import Catalogue
 from lamella.serve.corrections import Corrections
 from lamella.serve.json_body import JsonRoute, json_response, read_limited
 from lamella.serve.refusals import BusyError
 from lamella.serve.routes import ERRORS, service_of
-from lamella.serve.schemas import ErrorResponse, ModelInfo
+from lamella.serve.schemas import ErrorResponse, ModelInfo, Place
 from lamella.serve.texts import MOST_BYTES, UnknownTextError, text_of_file
 
 FILES_AT_ONCE = 2  # a PDF takes a process, and up to a gigabyte
@@ -34,14 +35,14 @@ CONFLICT: dict[str, Any] = {"model": ErrorResponse, "description": "Another adap
 class CorrectionIn(BaseModel):
     """The right answer to a question about a text: its characters, or `no_answer`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(**STRICT)
 
     question: str = Field(min_length=1, max_length=5_000, examples=["Who discovered Titan?"])
     context: str = Field(min_length=1, examples=["Christiaan Huygens discovered Titan in 1655."])
-    start: int | None = Field(None, ge=0, description="first character of the answer", examples=[0])
-    end: int | None = Field(None, ge=0, description="character after its last one", examples=[18])
+    start: Place | None = Field(None, description="first character of the answer", examples=[0])
+    end: Place | None = Field(None, description="character after its last one", examples=[18])
     no_answer: bool = Field(False, description="the text does not answer the question")
-    near: int | None = Field(None, ge=0, description="where a reader wrongly saw an answer, if the text is long")
+    near: Place | None = Field(None, description="where a reader wrongly saw an answer, if the text is long")
 
     @model_validator(mode="after")
     def _check_place(self) -> CorrectionIn:
@@ -111,7 +112,7 @@ class DiscardedAdaptation(BaseModel):
 class AdaptationIn(BaseModel):
     """The reader to adapt; null is the default reader."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(**STRICT)
 
     model: str | None = Field(None, examples=["default"])
 
@@ -119,7 +120,7 @@ class AdaptationIn(BaseModel):
 class KeepIn(BaseModel):
     """The name under which to keep an adapted reader."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(**STRICT)
 
     name: str = Field(min_length=1, max_length=100, examples=["mine"])
 
@@ -165,7 +166,10 @@ async def read_text(request: Request, name: str = "") -> Response:
             "Content-Type: expected the file itself as the body, got a form; with curl, use --data-binary @FILE."
         )
     with service_of(request).bodies.body() as body:
-        data = await read_limited(request, body, MOST_BYTES, FILE_SECONDS)
+        what = shorten(name) if name else "file"
+        data = await read_limited(
+            request, body, MOST_BYTES, FILE_SECONDS, what=what, remedy="open a part of it, or paste its text"
+        )
     free = _free_readers(request)
     if free.locked():
         raise BusyError(f"the server reads {FILES_AT_ONCE} files already; try again in a moment.", retry_after=2)

@@ -44,6 +44,7 @@ async def docs(request: Request) -> Response:
     return _answer(request, "docs.html")
 
 
+@router.head("/page/{name}")
 @router.get("/page/{name}")
 async def file(request: Request, name: str) -> Response:
     """Return a file of the page; its name is looked up in a table, never joined to a path."""

@@ -90,6 +90,7 @@ async def batch(body: Batch, request: Request) -> Response:
     return _LinesResponse(lines())
 
 
+@router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models", response_model=ModelList, responses={401: ERRORS[401]})
 async def models(request: Request) -> Response:
     """List the readers of this server, the default first."""
@@ -97,6 +98,7 @@ async def models(request: Request) -> Response:
     return json_response({"models": described})
 
 
+@router.head("/info", include_in_schema=False)
 @router.get("/info", response_model=ServerInfo, responses={401: ERRORS[401]})
 async def info(request: Request) -> Response:
     """Return the version, the default reader and the limits of this server."""
@@ -140,6 +142,7 @@ async def ready(request: Request) -> Response:
     return json_response({"status": "shutting down" if service.stopping else "loading"}, 503)
 
 
+@router.head("/metrics", include_in_schema=False)
 @router.get("/metrics", responses={401: ERRORS[401]}, response_class=Response)
 async def metrics(request: Request) -> Response:
     """Return figures for Prometheus."""

@@ -25,9 +25,13 @@ class _FailFast(FailFast):
     __hash__ = object.__hash__  # pydantic's cannot be part of a union
 
 
-Count = Annotated[int, BeforeValidator(_whole)]
+# The limits come first: around a validator, or a union with null, they are no words of JSON Schema in the description.
+MOST_ANSWERS, LARGEST = 100, 1_000_000
+TopK = Annotated[int, Field(ge=1, le=MOST_ANSWERS), BeforeValidator(_whole)]
+Size = Annotated[int, Field(ge=1, le=LARGEST), BeforeValidator(_whole)]
+Overlap = Annotated[int, Field(ge=0, le=LARGEST), BeforeValidator(_whole)]
+Place = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
 Texts = Annotated[list[str], _FailFast()]
-MOST_ANSWERS = 100
 
 
 class Ask(BaseModel):
@@ -53,16 +57,14 @@ class Ask(BaseModel):
     model: str | Texts | None = Field(
         None, description="The name of a reader, or of several; default: the first reader that the server was given."
     )
-    top_k: Count = Field(1, ge=1, le=MOST_ANSWERS, description="Number of answers to return.")
+    top_k: TopK = Field(1, description="Number of answers to return.")
     threshold: float | None = Field(
         None, description='Answer "no answer" above these null odds; default: the reader\'s own.'
     )
-    answerable: float | None = Field(
-        None, gt=0, lt=1, description="The share of your questions that you expect to have an answer."
+    answerable: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="The share of your questions that you expect to have an answer."
     )
-    max_answer_length: Count | None = Field(
-        None, ge=1, le=1_000_000, description="Maximum tokens of an answer; default: the reader's own."
-    )
+    max_answer_length: Size | None = Field(None, description="Maximum tokens of an answer; default: the reader's own.")
     layers: bool = Field(False, description="Show which layers of the encoder each answer was read from; needs torch.")
 
     @property
@@ -143,6 +145,34 @@ class Result(BaseModel):
 
 class AskResponse(BaseModel):
     """The answers to a question, from each reader that was asked."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "question": "When did Huygens land on Titan?",
+                    "results": [
+                        {
+                            "model": "default",
+                            "threshold": -2.06,
+                            "answers": [
+                                {
+                                    "answer": "14 January 2005",
+                                    "start": 27,
+                                    "end": 42,
+                                    "probability": 0.97,
+                                    "score": 0.99,
+                                }
+                            ],
+                            "no_answer": False,
+                            "na_prob": 0.02,
+                            "null_score": -15.0,
+                        }
+                    ],
+                }
+            ]
+        }
+    )
 
     question: str
     results: list[Result]
@@ -234,11 +264,11 @@ class HuggingFaceParameters(BaseModel):
 
     model_config = ConfigDict(**STRICT)
 
-    top_k: Count | None = Field(None, ge=1, le=MOST_ANSWERS)
-    doc_stride: Count | None = Field(None, ge=0, le=1_000_000)
-    max_answer_len: Count | None = Field(None, ge=1, le=1_000_000)
-    max_question_len: Count | None = Field(None, ge=1, le=1_000_000)
-    max_seq_len: Count | None = Field(None, ge=1, le=1_000_000)
+    top_k: TopK | None = None
+    doc_stride: Overlap | None = None
+    max_answer_len: Size | None = None
+    max_question_len: Size | None = None
+    max_seq_len: Size | None = None
     handle_impossible_answer: bool | None = None
     align_to_words: bool | None = None
 
@@ -260,6 +290,9 @@ class HuggingFaceAsk(BaseModel):
 
     inputs: HuggingFaceInputs
     parameters: HuggingFaceParameters | None = None
+    options: dict[str, Any] | None = Field(
+        None, description="Ignored, such as `wait_for_model`, which clients sent to the hub."
+    )
 
 
 class HuggingFaceAnswer(BaseModel):

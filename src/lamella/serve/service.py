@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import unicodedata
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -207,6 +208,8 @@ class Service:
                 f"context: expected at most {limits.max_characters:,} characters in all, got {characters:,}; send "
                 "several requests."
             )
+        if any(map(str.strip, contexts)) and all(map(_unreadable, contexts)):  # the reader refuses white space itself
+            raise UsageError("context: expected a text, got nothing but white space and invisible characters.")
 
     async def _answer(self, listed: Listed, options: AskOptions | PipelineOptions, pair: Pair, call: Call) -> Any:
         """Ask one reader, together with other questions that wait for it."""
@@ -327,6 +330,12 @@ async def _in_time(future: asyncio.Future[T], call: Call) -> T:
     except asyncio.CancelledError:
         call.abandoned = True
         raise
+
+
+def _unreadable(text: str) -> bool:
+    """Return whether no character of a text can be seen: a reader would have no place for an answer."""
+    beginning, rest = text[:100], text[100:]  # most texts are judged by their first characters
+    return all(unicodedata.category(each)[0] in "CZ" for part in (beginning, rest) for each in set(part))
 
 
 def _unavailable(listed: Listed, error: LamellaError) -> RefusedError:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
@@ -17,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from lamella.errors import LamellaError, truncate
 from lamella.serve import hugging_face, learning_routes, page_routes, routes
 from lamella.serve.gate import Gate, is_open, send_refusal
+from lamella.serve.json_body import json_response
 from lamella.serve.learning_routes import Learning
 from lamella.serve.refusals import RefusedError, as_refusal
 from lamella.serve.service import Service
@@ -65,7 +67,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(Gate, settings=service.settings, metrics=service.metrics)
     if service.settings.cors:  # outermost: a browser asks first, without a key
         app.add_middleware(
-            CORSMiddleware,
+            OtherOrigins,
             allow_origins=list(service.settings.cors),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
@@ -114,9 +116,27 @@ async def _http_error(request: Request, error: Exception) -> Response:
 def _methods_of(request: Request) -> Iterator[str]:
     """Yield the methods of a path; the framework names only those of the first route that has it."""
     routes = [route for router in request.app.state.routers for route in router.routes]
-    for route in routes:
-        if route.matches(request.scope)[0] != Match.NONE:
-            yield from route.methods
+    matching = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
+    own = [route for route in matching if route.path == request.url.path]
+    for route in own or matching:  # an id could be "squad.json", but none is
+        yield from route.methods
+
+
+class OtherOrigins(CORSMiddleware):
+    """Answers browsers that ask whether a page of another web site may send a request; a refusal is JSON."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Return what pages of an origin may send, or an error."""
+        response = super().preflight_response(request_headers)
+        if response.status_code == 200:
+            return response
+        refused = bytes(response.body).decode().removeprefix("Disallowed CORS ")
+        message = (
+            f"preflight: expected an origin, a method and headers that this server allows, got another: {refused}; to "
+            "allow an origin, start the server with --cors ORIGIN."
+        )
+        headers = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        return json_response({"error": {"type": "forbidden_origin", "message": message}}, 403, headers)
 
 
 class _RefusedResponse(Response):
