@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save
+from safetensors.numpy import save
 
 from broken.damage import Damage
 from broken.data_kinds import TITAN, squad
 from broken.json_damage import broken_json, dump_json
 from broken.kind import Files, Folders, Kind, damage_all, damage_file
 from broken.oracle import run_command
-from tiny_reader import HIDDEN, save_tiny_bert, save_tiny_reader
+from tiny_reader import HIDDEN, save_tiny_bert, save_tiny_checkpoint, save_tiny_reader
 
 QUESTION = ("Who discovered Titan?", "--text", TITAN)
 CALIBRATIONS: dict[str, dict[str, Any]] = {
@@ -117,16 +117,7 @@ def _checkpoints() -> Kind:
 
     def sound(folder: Path, _: Path) -> None:
         folder.rmdir()
-        save_tiny_bert(folder)
-        tensors = {f"bert.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
-        width = tensors["bert.embeddings.LayerNorm.bias"].shape[0]
-        tensors["qa_outputs.weight"] = np.ones((2, width), np.float32)
-        tensors["qa_outputs.bias"] = np.zeros(2, np.float32)
-        (folder / "model.safetensors").write_bytes(save(tensors, {"format": "pt"}))
-        config = json.loads((folder / "config.json").read_bytes())
-        (folder / "config.json").write_text(json.dumps({**config, "architectures": ["BertForQuestionAnswering"]}))
-        options = json.loads((folder / "tokenizer_config.json").read_bytes())
-        (folder / "tokenizer_config.json").write_text(json.dumps({**options, "model_max_length": 128}))
+        save_tiny_checkpoint(folder)
 
     def damages(files: Files) -> Iterator[Damage]:
         for file in ("config.json", "tokenizer_config.json"):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lamella.config import WindowOptions
 from lamella.data.windows.batches import Batch
 from lamella.data.windows.padding import Padded, check_window_length
+from lamella.data.windows.tokenizer_check import check_ids
 from lamella.decoding_options import DecodingOptions
 from lamella.encoder.acceleration import model_inputs, use_fast_attention
 from lamella.encoder.device import autocast
@@ -54,7 +55,9 @@ class StockModel:
         if missing := sorted(report["missing_keys"]):
             raise ModelError(f"{source.folder}: the weights lack {', '.join(missing[:3])}.")
         use_fast_attention(model)
-        return cls(model, load_tokenizer(source), source.folder)
+        tokenizer = load_tokenizer(source)
+        check_ids(tokenizer, len(model.get_input_embeddings().weight), source.folder)
+        return cls(model, tokenizer, source.folder)
 
     @property
     def reads_token_types(self) -> bool:
