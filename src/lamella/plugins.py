@@ -81,7 +81,7 @@ def _import(module: str, plugin: str) -> None:
     _imported.add(module)
     try:
         importlib.import_module(module)
-    except Exception as error:  # whatever it is, it is the plugin's
+    except (Exception, SystemExit) as error:  # whatever it is, it is the plugin's
         _imported.discard(module)
         if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS["train"]:
             raise PluginError(str(MissingLibraryError(plugin, [error.name]))) from error
