@@ -40,7 +40,7 @@ if not HAS_TORCH:
         *(f"inference/test_{name}.py" for name in ("answer_layers", "ensemble", "reader", "several_contexts")),
         *(f"models/test_{name}.py" for name in ("base_identity", "card", "default_reader", "model", "shipped_models")),
         *(f"models/test_{name}.py" for name in ("base_tokenizer", "recorded", "rounded_base", "token_ids")),
-        "models/test_torch_encoders.py",
+        *(f"models/test_{name}.py" for name in ("checkpoint_sizes", "torch_encoders")),
         *(f"numbers/test_{name}.py" for name in ("bert_parity", "formulas", "learning", "overfit", "paper_counts")),
         "numbers/test_trainer_parity.py",
         *("scoring/test_cost.py", "scoring/test_evaluate.py"),
