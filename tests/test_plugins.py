@@ -129,7 +129,10 @@ def test_a_broken_plugin_is_one_line_with_its_package(code: str, reason: str, in
     [
         ("least: float = object()", "Object of type object is not JSON serializable"),
         ("least: 'Missing' = 0.5", "name 'Missing' is not defined"),
-        ("least: type('Odd', (), {}) = 0.5", r"Unable to generate pydantic-core schema for <class 'odd\.parts\.Odd'>.*"),
+        (
+            "least: type('Odd', (), {}) = 0.5",
+            r"Unable to generate pydantic-core schema for <class 'odd\.parts\.Odd'>.*",
+        ),
     ],
 )
 def test_options_that_no_file_can_hold_are_one_line(option: str, reason: str, install: Install, lamella: Any) -> None:

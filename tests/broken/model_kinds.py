@@ -75,18 +75,24 @@ def _tampered_models() -> Kind:
         yield from damage_file("model.safetensors", files["model.safetensors"], structure="safetensors")
 
     def commands(folders: Folders) -> Iterator[list[object]]:
-        weights, model = folders.inputs / "model.safetensors", folders.output.with_name("tampered")
-        if not weights.is_file():
-            return
-        shutil.rmtree(model, ignore_errors=True)
-        shutil.copytree(folders.inputs / "reader", model)
-        config = json.loads((model / "config.json").read_bytes())
-        config["weights_sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
-        (model / "config.json").write_text(json.dumps(config))
-        (model / "model.safetensors").write_bytes(weights.read_bytes())
-        yield ["ask", *QUESTION, "--model", model, "--json"]
+        for model in tampered_model(folders):
+            yield ["ask", *QUESTION, "--model", model, "--json"]
 
     return Kind("tampered models", sound, damages, commands)
+
+
+def tampered_model(folders: Folders) -> Iterator[Path]:
+    """Yield the model with the damaged weights, unless there are none."""
+    weights, model = folders.inputs / "model.safetensors", folders.output.with_name("tampered")
+    if not weights.is_file():
+        return
+    shutil.rmtree(model, ignore_errors=True)
+    shutil.copytree(folders.inputs / "reader", model)
+    config = json.loads((model / "config.json").read_bytes())
+    config["weights_sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "model.safetensors").write_bytes(weights.read_bytes())
+    yield model
 
 
 def _encoders() -> Kind:
@@ -100,16 +106,21 @@ def _encoders() -> Kind:
         (beside / "data.json").write_text(json.dumps(squad()))
 
     def commands(folders: Folders) -> Iterator[list[object]]:
-        reader = folders.output.with_name("reader")
-        shutil.rmtree(reader, ignore_errors=True)
-        shutil.copytree(folders.beside / "reader", reader)
-        config = json.loads((reader / "config.json").read_bytes())
-        config["base"]["name"] = str(folders.inputs)
-        (reader / "config.json").write_text(json.dumps(config))
-        yield ["ask", *QUESTION, "--model", reader]
+        yield ["ask", *QUESTION, "--model", reader_above(folders)]
         yield ["check", folders.beside / "data.json", "--encoder", folders.inputs]
 
     return Kind("encoders", sound, damage_all, commands, reports=True)
+
+
+def reader_above(folders: Folders) -> Path:
+    """Return a sound reader on the damaged encoder."""
+    reader = folders.output.with_name("reader")
+    shutil.rmtree(reader, ignore_errors=True)
+    shutil.copytree(folders.beside / "reader", reader)
+    config = json.loads((reader / "config.json").read_bytes())
+    config["base"]["name"] = str(folders.inputs)
+    (reader / "config.json").write_text(json.dumps(config))
+    return reader
 
 
 def _checkpoints() -> Kind:
@@ -169,18 +180,23 @@ def _calibrations() -> Kind:
                 yield Damage(f"{method}: {name}", "calibration.json", changed)
 
     def commands(folders: Folders) -> Iterator[list[object]]:
-        """Put the damaged calibration into the config.json of a reader, as text: it may be no JSON."""
-        model = folders.output.with_name("reader")
-        shutil.rmtree(model, ignore_errors=True)
-        shutil.copytree(folders.beside / "reader", model)
-        config = json.loads((model / "config.json").read_bytes())
-        config["decoding"]["calibration"] = "\ue000"
-        text = (folders.inputs / "calibration.json").read_bytes().decode("utf-8", "surrogatepass")
-        (model / "config.json").write_bytes(dump_json(config, text))
+        model = calibrated_reader(folders)
         yield ["ask", *QUESTION, "--model", model, "--answer", "balanced"]
         yield ["predict", folders.beside / "data.json", "--model", model, "--out", folders.output]
 
     return Kind("calibrations", sound, damages, commands)
+
+
+def calibrated_reader(folders: Folders) -> Path:
+    """Return a reader with the damaged calibration in its config.json, as text: it may be no JSON."""
+    model = folders.output.with_name("reader")
+    shutil.rmtree(model, ignore_errors=True)
+    shutil.copytree(folders.beside / "reader", model)
+    config = json.loads((model / "config.json").read_bytes())
+    config["decoding"]["calibration"] = "\ue000"
+    text = (folders.inputs / "calibration.json").read_bytes().decode("utf-8", "surrogatepass")
+    (model / "config.json").write_bytes(dump_json(config, text))
+    return model
 
 
 def model_kinds() -> Iterator[Kind]:
