@@ -32,6 +32,8 @@ What is stated about [other processors](#what-auto-chooses), [a GPU](#on-a-gpu) 
 HOW_TO_READ = """\
 - **ratio**: median over the repeats (lowest to highest). *Times as fast*: more is better; *times the cost*: less is
   better.
+- **peer**: it has the same libraries as ours, so that no ratio compares versions of torch. Only the pipeline of
+  transformers 4 has an environment of its own, from a constraint file: transformers 5 has none any more.
 - **floor**: the time that the matrix products, the memory traffic or the start of the process would take alone at the
   limits of the machine; for a rate, the rate at which they would run. **Share**: the floor as a share of our time. A
   floor is a bound, not a goal: one of memory traffic alone reads each number once and computes nothing with it."""

@@ -125,6 +125,16 @@ def test_the_page_derives_its_verdicts_from_the_numbers() -> None:
     assert goal(stages, {"ratio": 0.4, "data": of_encoder}).endswith(": **missed by 50 %** (1.5)")
 
 
+def test_the_features_of_peers_are_pinned_to_the_versions_that_were_recorded() -> None:
+    folder = ROOT / "benchmarks" / "peers"
+    peers = runpy.run_path(str(folder / "features.py"))
+    recorded = json.loads((folder / "features.json").read_text(encoding="utf-8"))["tools"]
+    for tool, packages in peers["PACKAGES"].items():
+        pinned = dict(package.split("==") for package in (peers["TORCH"], *packages))
+        found = {name: version.partition("+")[0] for name, version in recorded[tool]["versions"].items()}
+        assert pinned == found, tool
+
+
 def test_the_runner_refuses_an_unknown_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
