@@ -29,7 +29,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two kinds, and 5 seconds of each fuzzer")
-    parser.add_argument("--seconds", type=float, default=120, help="processor time of each fuzzer")
+    parser.add_argument("--seconds", type=float, default=60, help="processor time of each fuzzer")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the file that holds the counts")
     parser.add_argument("names", nargs="*", metavar="KIND", help="kinds of inputs, or fuzzing; default: all")
     arguments = parser.parse_args()

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lamella.errors import EXTRAS, LamellaError, MissingLibraryError, PluginError, UntrustedPluginError, one_line
@@ -63,6 +64,15 @@ def import_trusted_plugin(module: str) -> None:
     if module not in _imported | _trusted():
         raise UntrustedPluginError(f"plugin {module!r}: not offered by an installed package, nor listed in {TRUSTED}.")
     import_plugins([module])
+
+
+@contextmanager
+def reading_options(part: str) -> Iterator[None]:
+    """Turn whatever is wrong with the options of a part, given by its qualified name, into one error."""
+    try:
+        yield
+    except Exception as error:
+        raise PluginError(f"{part}: its options cannot be used: {one_line(error)}; repair it.") from error
 
 
 def _trusted() -> set[str]:

@@ -31,9 +31,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from lamella.errors import EXTRAS, ConfigError, PluginError, UnknownNameError, UsageError, one_line
+from lamella.errors import EXTRAS, ConfigError, UnknownNameError, UsageError
 from lamella.option_errors import explain
-from lamella.plugins import import_installed_plugins
+from lamella.plugins import import_installed_plugins, reading_options
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -119,10 +119,8 @@ class Part:
     @functools.cached_property
     def _schema(self) -> type[BaseModel]:
         fields: dict[str, Any] = _keyword_only(self.make)
-        try:
+        with reading_options(_qualified_name(self.make)):  # pydantic may have no rule for a type
             return create_model(f"{self.family}.{self.name}", __config__=STRICT, **fields)
-        except Exception as error:  # pydantic has no rule for a type
-            raise _unreadable_options(self.make, error) from error
 
     def problems(self, options: Mapping[str, Any], where: str) -> list[str]:
         """Return one line per fault of `options`; an empty list if there is none."""
@@ -353,7 +351,7 @@ def _is_own(module: str) -> bool:
 
 def _keyword_only(make: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     function = getattr(make, "__init__") if isinstance(make, type) else make  # noqa: B009 - mypy distrusts `.__init__`
-    try:
+    with reading_options(_qualified_name(make)):  # types may have no meaning, and defaults be what no file holds
         hints = typing.get_type_hints(function, include_extras=True)
         options = {
             name: (hints.get(name, Any), ... if parameter.default is parameter.empty else parameter.default)
@@ -361,13 +359,7 @@ def _keyword_only(make: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
             if parameter.kind is parameter.KEYWORD_ONLY
         }
         json.dumps([default for _, default in options.values() if default is not ...])
-    except Exception as error:  # of a part of another package: names without a meaning, or defaults that no file holds
-        raise _unreadable_options(make, error) from error
     return options
-
-
-def _unreadable_options(make: Callable[..., Any], error: Exception) -> PluginError:
-    return PluginError(f"{_qualified_name(make)}: its options cannot be used: {one_line(error)}; repair it.")
 
 
 def _qualified_name(make: Callable[..., Any]) -> str:
