@@ -20,6 +20,7 @@ from lamella.errors import ConfigError, ModelError, PluginError
 from lamella.models.base_encoder import load_encoder
 from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
+from lamella.registry import part
 from lamella.run_file import load_config
 from lamella.validation import check_config
 
@@ -103,6 +104,7 @@ def test_an_entry_point_adds_parts_that_are_named_like_ours(install: Install) ->
         ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("def (", "SyntaxError: .*"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
         (
             MIXER.format(name="last"),
             r"mixer 'last' is registered twice: by lamella\.heads\.pooling\.Last and by wrecked\.parts\.Mine; rename "
@@ -120,6 +122,29 @@ def test_a_broken_plugin_is_one_line_with_its_package(code: str, reason: str, in
         with pytest.raises(PluginError, match=f"^plugin 'wrecked.parts' of wrecked 1.2 cannot be imported: {reason}"):
             registry.names("mixer")
     assert err.endswith("; repair it, or uninstall its package.\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("least: float = object()", "Object of type object is not JSON serializable"),
+        ("least: 'Missing' = 0.5", "name 'Missing' is not defined"),
+        (
+            "least: type('Odd', (), {}) = 0.5",
+            r"Unable to generate pydantic-core schema for <class 'odd\.parts\.Odd'>.*",
+        ),
+    ],
+)
+def test_options_that_no_file_can_hold_are_one_line(option: str, reason: str, install: Install, lamella: Any) -> None:
+    install("odd", METRICS.replace("predicted, language):", f"predicted, language, *, {option}):", 1))
+    try:
+        code, _, err = lamella("parts", "metric", "--json")
+        part("metric", "accuracy").resolved({})
+        error = ""
+    except PluginError as refused:
+        error = str(refused)
+    assert re.fullmatch(rf"odd\.parts\.accuracy: its options cannot be used: {reason}; repair it\.", error)
+    assert (code, err) in ((0, ""), (2, f"lamella: {error}\n"))
 
 
 def test_a_plugin_that_needs_torch_names_the_extra(install: Install, lamella: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save
+from safetensors.numpy import load_file, save
 
 from lamella.config import RunConfig
 from lamella.models.card import Contents, model_card
@@ -77,6 +77,20 @@ def save_tiny_reader(folder: Path, encoder: Path, *, seed: int = 0, abstains: fl
     _write_json(folder / "config.json", saved.to_json())
     (folder / "README.md").write_text(model_card(saved, contents), encoding="utf-8")
     _save_tokenizer(folder)
+    return folder
+
+
+def save_tiny_checkpoint(folder: Path) -> Path:
+    """Write a random question answering model as transformers saves it, and return its folder."""
+    save_tiny_bert(folder)
+    tensors = {f"bert.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
+    tensors["qa_outputs.weight"], tensors["qa_outputs.bias"] = np.ones((2, HIDDEN), np.float32), np.zeros(2, np.float32)
+    (folder / "model.safetensors").write_bytes(save(tensors, {"format": "pt"}))
+    for file, options in {
+        "config.json": {"architectures": ["BertForQuestionAnswering"]},
+        "tokenizer_config.json": {"model_max_length": 128},
+    }.items():
+        _write_json(folder / file, {**json.loads((folder / file).read_bytes()), **options})
     return folder
 
 

@@ -23,14 +23,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-TORCH, TRANSFORMERS = "torch==2.13.0", "transformers==5.22.2"
+# The versions that features.json records, which may be older than those in constraints.txt: raise them, then run this.
+TORCH, TRANSFORMERS, TRANSFORMERS_4 = "torch==2.13.0", "transformers==5.22.2", "transformers==4.57.6"
+PEFT, DATASETS = "peft==0.21.2", "datasets==5.2.0"
 PACKAGES = {
-    "transformers-4": ("transformers<5",),
-    "transformers-5": (TRANSFORMERS,),
-    "run-qa-loader": ("datasets",),
-    "adapters": ("adapters",),
-    "peft": (TRANSFORMERS, "peft==0.21.2"),
-    "haystack": (TRANSFORMERS, "haystack-ai", "transformers-haystack"),
+    "transformers-4": (TRANSFORMERS_4,),
+    "transformers-5": (TRANSFORMERS, PEFT, DATASETS),
+    "run-qa-loader": (TRANSFORMERS, PEFT, DATASETS),
+    "adapters": (TRANSFORMERS_4, "adapters==1.3.0"),
+    "peft": (TRANSFORMERS, PEFT, DATASETS),
+    "haystack": (TRANSFORMERS, "haystack-ai==3.4.0", "transformers-haystack==2.0.0"),
 }
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HAYSTACK_TELEMETRY_ENABLED": "false"}
 
@@ -52,8 +54,9 @@ def main() -> None:
             print(tool, flush=True)
             tools[tool] = probe(prepare(arguments.environments / tool, packages), tool, str(model), text, squad)
     five = arguments.environments / "transformers-5" / "bin" / "python"
-    tools["adapters"]["installs_with_transformers_5"] = try_install(five, "adapters")
-    tools["adapters"]["imports_with_transformers_5"] = try_import(five, "adapters", also="requests")
+    adapters = PACKAGES["adapters"][-1]
+    tools["adapters"]["installs_with_transformers_5"] = try_install(five, adapters)
+    tools["adapters"]["imports_with_transformers_5"] = try_import(five, adapters, also="requests")
     record = {
         "date": datetime.now(UTC).date().isoformat(),
         "python": platform.python_version(),
@@ -102,7 +105,7 @@ def try_import(python: Path, package: str, also: str) -> dict[str, Any]:
         subprocess.run([*install, "--no-deps", package], check=True)
         subprocess.run([*install, also], check=True)
         done = subprocess.run(
-            [str(python), "-c", f"import {package}"],
+            [str(python), "-c", f"import {package.partition('==')[0]}"],
             env={**os.environ, **OFFLINE, "PYTHONPATH": folder},
             capture_output=True,
             text=True,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from lamella.files import read_json
+from suite import elsewhere
 from suite.catalogue import APART, BENCHMARKS, COST, Benchmark
+from suite.numbers import amount, digits, missed, percent
 
 Json = dict[str, Any]
+
+ELSEWHERE = Path(__file__).resolve().parents[2] / "results" / "benchmarks"  # what other machines gave
 
 BUSY = 0.1  # cores used by other programs, from which a result is marked
 NOISY = "†"
@@ -18,23 +23,20 @@ INTRODUCTION = """\
 
 # Benchmarks
 
-`make bench` measures all of this on your machine, which should be idle meanwhile, and writes this page. Every
-number is a ratio against a peer that ran in turn with it. The settings are small (`--quick`); each script in
-`benchmarks/` also runs alone with larger ones, and its `--help` describes exactly what is compared."""
+`make bench` measures the results below on your machine, which should be idle meanwhile, and writes this page. Each
+ratio is against a peer that ran in turn with it. The settings are small (`--quick`); each script in `benchmarks/` also
+runs alone with larger ones, and its `--help` describes exactly what is compared."""
+APART_FROM_IT = """\
+What is stated about [other processors](#what-auto-chooses), [a GPU](#on-a-gpu) and
+[a long time](#memory-over-a-long-time) was measured apart."""
 HOW_TO_READ = """\
 - **ratio**: median over the repeats (lowest to highest). *Times as fast*: more is better; *times the cost*: less is
   better.
+- **peer**: it has the same libraries as ours, so that no ratio compares versions of torch. Only the pipeline of
+  transformers 4 has an environment of its own, from a constraint file: transformers 5 has none any more.
 - **floor**: the time that the matrix products, the memory traffic or the start of the process would take alone at the
-  limits of the machine; for a rate, the rate at which they would run. **Share**: the floor as a share of our time."""
-OTHER_PROCESSORS = """\
-Which of them `auto` takes is measured per kind of processor:
-
-- **ARM with dot products, without bf16** (Neoverse N1): the table above. Products in bf16 have no instruction there, as
-  the limits show.
-- **x86 with AMX**: torch in bf16 gave 95 to 152 questions per second, the graph in fp32 47 to 59 and int8 44 to 61
-  ([34](decisions/0034-graphs.md)). Without AMX, bf16 was slower than fp32, even with AVX512_BF16.
-- **ARM with bf16** (Neoverse N2, V1 and later): not measured. `auto` takes the graph in fp32 there."""
-
+  limits of the machine; for a rate, the rate at which they would run. **Share**: the floor as a share of our time. A
+  floor is a bound, not a goal: one of memory traffic alone reads each number once and computes nothing with it."""
 SHARED = """\
 Threads of torch wait actively for one another. Where other programs use the cores, `lamella train` therefore takes
 fewer ([58](decisions/0058-shared-machine.md)). The last two columns are the peer's time divided by ours."""
@@ -42,7 +44,10 @@ JOBS = {"heads": "8 heads on a frozen encoder", "full": "full fine-tuning"}
 
 GROWTH = """\
 Medians of the repeats. The exponent is the slope between the last two points on logarithmic scales: 1 is linear growth.
-Memory is the peak of the process beyond that of the shortest text."""
+Memory is the peak of the process beyond that of the shortest text. It is flat but for the text itself, which takes
+19 MiB of 10 MB (two bytes per character), two slices of windows, and one piece in the tokenizer. That holds for
+questions about one long text. Contexts with labelled answers, predictions that store logits, and servers hold the
+tokens of the whole text, so their memory grows with it ([61](decisions/0061-long-contexts.md))."""
 CURVES = {
     "heads": "**heads**, a training step of 8 windows in one pass of MiniLM",
     "windows": "**windows** in a training step of 8 heads",
@@ -56,47 +61,41 @@ CURVES = {
 LONG_RUN = """\
 `python benchmarks/long_run.py`. Training makes new augmented texts in every epoch, and writes checkpoints; the server
 gets no text twice, and its cache for tokens has 4 MiB instead of 64, so that it is full early. The memory is the median
-over a quarter of the time."""
-
-PLAIN_GOAL = 0.8  # of the tokens per second of the plain encoder
-GPU = """\
-Full fine-tuning on one NVIDIA H200 in bf16, `python benchmarks/train_speed.py --quick --device cuda`
-([more columns](results/readers.md#speed-on-a-gpu)). *Of the limit*: the encoder's operations, as a share of the speed
-of one large matrix product. *Of the plain encoder*: our tokens per second, without padding, as a share of those of
-transformers' model in bf16, forward and backward on full windows of 384 tokens, without head, loss and optimiser. The
-goal is 80 %."""
-ANSWERING_ON_A_GPU = """\
-A profile of a step of MiniLM that is not compiled shows 29 % of its time in attention, and half of the rest between the
-products: casts, sums of gradients, LayerNorms, dropout ([60](decisions/0060-speed-on-a-gpu.md)).
-
-Answering has a goal of 5 times the speed without recorded passes: met for a single window (5.3) and for 32 (5.9),
-missed for 128 (1.9), which keep the GPU busy without them. Batches of the requests of 64 clients give 4.0 times the
-answers of a server that computes them one by one with `default`, and 4.7 times with `models/mpnet`, of a goal of 6
-([63](decisions/0063-question-lists.md))."""
+over a quarter of the time; *MiB per hour* is the slope of a line through all of it after the first quarter."""
 
 
 def page(folder: Path) -> str:
     """Return the page of a folder of results."""
-    results = {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
+    names = ["limits", *(each.name for each in BENCHMARKS)]
+    results = {name: read_json(folder / f"{name}.json") for name in names if (folder / f"{name}.json").is_file()}
+    others = read_json(ELSEWHERE / "other_machines.json")
     found = [(each, results[each.name]) for each in BENCHMARKS if each.name in results]
-    minutes = sum(result["seconds"] for result in results.values()) / 60
-    introduction = f"{INTRODUCTION} The runs below took {minutes:.0f} minutes in all."
+    introduction = f"{INTRODUCTION}\n\n{how_long(list(results.values()))} {APART_FROM_IT}"
     parts = [introduction, *machine(results["limits"]), "## Results", table(found), HOW_TO_READ, *noise(results)]
-    parts += ["## What was compared", "\n".join(notes(found))]
+    parts += ["## What was compared", "\n".join(notes(found, others["batching"]))]
     if "inference" in results:
-        parts += ["## What `auto` chooses", variants(results["inference"]), OTHER_PROCESSORS]
+        processors = elsewhere.processors(others["inference"]["kinds"], results["limits"])
+        parts += ["## What `auto` chooses", variants(results["inference"]), processors]
     machine_shared = shared(results["shared_machine"]) if "shared_machine" in results else "No result yet."
     parts += ["## A shared machine", machine_shared]
     if "growth" in results:
         parts += ["## Growth of time and memory", growth(results["growth"])]
     speed = folder.parent / "speed.json"
     if speed.is_file():
-        parts += ["## On a GPU", GPU, on_a_gpu(read_json(speed)), ANSWERING_ON_A_GPU]
+        parts += ["## On a GPU", *elsewhere.gpu(read_json(ELSEWHERE / "gpu.json"), read_json(speed))]
     long_run = folder.parent / "long_run.json"
     if long_run.is_file():
         parts += ["## Memory over a long time", LONG_RUN, memory(read_json(long_run))]
     parts += ["## Not run by `make bench`", "\n".join(apart(results))]
     return "\n\n".join(parts) + "\n"
+
+
+def how_long(results: Sequence[Json]) -> str:
+    """Return how long the benchmarks took, and in how many runs: within one, each begins with the load that is left."""
+    minutes = sum(result["seconds"] for result in results) / 60
+    runs = 1 + sum(after["load"][0] != before["load"][1] for before, after in pairwise(results))
+    came = "comes from one run of" if runs == 1 else f"comes from {runs} runs, which took"
+    return f"What this machine gave {came} {minutes:.0f} minutes{'' if runs == 1 else ' in all'}."
 
 
 def table(found: Sequence[tuple[Benchmark, Json]]) -> str:
@@ -106,19 +105,20 @@ def table(found: Sequence[tuple[Benchmark, Json]]) -> str:
         mark = NOISY if result["others"] > BUSY else ""
         ratio = f"{digits(result['ratio'])} {benchmark.ratio}{mark} ({low} to {high})"
         times = (amount(result[key], result["unit"]) for key in ("ours", "peer", "floor"))
-        cells = [f"[{benchmark.name}](#{benchmark.name})", ratio, goal(benchmark, result["ratio"]), *times]
+        cells = [f"[{benchmark.name}](#{benchmark.name})", ratio, goal(benchmark, result), *times]
         rows.append(f"| {' | '.join(cells)} | {percent(result['share'])} |")
     return "\n".join(rows)
 
 
-def goal(benchmark: Benchmark, ratio: float) -> str:
+def goal(benchmark: Benchmark, result: Json) -> str:
     """Return the goal and whether it is met; otherwise by how much not."""
     stated = benchmark.goal
     if stated is None:
         return "–"
-    text = f"[{'at most' if stated.at_most else 'at least'} {stated.ratio:g}]({stated.source})"
-    missed = abs(ratio / stated.ratio - 1)
-    return f"{text}: met" if stated.met(ratio) else f"{text}: **missed by {percent(missed)}**"
+    found = stated.of(result)
+    text = f"[{stated.what}{'at most' if stated.at_most else 'at least'} {stated.ratio:g}]({stated.source})"
+    verdict = "met" if stated.met(found) else f"**{missed(found, stated.ratio)}**"
+    return f"{text}: {verdict}" + (f" ({digits(found)})" if stated.what else "")
 
 
 def noise(results: Json) -> Iterator[str]:
@@ -130,11 +130,13 @@ def noise(results: Json) -> Iterator[str]:
         )
 
 
-def notes(found: Sequence[tuple[Benchmark, Json]]) -> Iterator[str]:
+def notes(found: Sequence[tuple[Benchmark, Json]], many_cores: Json) -> Iterator[str]:
     for benchmark, result in found:
         cost = "cost" if benchmark.ratio == COST else "speed"
         command = " ".join(["python", f"benchmarks/{benchmark.file}", *result["arguments"]])
         remark = f" {benchmark.remark}" if benchmark.remark else ""
+        if "batching" in result.get("sections", {}):
+            remark += f" {elsewhere.batching(result['sections']['batching'], many_cores)}"
         before, after = result["load"]
         yield (
             f'- <a id="{benchmark.name}"></a>**{benchmark.name}**: the {cost} of {benchmark.what}, against '
@@ -209,31 +211,16 @@ def memory(result: Json) -> str:
         "training": (train, f"{train['steps']:,} steps, {train['evaluations']:,} evaluations"),
         "a server": (serve, f"{serve['requests']:,} questions, {serve['errors']:,} errors"),
     }
-    titles = "| | minutes | work | second quarter | last quarter | growth | cores of other programs |"
-    rows = [titles, "|---|---|---|---|---|---|---|"]
+    titles = "| | minutes | work | second quarter | last quarter | growth | MiB per hour | cores of other programs |"
+    rows = [titles, "|---|---|---|---|---|---|---:|---|"]
     for name, (run, done) in work.items():
         before, after = (f"{run['mib'][key]:.0f} MiB" for key in ("second_quarter", "last_quarter"))
         others = f"{run['others']:.1f}" if "others" in run else "not recorded"
         rows.append(
-            f"| {name} | {run['seconds'] / 60:.0f} | {done} | {before} | {after} | {run['growth']:.3f} | {others} |"
+            f"| {name} | {run['seconds'] / 60:.0f} | {done} | {before} | {after} | {run['growth']:.3f} | "
+            f"{run['per_hour']:+.0f} | {others} |"
         )
     return "\n".join(rows)
-
-
-def on_a_gpu(rows: Sequence[Json]) -> str:
-    """Return the speed of training on a GPU beside its goal, where both are measured."""
-    heads = ["encoder", "batch size", "`training.compile`", "windows/s", "times `Trainer`", "of the limit"]
-    lines = [f"| {' | '.join(heads)} | of the plain encoder |"]
-    lines.append("|---|---:|---|---:|---:|---:|---|")
-    for row in rows:
-        if (share := row.get("share_of_plain")) is None:
-            continue
-        low, high = map(digits, row["spread"])
-        verdict = "met" if share >= PLAIN_GOAL else f"**missed by {percent(1 - share / PLAIN_GOAL)}**"
-        cells = [row["encoder"], str(row["batch_size"]), "yes" if row["compile"] else "no", digits(row["ours"])]
-        cells += [f"{digits(row['ratio'])} ({low} to {high})", percent(row["share_of_limit"]["ours"])]
-        lines.append(f"| {' | '.join(cells)} | {percent(share)}: {verdict} |")
-    return "\n".join(lines)
 
 
 def apart(results: Json) -> Iterator[str]:
@@ -249,18 +236,3 @@ def apart(results: Json) -> Iterator[str]:
 
 def versions(libraries: Json) -> str:
     return ", ".join(f"{name} {version}" for name, version in libraries.items())
-
-
-def amount(value: float, unit: str) -> str:
-    return f"{digits(1000 * value)} ms" if unit == "s" and value < 1 else f"{digits(value)} {unit}"
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.2g} %"
-
-
-def digits(value: float) -> str:
-    """Return a number with three significant digits."""
-    if value >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if value < 100 else f"{value:.0f}"

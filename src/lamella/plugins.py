@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lamella.errors import EXTRAS, LamellaError, MissingLibraryError, PluginError, UntrustedPluginError, one_line
@@ -65,6 +66,15 @@ def import_trusted_plugin(module: str) -> None:
     import_plugins([module])
 
 
+@contextmanager
+def reading_options(part: str) -> Iterator[None]:
+    """Turn whatever is wrong with the options of a part, given by its qualified name, into one error."""
+    try:
+        yield
+    except Exception as error:
+        raise PluginError(f"{part}: its options cannot be used: {one_line(error)}; repair it.") from error
+
+
 def _trusted() -> set[str]:
     from importlib.metadata import entry_points
 
@@ -81,7 +91,7 @@ def _import(module: str, plugin: str) -> None:
     _imported.add(module)
     try:
         importlib.import_module(module)
-    except Exception as error:  # whatever it is, it is the plugin's
+    except (Exception, SystemExit) as error:  # whatever it is, it is the plugin's
         _imported.discard(module)
         if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS["train"]:
             raise PluginError(str(MissingLibraryError(plugin, [error.name]))) from error

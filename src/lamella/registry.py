@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from lamella.errors import EXTRAS, ConfigError, UnknownNameError, UsageError
 from lamella.option_errors import explain
-from lamella.plugins import import_installed_plugins
+from lamella.plugins import import_installed_plugins, reading_options
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -119,7 +119,8 @@ class Part:
     @functools.cached_property
     def _schema(self) -> type[BaseModel]:
         fields: dict[str, Any] = _keyword_only(self.make)
-        return create_model(f"{self.family}.{self.name}", __config__=STRICT, **fields)
+        with reading_options(_qualified_name(self.make)):  # pydantic may have no rule for a type
+            return create_model(f"{self.family}.{self.name}", __config__=STRICT, **fields)
 
     def problems(self, options: Mapping[str, Any], where: str) -> list[str]:
         """Return one line per fault of `options`; an empty list if there is none."""
@@ -350,12 +351,15 @@ def _is_own(module: str) -> bool:
 
 def _keyword_only(make: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     function = getattr(make, "__init__") if isinstance(make, type) else make  # noqa: B009 - mypy distrusts `.__init__`
-    hints = typing.get_type_hints(function, include_extras=True)
-    return {
-        name: (hints.get(name, Any), ... if parameter.default is parameter.empty else parameter.default)
-        for name, parameter in inspect.signature(make).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
+    with reading_options(_qualified_name(make)):  # types may have no meaning, and defaults be what no file holds
+        hints = typing.get_type_hints(function, include_extras=True)
+        options = {
+            name: (hints.get(name, Any), ... if parameter.default is parameter.empty else parameter.default)
+            for name, parameter in inspect.signature(make).parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY
+        }
+        json.dumps([default for _, default in options.values() if default is not ...])
+    return options
 
 
 def _qualified_name(make: Callable[..., Any]) -> str:

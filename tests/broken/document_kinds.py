@@ -56,7 +56,8 @@ def _documents(name: str) -> Kind:
             model = _reader(folders.beside)
             yield ["ask", "Who?", "--context", folders.inputs / name, "--model", model]
 
-    return Kind(f"documents {name[2:]}", sound, damages, commands, refuses=False)
+    sampled = 5 if name in ("d.pdf", "e.docx") else 10  # each is parsed in a process of its own
+    return Kind(f"documents {name[2:]}", sound, damages, commands, refuses=False, sampled=sampled)
 
 
 def entities_docx(depth: int) -> bytes:

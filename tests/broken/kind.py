@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from broken.container_damage import broken_safetensors, broken_zip
 from broken.damage import Damage, broken_bytes, broken_places, broken_text, write_content
@@ -16,6 +17,7 @@ from broken.json_damage import broken_json
 from broken.oracle import Outcome, find_fault, run_command
 
 Files = Mapping[str, bytes]
+Item = TypeVar("Item")
 STRUCTURES = {".json": "json", ".safetensors": "safetensors"}
 
 
@@ -43,6 +45,9 @@ class Kind:
     reports: bool = False  # whether problems are listed on standard output
     refuses: bool = True  # False if a file that cannot be read is skipped, with a note
     needs: Sequence[str] = ()  # libraries beside those of every installation
+    again: bool = False  # whether another kind tries the same inputs with other commands
+    each: int | None = None  # commands that read a damaged input, chosen by its name; None: all of them
+    sampled: int = 10  # inputs that the normal tests try; `make test-slow` tries all of them
 
 
 class Bench:
@@ -58,8 +63,11 @@ class Bench:
         self.files: Files = {str(path.relative_to(sound)): path.read_bytes() for path in paths}
         self.damages = list(kind.damages(self.files))
 
-    def attempt(self, damage: Damage | None) -> Iterator[tuple[Outcome, str]]:
-        """Write an input into an empty folder and run the commands; yield each outcome and its fault."""
+    def attempt(self, damage: Damage | None, *, each: int | None = None) -> Iterator[tuple[Outcome, str]]:
+        """Write an input into an empty folder and run the commands; yield each outcome and its fault.
+
+        `each` limits the number of commands; by default, sound files go through all of them.
+        """
         folder = self.folder / "tried"
         shutil.rmtree(folder, ignore_errors=True)
         inputs = folder / "in"
@@ -68,7 +76,11 @@ class Bench:
             write_content(inputs / name, damage.content if damage and name == damage.file else content)
         before = _sizes(inputs)
         output = folder / "out"
-        for command in self.kind.commands(Folders(inputs, self.beside, output)):
+        commands = self.kind.commands(Folders(inputs, self.beside, output))
+        each = self.kind.each if each is None and damage is not None else each
+        if each is not None:
+            commands = iter(sample(list(commands), each, damage.name if damage else self.kind.name))
+        for command in commands:
             outcome = command() if callable(command) else run_command(command)
             fault = find_fault(outcome, written=output, reports=self.kind.reports)
             if not fault and _sizes(inputs) != before:
@@ -82,10 +94,10 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
-def sample(damages: Sequence[Damage], count: int, seed: str) -> list[Damage]:
-    """Return some of the damages: the same ones in every run."""
-    choose = random.Random(zlib.crc32(seed.encode()))
-    return choose.sample(damages, min(count, len(damages)))
+def sample(items: Sequence[Item], count: int, seed: str) -> list[Item]:
+    """Return some of the items: the same ones in every run."""
+    choose = random.Random(zlib.crc32(seed.encode("utf-8", "surrogatepass")))
+    return choose.sample(items, min(count, len(items)))
 
 
 def damage_file(file: str, data: bytes, *, structure: str = "") -> Iterator[Damage]:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save
+from safetensors.numpy import save
 
 from broken.damage import Damage
 from broken.data_kinds import TITAN, squad
 from broken.json_damage import broken_json, dump_json
 from broken.kind import Files, Folders, Kind, damage_all, damage_file
 from broken.oracle import run_command
-from tiny_reader import HIDDEN, save_tiny_bert, save_tiny_reader
+from tiny_reader import HIDDEN, save_tiny_bert, save_tiny_checkpoint, save_tiny_reader
 
 QUESTION = ("Who discovered Titan?", "--text", TITAN)
 CALIBRATIONS: dict[str, dict[str, Any]] = {
@@ -75,18 +75,24 @@ def _tampered_models() -> Kind:
         yield from damage_file("model.safetensors", files["model.safetensors"], structure="safetensors")
 
     def commands(folders: Folders) -> Iterator[list[object]]:
-        weights, model = folders.inputs / "model.safetensors", folders.output.with_name("tampered")
-        if not weights.is_file():
-            return
-        shutil.rmtree(model, ignore_errors=True)
-        shutil.copytree(folders.inputs / "reader", model)
-        config = json.loads((model / "config.json").read_bytes())
-        config["weights_sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
-        (model / "config.json").write_text(json.dumps(config))
-        (model / "model.safetensors").write_bytes(weights.read_bytes())
-        yield ["ask", *QUESTION, "--model", model, "--json"]
+        for model in tampered_model(folders):
+            yield ["ask", *QUESTION, "--model", model, "--json"]
 
     return Kind("tampered models", sound, damages, commands)
+
+
+def tampered_model(folders: Folders) -> Iterator[Path]:
+    """Yield the model with the damaged weights, unless there are none."""
+    weights, model = folders.inputs / "model.safetensors", folders.output.with_name("tampered")
+    if not weights.is_file():
+        return
+    shutil.rmtree(model, ignore_errors=True)
+    shutil.copytree(folders.inputs / "reader", model)
+    config = json.loads((model / "config.json").read_bytes())
+    config["weights_sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "model.safetensors").write_bytes(weights.read_bytes())
+    yield model
 
 
 def _encoders() -> Kind:
@@ -100,16 +106,21 @@ def _encoders() -> Kind:
         (beside / "data.json").write_text(json.dumps(squad()))
 
     def commands(folders: Folders) -> Iterator[list[object]]:
-        reader = folders.output.with_name("reader")
-        shutil.rmtree(reader, ignore_errors=True)
-        shutil.copytree(folders.beside / "reader", reader)
-        config = json.loads((reader / "config.json").read_bytes())
-        config["base"]["name"] = str(folders.inputs)
-        (reader / "config.json").write_text(json.dumps(config))
-        yield ["ask", *QUESTION, "--model", reader]
+        yield ["ask", *QUESTION, "--model", reader_above(folders)]
         yield ["check", folders.beside / "data.json", "--encoder", folders.inputs]
 
     return Kind("encoders", sound, damage_all, commands, reports=True)
+
+
+def reader_above(folders: Folders) -> Path:
+    """Return a sound reader on the damaged encoder."""
+    reader = folders.output.with_name("reader")
+    shutil.rmtree(reader, ignore_errors=True)
+    shutil.copytree(folders.beside / "reader", reader)
+    config = json.loads((reader / "config.json").read_bytes())
+    config["base"]["name"] = str(folders.inputs)
+    (reader / "config.json").write_text(json.dumps(config))
+    return reader
 
 
 def _checkpoints() -> Kind:
@@ -117,16 +128,7 @@ def _checkpoints() -> Kind:
 
     def sound(folder: Path, _: Path) -> None:
         folder.rmdir()
-        save_tiny_bert(folder)
-        tensors = {f"bert.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
-        width = tensors["bert.embeddings.LayerNorm.bias"].shape[0]
-        tensors["qa_outputs.weight"] = np.ones((2, width), np.float32)
-        tensors["qa_outputs.bias"] = np.zeros(2, np.float32)
-        (folder / "model.safetensors").write_bytes(save(tensors, {"format": "pt"}))
-        config = json.loads((folder / "config.json").read_bytes())
-        (folder / "config.json").write_text(json.dumps({**config, "architectures": ["BertForQuestionAnswering"]}))
-        options = json.loads((folder / "tokenizer_config.json").read_bytes())
-        (folder / "tokenizer_config.json").write_text(json.dumps({**options, "model_max_length": 128}))
+        save_tiny_checkpoint(folder)
 
     def damages(files: Files) -> Iterator[Damage]:
         for file in ("config.json", "tokenizer_config.json"):
@@ -178,18 +180,23 @@ def _calibrations() -> Kind:
                 yield Damage(f"{method}: {name}", "calibration.json", changed)
 
     def commands(folders: Folders) -> Iterator[list[object]]:
-        """Put the damaged calibration into the config.json of a reader, as text: it may be no JSON."""
-        model = folders.output.with_name("reader")
-        shutil.rmtree(model, ignore_errors=True)
-        shutil.copytree(folders.beside / "reader", model)
-        config = json.loads((model / "config.json").read_bytes())
-        config["decoding"]["calibration"] = "\ue000"
-        text = (folders.inputs / "calibration.json").read_bytes().decode("utf-8", "surrogatepass")
-        (model / "config.json").write_bytes(dump_json(config, text))
+        model = calibrated_reader(folders)
         yield ["ask", *QUESTION, "--model", model, "--answer", "balanced"]
         yield ["predict", folders.beside / "data.json", "--model", model, "--out", folders.output]
 
     return Kind("calibrations", sound, damages, commands)
+
+
+def calibrated_reader(folders: Folders) -> Path:
+    """Return a reader with the damaged calibration in its config.json, as text: it may be no JSON."""
+    model = folders.output.with_name("reader")
+    shutil.rmtree(model, ignore_errors=True)
+    shutil.copytree(folders.beside / "reader", model)
+    config = json.loads((model / "config.json").read_bytes())
+    config["decoding"]["calibration"] = "\ue000"
+    text = (folders.inputs / "calibration.json").read_bytes().decode("utf-8", "surrogatepass")
+    (model / "config.json").write_bytes(dump_json(config, text))
+    return model
 
 
 def model_kinds() -> Iterator[Kind]:

@@ -19,6 +19,7 @@ import onnx
 import pytest
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 
 from doubles import (
     FAMILIES,
@@ -45,7 +46,8 @@ from lamella.errors import (
 )
 from lamella.export import onnx_export
 from lamella.export.onnx_export import export_onnx
-from lamella.export.onnx_int8 import describe, describe_parity
+from lamella.export.onnx_int8 import describe, describe_parity, measure_parity
+from lamella.files import file_sha256
 from lamella.graph.encoder_config import PREFIXES
 from lamella.inference.predict import predict
 from lamella.inference.prediction import Prediction
@@ -57,6 +59,7 @@ from lamella.models.onnx_model import Int8Parity, Measured, OnnxModel, read_expo
 from lamella.models.onnx_sessions import Sessions
 from lamella.models.transformers_model import StockModel
 from lamella.scoring.evaluate import score_predictions
+from tiny_reader import save_tiny_bert, save_tiny_reader
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUESTION = "What is it?"
@@ -409,6 +412,21 @@ def test_a_checkpoint_whose_tokenizer_does_not_list_token_types(tmp_path: Path) 
     exported = load_model(tmp_path / "onnx")
     assert "token_type_ids" in exported.inputs  # type: ignore[union-attr]
     assert_same_logits(load_model(tmp_path / "stock", device="cpu", precision="fp32", backend="torch"), exported)
+
+
+def test_logits_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    """By both comparisons: with torch, and of the int8 graph with the one that it was made from."""
+    reader = save_tiny_reader(tmp_path / "reader", save_tiny_bert(tmp_path / "encoder"))
+    tensors = {name: np.full_like(value, 3e38) for name, value in load_file(reader / "model.safetensors").items()}
+    save_file(tensors, reader / "model.safetensors")
+    config = json.loads((reader / "config.json").read_bytes())
+    sha256 = file_sha256(reader / "model.safetensors")
+    (reader / "config.json").write_text(json.dumps({**config, "weights_sha256": sha256}))
+    assert "does not match the model" in refusal(ModelError, lambda: export_onnx(str(reader), tmp_path / "out"))
+    model, examples = load_model(reader, backend="onnx"), read_questions("demo:dev")[:2]
+    assert isinstance(model, OnnxModel)
+    assert "expected finite logits" in refusal(ModelError, lambda: measure_parity(model, model, examples))
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_loss_of_int8_for_a_model_without_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,65 @@ def test_the_page_states_missed_goals_and_disturbed_results(tmp_path: Path) -> N
     assert "**Other programs used 1.5 to 1.5 cores meanwhile.**" in page(tmp_path)
 
 
+def test_the_page_fits_the_processor_that_it_was_made_on(tmp_path: Path) -> None:
+    from lamella.files import read_json, write_json
+    from suite.page import page
+
+    found = {name: read_json(ROOT / "results" / "benchmarks" / f"{name}.json") for name in ("limits", "inference")}
+    write_json(tmp_path / "inference.json", found["inference"])
+    kinds = {
+        "**ARM with dot products, without bf16**": {"machine": "aarch64", "instructions": ["asimddp"]},
+        "**ARM with bf16**": {"machine": "aarch64", "instructions": ["asimddp", "i8mm", "bf16"]},
+        "**x86 with AMX**": {"machine": "x86_64", "instructions": ["avx512f", "amx_bf16"]},
+        "**x86 without AMX**": {"machine": "x86_64", "instructions": ["avx2"]},
+    }
+    for name, limits in kinds.items():
+        write_json(tmp_path / "limits.json", found["limits"] | limits)
+        (line,) = (line for line in page(tmp_path).splitlines() if "The table above has the numbers." in line)
+        assert line.startswith(f"- {name}")
+
+
+def test_the_page_states_of_how_many_runs_it_is_made() -> None:
+    from suite.page import how_long
+
+    def result(before: float, after: float) -> dict[str, object]:
+        return {"load": [before, after], "seconds": 60.0}
+
+    assert how_long([result(1.5, 2.0), result(2.0, 1.0)]) == "What this machine gave comes from one run of 2 minutes."
+    several = "What this machine gave comes from 2 runs, which took 3 minutes in all."
+    assert how_long([result(1.5, 2.0), result(2.0, 1.0), result(1.1, 1.0)]) == several
+
+
+def test_the_page_derives_its_verdicts_from_the_numbers() -> None:
+    from suite.catalogue import BENCHMARKS
+    from suite.elsewhere import answering, batching, serving
+    from suite.page import goal
+
+    row = {"encoder": "a", "windows": 1, "tokens": 10, "before": 10.0, "ours": 4.0}
+    assert "| 2.5 | **missed by 50 %** |" in answering({"goal": 5, "source": "", "rows": [row]})
+    assert "| 2.5 | met |" in answering({"goal": 2, "source": "", "rows": [row]})
+    row = {"reader": "a", "encoder": "b", "ours": 40.0, "peer": 10.0, "ratio": 4.0, "spread": [3.0, 5.0]}
+    assert "| 4.0 (3.0 to 5.0) | **missed by 20 %** |" in serving(
+        {"goal": 5, "clients": 2, "source": "", "rows": [row]}
+    )
+    found = {"ratio": 1.0, "spread": [0.9, 1.1], "most": 1.1, "goal": "at least 1.25 x"}
+    many = {"cores": 16, "machine": "x86_64", "ratio": 4.1, "source": ""}
+    assert "of a goal of 1.25: **missed by 20 %**" in batching(found, many)
+    (stages,) = (each for each in BENCHMARKS if each.name == "stages")
+    of_encoder = {"a": {"stages": {"read": {"of_encoder": 0.1}, "write": {"of_encoder": 1.5}}}}
+    assert goal(stages, {"ratio": 0.4, "data": of_encoder}).endswith(": **missed by 50 %** (1.5)")
+
+
+def test_the_features_of_peers_are_pinned_to_the_versions_that_were_recorded() -> None:
+    folder = ROOT / "benchmarks" / "peers"
+    peers = runpy.run_path(str(folder / "features.py"))
+    recorded = json.loads((folder / "features.json").read_text(encoding="utf-8"))["tools"]
+    for tool, packages in peers["PACKAGES"].items():
+        pinned = dict(package.split("==") for package in (peers["TORCH"], *packages))
+        found = {name: version.partition("+")[0] for name, version in recorded[tool]["versions"].items()}
+        assert pinned == found, tool
+
+
 def test_the_runner_refuses_an_unknown_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,9 @@ def test_the_positions_of_an_encoder_are_known_without_loading_it(tmp_path: Path
     assert encoder_positions(str(save_tiny_encoder(tmp_path / "bert", max_position_embeddings=256))) == 256
     assert encoder_positions(str(save_tiny_encoder(tmp_path / "xlm", "xlm-roberta", max_position_embeddings=66))) == 64
     assert encoder_positions("nobody/has-this") is None
+    config = json.loads((tmp_path / "bert" / "config.json").read_text())
+    (tmp_path / "bert" / "config.json").write_text(json.dumps({**config, "model_type": ["bert"]}))
+    assert encoder_positions(str(tmp_path / "bert")) is None  # loading reports it
 
 
 def test_the_depth_of_an_encoder_is_known_without_loading_it(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -79,6 +80,17 @@ def test_remote_code_is_never_trusted() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py"))
     assert "trust_remote_code=True" not in text
     assert '"trust_remote_code": True' not in text
+
+
+def test_exceptions_from_the_audit_name_rules_alone_and_are_listed() -> None:
+    """bandit takes each further word for the name of a rule, and warns."""
+    listed = (SOURCE.parents[1] / "SECURITY.md").read_text(encoding="utf-8").partition("## Audit")[2]
+    lines = [line for path in SOURCE.rglob("*.py") for line in path.read_text(encoding="utf-8").splitlines()]
+    exceptions = [line.partition("# nosec")[2] for line in lines if "# nosec" in line]
+    assert exceptions
+    for text in exceptions:
+        assert (found := re.fullmatch(r" (B\d+)(  # .+)?", text)), text
+        assert found[1] in listed
 
 
 def test_entities_that_multiply_are_refused(tmp_path: Path) -> None:

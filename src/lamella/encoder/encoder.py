@@ -85,6 +85,11 @@ class Encoder(nn.Module):
         return cast(int, positions_of(self.model.config))
 
     @property
+    def vocabulary_size(self) -> int:
+        """The number of tokens that have an embedding."""
+        return int(cast(nn.Embedding, self.model.get_input_embeddings()).weight.shape[0])
+
+    @property
     def layer_modules(self) -> list[nn.Module]:
         """The distinct layers from the bottom up: as many as the depth, or fewer if weights are shared."""
         modules = list(cast(nn.ModuleList, self.model.get_submodule(self.family.layers)))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lamella.data.examples import Example
 from lamella.data.windows.features import featurise
 from lamella.data.windows.padding import Padded, pad
-from lamella.errors import counted
+from lamella.errors import ModelError, counted
 from lamella.export.silence import silence
 from lamella.inference.predict import predict
 from lamella.inference.protocols import QAModel
@@ -56,10 +56,13 @@ def measure_parity(model: QAModel, rounded: OnnxModel, examples: Sequence[Exampl
     """Measure how far the int8 graph, run as a reader runs it, is from the original model."""
     features = featurise(examples, model.tokenizer, model.windows)
     padded = pad(features, np.arange(len(features)))
+    difference = largest_difference(model.logits(padded), rounded.logits(padded), padded)
+    if not np.isfinite(difference):
+        raise ModelError("expected finite logits, in int8 and before; the weights are damaged. Nothing was written.")
     expected, predictions = predict(model, examples), predict(rounded, examples)
     return Int8Parity(
         questions=len(examples),
-        logits=largest_difference(model.logits(padded), rounded.logits(padded), padded),
+        logits=difference,
         null_odds=max(abs(predictions[id].null_odds - expected[id].null_odds) for id in expected),
     )
 
@@ -87,9 +90,10 @@ def measure(before: OnnxModel, after: OnnxModel, data: str, examples: Sequence[E
 
 
 def largest_difference(expected: NDArray[Any], logits: NDArray[Any], padded: Padded) -> float:
-    """Return the largest difference between the logits of two models, padding excluded."""
+    """Return the largest difference between the logits of two models, padding excluded; nan for infinite logits."""
     real = padded.mask[:, : expected.shape[2]]
-    return float(np.abs(logits - expected)[:, real].max())
+    with np.errstate(invalid="ignore", over="ignore"):  # callers refuse what is not finite
+        return float(np.abs(logits - expected)[:, real].max())
 
 
 def describe_parity(parity: Int8Parity, reference: str = "torch's") -> str:

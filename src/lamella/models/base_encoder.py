@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lamella.data.windows.tokenizer_check import check_ids
 from lamella.encoder.lora import tensors_follow
 from lamella.encoder.pretrained import LoadedEncoder, load_pretrained, load_tokenizer
 from lamella.encoder.sources import (
@@ -40,6 +41,7 @@ def load_encoder(name: str, *, dropout: float | None = None, pooler: bool = Fals
     pretrained encoder are hashed here, because training may change them and the saved model must identify them.
     """
     loaded = _load(name, dropout, pooler, loading=())
+    check_ids(loaded.tokenizer, loaded.encoder.vocabulary_size, loaded.folders[0])
     pretrained = len(loaded.folders) == 1
     return replace(loaded, tensors_sha256=hash_parameters(loaded.encoder.model)) if pretrained else loaded
 
@@ -63,9 +65,11 @@ def load_base(
         return FoundTensors.examine(parameters_of(base.encoder.model), saved)
 
     original = check_base(folder, saved, base.sha256, None if pooler else examine)
+    tokenizer = _tokenizer(folder, saved, base)
+    check_ids(tokenizer, base.encoder.vocabulary_size, folder)
     return replace(
         base,
-        tokenizer=_tokenizer(folder, saved, base),
+        tokenizer=tokenizer,
         sha256=saved.base_sha256,
         tensors_sha256=saved.base_tensors_sha256,
         rounding=saved.rounding,

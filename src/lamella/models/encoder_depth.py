@@ -23,7 +23,7 @@ def encoder_depth(name: str) -> int | None:
 def encoder_positions(name: str) -> int | None:
     """Return the longest window in tokens; None if this machine does not have the encoder, or cannot tell."""
     config = _encoder_config(name)
-    known = isinstance(config.get("max_position_embeddings"), int) and "model_type" in config
+    known = isinstance(config.get("max_position_embeddings"), int) and isinstance(config.get("model_type"), str)
     return positions_of(SimpleNamespace(**config)) if known else None
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lamella.config import HEAD_OPTIONS, WindowOptions
+from lamella.data.windows.tokenizer_check import check_ids
 from lamella.decoding_options import DecodingOptions
 from lamella.encoder.config_check import read_configuration
 from lamella.encoder.families import positions_of
@@ -154,7 +155,8 @@ def read_recipe(
     if not saved:
         check_architecture(folder)
     chain, base, original = _read_chain(folder) if saved else ([], source, None)
-    config = read_encoder_config(read_configuration(base))
+    configuration = read_configuration(base)
+    config = read_encoder_config(configuration)
     if saved:
         options = chain[0][1].config
         head = {name: getattr(options.learner, name) for name in HEAD_OPTIONS}
@@ -169,6 +171,8 @@ def read_recipe(
     tokenizer = open_tokenizer_of(folder, config.model_type, open_tokenizer)
     if tokenizer is None:
         raise NoGraphError(f"its tokenizer has no {TOKENIZER} with a first token, and needs transformers")
+    if "vocab_size" in configuration:  # onnxruntime refuses each id that is too high, but only when it meets it
+        check_ids(tokenizer, configuration["vocab_size"], folder, every=False)
     sha256 = verified_hash(source, hash_file=remembered_sha256)
     recipe = Recipe(source, tuple(chain), base, sha256, config, head, windows, decoding, tokenizer)
     return replace(recipe, original_sha256=original)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lamella.data.windows.batches import Batch
 from lamella.data.windows.padding import check_window_length
+from lamella.data.windows.tokenizer_check import check_ids
 from lamella.encoder.device import HALF_TYPES, choose_precision, find_device
 from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.row_modules import use_row_changes
@@ -272,6 +273,7 @@ class TorchEncoders:
         tokenizer = open_tokenizer_of(folder, str(config.get("model_type")), self._tokenizers.open)
         if tokenizer is None:
             raise NoGraphError(f"its tokenizer has no {TOKENIZER} with a first token")
+        check_ids(tokenizer, encoder.encoder.vocabulary_size, folder)
         return TorchReader(encoder, folder, saved, tokenizer, self)
 
     def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from lamella.config import WindowOptions
 from lamella.data.windows.batches import Batch
 from lamella.data.windows.padding import Padded, check_window_length
+from lamella.data.windows.tokenizer_check import check_ids
 from lamella.decoding_options import DecodingOptions
 from lamella.encoder.acceleration import model_inputs, use_fast_attention
+from lamella.encoder.config_check import read_configuration
 from lamella.encoder.device import autocast
 from lamella.encoder.families import FAMILIES, positions_of, reads_token_types
 from lamella.encoder.fast_attention import suitable_kernels
@@ -43,6 +45,7 @@ class StockModel:
         from transformers import AutoModelForQuestionAnswering
 
         check_architecture(source.folder)
+        read_configuration(source)  # a wrong number of layers would take all memory or time before it is found
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         with quiet():
             try:
@@ -54,7 +57,9 @@ class StockModel:
         if missing := sorted(report["missing_keys"]):
             raise ModelError(f"{source.folder}: the weights lack {', '.join(missing[:3])}.")
         use_fast_attention(model)
-        return cls(model, load_tokenizer(source), source.folder)
+        tokenizer = load_tokenizer(source)
+        check_ids(tokenizer, len(model.get_input_embeddings().weight), source.folder)
+        return cls(model, tokenizer, source.folder)
 
     @property
     def reads_token_types(self) -> bool:

@@ -59,7 +59,9 @@ async def ask(body: Ask, request: Request) -> Response:
     """
     service = service_of(request)
     call = service.new_call()
-    request.state.notes["model"] = quote(",".join(filter(None, body.model_names))[:100], safe=",@+") or "default"
+    # A name that no reader has is not logged: a client may put anything there, also its question.
+    named = (name if service.catalogue.serves(name) else "unknown" for name in filter(None, body.model_names))
+    request.state.notes["model"] = quote(",".join(named)[:100], safe=",@+") or "default"
     answered = await while_connected(request, service.ask(body, call), call)
     return json_response(answered, headers=finish(request, call))
 

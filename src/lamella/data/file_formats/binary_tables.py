@@ -14,7 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from typing import Any
-from xml.parsers import expat  # nosec B407 - expat limits how far entities expand
+from xml.parsers import expat  # nosec B407  # expat limits how far entities expand
 
 from lamella.data.file_formats.file_types import ZIP_SIGNATURE, FileType
 from lamella.errors import UnreadableError, one_line
