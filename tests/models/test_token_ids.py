@@ -96,6 +96,13 @@ def test_readers_are_refused_on_onnxruntime_and_in_a_server(case: str, tmp_path:
     assert refusal(lambda: encoders.reader(source)) == expected(reader, id, name)
 
 
+def test_an_encoder_that_does_not_state_its_vocabulary_is_read_without_torch(tmp_path: Path) -> None:
+    encoder = save_tiny_bert(tmp_path / "encoder")
+    reader = save_tiny_reader(tmp_path / "reader", encoder)
+    change(encoder / "config.json", lambda config: config.update(vocab_size=None))
+    assert load_model(reader, backend="onnx").windows
+
+
 def test_a_server_on_torch_refuses_every_id_that_is_too_high(tmp_path: Path) -> None:
     reader = save_tiny_reader(tmp_path / "reader", save_tiny_bert(tmp_path / "encoder"))
     skip_ids(reader)

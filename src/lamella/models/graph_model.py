@@ -171,8 +171,8 @@ def read_recipe(
     tokenizer = open_tokenizer_of(folder, config.model_type, open_tokenizer)
     if tokenizer is None:
         raise NoGraphError(f"its tokenizer has no {TOKENIZER} with a first token, and needs transformers")
-    if "vocab_size" in configuration:  # onnxruntime refuses each id that is too high, but only when it meets it
-        check_ids(tokenizer, configuration["vocab_size"], folder, every=False)
+    if (rows := configuration.get("vocab_size")) is not None:
+        check_ids(tokenizer, rows, folder, every=False)  # onnxruntime refuses an id only when it meets it
     sha256 = verified_hash(source, hash_file=remembered_sha256)
     recipe = Recipe(source, tuple(chain), base, sha256, config, head, windows, decoding, tokenizer)
     return replace(recipe, original_sha256=original)
