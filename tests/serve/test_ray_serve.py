@@ -24,6 +24,7 @@ pytest.importorskip("fastapi")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray: files that it does not close, options that it deprecates
 
 TEXT = "The harbour was built in 1871. The tower was designed by Ada Park and stands on a rock."
+PATIENCE = 300  # seconds for a replica to start or to end, also beside other work
 QUESTIONS = ["Who designed the tower?", "When was the harbour built?", "On what does it stand?"]
 
 
@@ -49,7 +50,12 @@ def address(readers: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     with cluster(num_cpus=2, object_store_memory=80 * 2**20):
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        sizes = {"min_replicas": 2, "max_replicas": 2, "cpus": 0.5}
+        sizes = {
+            "min_replicas": 2,
+            "max_replicas": 2,
+            "cpus": 0.5,
+            "precision": "fp32",
+        }  # as the Reader of this process
         serve.run(app({"models": [str(readers / "main")], "folder": str(readers / "more"), **sizes}))
         yield f"http://127.0.0.1:{port}"
         serve.shutdown()
@@ -151,7 +157,7 @@ def test_no_request_is_lost_when_a_replica_is_killed(address: str, readers: Path
 
 @pytest.mark.slow
 def test_a_batch_ends_when_its_replica_is_asked_to_stop(address: str) -> None:
-    """The last test with this cluster: it deletes the deployment."""
+    """The last test with the two replicas: it deletes the deployment."""
     from ray import serve
 
     text, lines = TEXT * 200, []
@@ -169,6 +175,58 @@ def test_a_batch_ends_when_its_replica_is_asked_to_stop(address: str) -> None:
     kinds = {line["error"]["type"] for line in lines if "error" in line}
     assert kinds == {"shutting_down"}
     assert "results" in lines[0]
+
+
+@pytest.mark.slow
+def test_replicas_are_added_under_load_and_removed_after_it(address: str, readers: Path) -> None:
+    """Deploy anew on the cluster, with the limits of the options, but without the minutes that Ray waits."""
+    from ray import serve
+
+    from lamella.serve.ray import app
+
+    sizes = {"min_replicas": 1, "max_replicas": 2, "cpus": 0.5, "precision": "fp32"}
+    deployment = app({"models": [str(readers / "main")], "busy": 1, **sizes})._bound_deployment
+    scaling = dict(deployment._deployment_config.autoscaling_config)
+    assert (scaling["min_replicas"], scaling["max_replicas"], scaling["target_ongoing_requests"]) == (1, 2, 1.0)
+    fast = {"upscale_delay_s": 1, "downscale_delay_s": 2, "metrics_interval_s": 0.5, "look_back_period_s": 1}
+    serve.run(deployment.options(autoscaling_config=scaling | fast).bind())
+    expected = Reader.load(readers / "main").ask(QUESTIONS[0], TEXT).to_json()
+    body = json.dumps({"question": QUESTIONS[0], "context": TEXT}).encode()
+    request = urllib.request.Request(f"{address}/v1/ask", body, {"Content-Type": "application/json"})
+    ended = threading.Event()
+    answered: list[None] = []
+    lost: list[str] = []
+
+    def running() -> int:
+        deployments = serve.status().applications["default"].deployments
+        return int(deployments["lamella"].replica_states.get("RUNNING", 0))
+
+    def client() -> None:
+        while not ended.is_set():
+            try:
+                with urllib.request.urlopen(request, timeout=60) as response:
+                    (result,) = json.load(response)["results"]
+                    assert result.items() >= expected.items()
+                    answered.append(None)
+            except (OSError, AssertionError) as error:  # also a status that is no success
+                lost.append(repr(error))
+
+    wait_for(lambda: running() == 1 == len(replicas()), PATIENCE)
+    clients = [threading.Thread(target=client) for _ in range(6)]
+    for thread in clients:
+        thread.start()
+    try:
+        wait_for(lambda: running() == 2, PATIENCE)
+        before = len(answered)
+        wait_for(lambda: len(answered) > before + 100, PATIENCE)
+        assert running() == 2
+    finally:
+        ended.set()
+        for thread in clients:
+            thread.join()
+    wait_for(lambda: running() == 1 == len(replicas()), PATIENCE)
+    assert ask(address, QUESTIONS[0], "main").items() >= expected.items()
+    assert lost == []
 
 
 def test_a_replica_that_is_asked_to_stop_reports_it_and_answers_what_still_comes(
