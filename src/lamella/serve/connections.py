@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lamella.errors import LamellaError
 from lamella.serve.gate import Gate, send_refusal
+from lamella.serve.http_parsers import with_reports
 from lamella.serve.json_body import to_json
 from lamella.serve.paced_reading import PacedTransport, Turns
-from lamella.serve.parsing import with_reports
 from lamella.serve.refusals import BusyError, RefusedError, as_refusal
 from lamella.serve.server_metrics import Metrics
 from lamella.serve.settings import Settings
