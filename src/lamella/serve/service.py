@@ -334,8 +334,12 @@ async def _in_time(future: asyncio.Future[T], call: Call) -> T:
 
 def _unreadable(text: str) -> bool:
     """Return whether no character of a text can be seen: a reader would have no place for an answer."""
-    beginning, rest = text[:100], text[100:]  # most texts are judged by their first characters
-    return all(unicodedata.category(each)[0] in "CZ" for part in (beginning, rest) for each in set(part))
+    # Most texts are judged by their first characters; a long text without any is judged by its few different ones.
+    return all(map(_invisible, text[:100])) and all(map(_invisible, set(text)))
+
+
+def _invisible(character: str) -> bool:
+    return unicodedata.category(character)[0] in "CZ"
 
 
 def _unavailable(listed: Listed, error: LamellaError) -> RefusedError:
