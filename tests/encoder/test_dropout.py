@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from doubles import FAMILIES, tiny_batch, tiny_encoder
 from lamella.encoder.dropout import FastDropout, draw_kept
-from lamella.encoder.fast_attention import ATTENTION, attend
+from lamella.encoder.fast_attention import ATTENTION, attend, attend_with_dropout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -68,6 +68,29 @@ def test_attention_and_its_gradients_match_the_plain_formula(masked: bool, as_bo
 
     for actual, expected in zip(gradients(ours, inputs), gradients(plain, inputs), strict=True):
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_attention_with_a_bias_has_the_gradient_of_the_bias(kind: torch.dtype) -> None:
+    torch.manual_seed(1)
+    B, N, T, D, p, lengths = 3, 2, 9, 4, 0.3, [9, 6, 9]
+    inputs = [torch.randn(shape).to(kind).requires_grad_() for shape in [(B, N, T, D)] * 3 + [(1, N, T, T)]]
+    real = torch.stack([torch.arange(T) < length for length in lengths])
+    added = torch.zeros(B, 1, T, T).masked_fill(~real[:, None, None], torch.finfo(torch.float32).min)
+
+    def ours(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        return attend_with_dropout(query, key, value, bias, lengths, 0.5, p)
+
+    def plain(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        kept = torch.zeros(B, N, T, T)
+        for window, length in enumerate(lengths):
+            kept[window, :, :length, :length] = draw_kept((N, length, length), p)
+        weights = (query.float() @ key.float().mT / 2 + bias.float() + added).softmax(-1)
+        return (weights * kept / (1 - p) @ value.float()).transpose(1, 2)
+
+    near = {"atol": 1e-5, "rtol": 1e-5} if kind == torch.float32 else {"atol": 0.1, "rtol": 0.05}
+    for actual, expected in zip(gradients(ours, inputs), gradients(plain, inputs), strict=True):
+        torch.testing.assert_close(actual.float(), expected.float(), **near)
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -23,6 +23,9 @@ from doubles import (
     tiny_tokenizer,
 )
 from lamella.data.windows.features import Features, featurise
+from lamella.models.base_encoder import load_encoder
+from lamella.models.loading import load_model
+from lamella.models.model import ReaderModel
 from lamella.scoring.cost import efficiency, model_cost, sample_window
 from lamella.stopwatch import Stopwatch
 
@@ -78,6 +81,26 @@ def test_parameters_are_counted() -> None:
     assert "flops_tokens" not in cost
     adapted = model_cost(tiny_model(encoder={"tuning": {"name": "adapter", "size": 4}}), None)
     assert adapted["encoder_parameters"] == cost["encoder_parameters"], "adapters are no part of what they adapt"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_model_for_inference_has_the_parameters_of_its_training(precision: Any, tmp_path: Path) -> None:
+    """Its LoRA is merged, so it takes the operations of the plain encoder; in bf16, fused layers are counted too."""
+    save_tiny_encoder(tmp_path / "base")
+    config = tiny_run_config(encoder={"tuning": {"name": "lora", "rank": 2}})
+    ReaderModel(load_encoder(str(tmp_path / "base")), config).save(tmp_path / "model")
+    options: dict[str, Any] = {"device": "cpu", "precision": precision, "backend": "torch"}
+    merged, trained = (load_model(tmp_path / "model", inference_only=only, **options) for only in (True, False))
+    assert isinstance(merged, ReaderModel)
+    assert isinstance(trained, ReaderModel)
+    costs = [model_cost(model, sample_window(model, windows()), training=False) for model in (merged, trained)]
+    operations = [cost.pop("inference_flops_per_window") for cost in costs]
+    assert costs[0] == costs[1]
+    assert costs[0]["trainable_parameters"] > 0
+    assert costs[0]["precision"] == precision
+    plain = tiny_model(encoder={"tuning": "frozen"})
+    expected = model_cost(plain, sample_window(plain, windows()))["inference_flops_per_window"]
+    assert operations[0] == expected < operations[1]
 
 
 def test_counting_changes_neither_the_model_nor_the_random_state() -> None:

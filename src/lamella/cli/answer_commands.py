@@ -72,7 +72,7 @@ def predict(
         _check_submission(submission, out, [data], overwrite)
     answerable = None if how_eager is None else PRIORS[how_eager]
     examples = read_questions(data, log=_warn)
-    reader = expecting(load_model(model, precision=precision), answerable)
+    reader = expecting(load_model(model, precision=precision, inference_only=True), answerable)
     if submission is not None:
         if not reader.gives_text:
             raise UsageError("predict --submission: this model predicts whether there is an answer, not its text.")

@@ -75,7 +75,7 @@ def calibrate(
     if any(same_file(*pair) for pair in itertools.combinations(data, 2)):
         raise UsageError(f"calibrate: expected different data files, got one of them twice: {', '.join(data)}.")
     examples = {file: read_questions(file, labelled=True) for file in data}
-    reader = load_model(model, precision=precision, backend=torch_if_installed(model, precision))
+    reader = load_model(model, precision=precision, backend=torch_if_installed(model, precision), inference_only=True)
     before = reader.decoding
     tuned = calibrate_model(
         reader, examples, method=method, merge=merge, force=force, batch_size=batch_size, precision=reader.precision

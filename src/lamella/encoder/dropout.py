@@ -33,7 +33,7 @@ class FastDropout(nn.Dropout):
         return _Dropout.apply(x, self.p)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def draw_kept(shape: tuple[int, ...], p: float) -> Tensor:
+def draw_kept(shape: tuple[int, ...], p: float, dtype: torch.dtype = torch.float32) -> Tensor:
     """Draw which elements are kept, as 1.0 or 0.0, each with probability 1 - p to within 1/65536.
 
     Numbers, because multiplying is several times as fast as masking with booleans. The seed comes from PyTorch's
@@ -42,13 +42,14 @@ def draw_kept(shape: tuple[int, ...], p: float) -> Tensor:
     count = math.prod(shape)
     seed = torch.empty((), dtype=torch.int64).random_(0, None).item()
     bits = np.random.SFC64(int(seed)).random_raw(-(-count // 4))  # 64 bits at once
-    return torch.from_numpy(bits.view(np.int16)[:count]).view(shape).float().ge_(round(p * 65536) - 32768)
+    numbers = torch.from_numpy(bits.view(np.int16)[:count]).view(shape)
+    return torch.ge(numbers, round(p * 65536) - 32768, out=torch.empty(shape, dtype=dtype))
 
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, p: float) -> Tensor:
-        factors = draw_kept(x.shape, p).mul_(1 / (1 - p)).to(x.dtype)
+        factors = draw_kept(x.shape, p, x.dtype).mul_(1 / (1 - p))
         context.save_for_backward(factors)
         return x * factors
 

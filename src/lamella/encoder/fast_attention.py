@@ -47,16 +47,17 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Compute attention with the interface of transformers; all tensors are [B, N, T, D], with N heads of width D.
 
-    The padding is skipped: its output is 0, and nothing reads it. The whole batch is left to PyTorch for gradients
-    without dropout, in half precision, on other devices, in an exported graph and for local attention.
+    The padding is skipped: its output is 0, and nothing reads it. The whole batch is left to PyTorch in half precision
+    without dropout, for gradients without dropout, on other devices, in an exported graph and for local attention.
     """
     dropped = dropout if module.training else 0.0
     if attention_mask is not None and attention_mask.dim() == 1:
         return _attend_between(query, key, value, attention_mask, dropped, scaling), None
-    ours = 0 < dropped < 1 or (dropped == 0 and not torch.is_grad_enabled())
+    ours = drops_by_window(query, dropped) or (
+        dropped == 0 and not torch.is_grad_enabled() and _is_on_cpu(query) and query.dtype == torch.float32
+    )
     ours = ours and more.get("sliding_window") is None
-    ours = ours and query.device.type == "cpu" and query.dtype == torch.float32 and not torch.compiler.is_compiling()
-    lengths = _lengths(attention_mask, query) if ours else None
+    lengths = find_lengths(attention_mask, query) if ours else None
     if lengths is not None and key.shape[1] < query.shape[1]:  # EuroBERT: several heads of queries share one of keys
         key, value = (x.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for x in (key, value))
     if lengths is None:
@@ -67,9 +68,26 @@ def attend(
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if dropped > 0:
-        attended = _Attention.apply(query, key, value, lengths, scale, dropped)  # type: ignore[no-untyped-call]
-        return attended.transpose(1, 2).contiguous(), None  # [B, T, N, D]
+        return attend_with_dropout(query, key, value, None, lengths, scale, dropped), None
     return _attend_windows(query, key, value, lengths, scale), None
+
+
+def drops_by_window(x: Tensor, dropout: float) -> bool:
+    """Return whether `attend_with_dropout` should compute: on a CPU, whose kernels have no dropout."""
+    return 0 < dropout < 1 and _is_on_cpu(x) and x.dtype in (torch.float32, torch.bfloat16)
+
+
+def attend_with_dropout(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, lengths: list[int], scale: float, dropout: float
+) -> Tensor:
+    """Attend window by window, [B, T, N, D]; `bias` [1, N, T, T] is added to the scores of every window."""
+    attended: Tensor = _Attention.apply(query, key, value, bias, lengths, scale, dropout)  # type: ignore[no-untyped-call]
+    return attended.transpose(1, 2).contiguous()
+
+
+def _is_on_cpu(x: Tensor) -> bool:
+    """Return whether a tensor is on a CPU, and not in a graph for export."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 @functools.cache
@@ -116,7 +134,7 @@ def _attend_windows(query: Tensor, key: Tensor, value: Tensor, lengths: list[int
     return attended
 
 
-def _lengths(mask: Tensor | None, query: Tensor) -> list[int] | None:
+def find_lengths(mask: Tensor | None, query: Tensor) -> list[int] | None:
     """Return the number of tokens of each window; None if the mask (True or 0: seen) hides more than end padding."""
     B, _, T, _ = query.shape
     if mask is None:
@@ -130,16 +148,23 @@ def _lengths(mask: Tensor | None, query: Tensor) -> list[int] | None:
 
 
 class _Attention(torch.autograd.Function):
-    """O = M ∘ softmax(s Q Kᵀ + mask) V / (1 - p) for each window and head, where M is the dropout mask.
+    """O = M ∘ softmax(s Q Kᵀ + bias + mask) V / (1 - p) for each window and head, where M is the dropout mask.
 
     Let W be the softmax, K = M ∘ W its remaining entries, and G = dO / (1 - p). Then dV = Kᵀ G, and for the scores S,
     dS = K ∘ (G Vᵀ) - W ∘ D with D = Σ_j K_j (G Vᵀ)_j. This equals G · K V, and K V is the output: no sum over the large
-    array is needed, and M itself is not stored.
+    array is needed, and M itself is not stored. The gradient of the bias is the sum of dS over the windows.
     """
 
     @staticmethod
     def forward(
-        context: Any, query: Tensor, key: Tensor, value: Tensor, lengths: list[int], scale: float, p: float
+        context: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        lengths: list[int],
+        scale: float,
+        p: float,
     ) -> Tensor:
         B, N, T, D = query.shape
         mixed = query.new_zeros(B, N, T, D)  # the output without the factor 1 / (1 - p)
@@ -147,10 +172,13 @@ class _Attention(torch.autograd.Function):
         for window, length in enumerate(lengths):
             here = (window, slice(None), slice(length))  # [N, t, D]
             scores = torch.bmm(query[here] * scale, key[here].mT)  # [N, t, t]
+            if bias is not None:
+                scores += bias[0, :, :length, :length]
             weights.append(scores.softmax(-1))
-            remaining.append(draw_kept(scores.shape, p).mul_(weights[-1]))
+            remaining.append(draw_kept(scores.shape, p, scores.dtype).mul_(weights[-1]))
             mixed[here] = torch.bmm(remaining[-1], value[here])
         context.save_for_backward(query, key, value, mixed, *weights, *remaining)
+        context.bias_shape = bias.shape if bias is not None and context.needs_input_grad[3] else None
         context.lengths, context.scale, context.factor = lengths, scale, 1 / (1 - p)
         attended: Tensor = mixed * context.factor
         return attended
@@ -162,6 +190,7 @@ class _Attention(torch.autograd.Function):
         gradient = gradient * context.factor
         along = (gradient * mixed).sum(-1, keepdim=True)  # [B, N, T, 1]
         query_grad, key_grad, value_grad = (mixed.new_zeros(mixed.shape) for _ in range(3))
+        bias_grad = None if context.bias_shape is None else torch.zeros(context.bias_shape)
         weights, remaining = rest[: len(query)], rest[len(query) :]
         for window, length in enumerate(context.lengths):
             here = (window, slice(None), slice(length))
@@ -170,7 +199,11 @@ class _Attention(torch.autograd.Function):
             score_grad.addcmul_(weights[window], along[here], value=-1)
             query_grad[here] = torch.bmm(score_grad, key[here])
             key_grad[here] = torch.bmm(score_grad.mT, query[here])
-        return query_grad.mul_(context.scale), key_grad.mul_(context.scale), value_grad, None, None, None
+            if bias_grad is not None:
+                bias_grad[0, :, :length, :length] += score_grad
+        query_grad.mul_(context.scale)
+        key_grad.mul_(context.scale)
+        return query_grad, key_grad, value_grad, bias_grad, None, None, None
 
 
 def _takes_bounds(options: dict[str, Any]) -> bool:

@@ -8,6 +8,9 @@ gained.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
@@ -42,13 +45,26 @@ class LinearGelu(nn.Linear):
         return _product(self, x, "gelu", "none") if _can_fuse(x) else gelu(super().forward(x))
 
 
+def operation_counts() -> dict[Any, Callable[..., int]]:
+    """Return how many floating-point operations a fused layer takes, for torch's counter, which does not know it."""
+
+    def count(x: torch.Size, weight: torch.Size, *more: Any, **others: Any) -> int:
+        return 2 * x.numel() * weight[0]
+
+    return {torch.ops.mkldnn._linear_pointwise: count} if _exists() else {}
+
+
 def _product(layer: nn.Linear, x: Tensor, activation: str, form: str) -> Tensor:
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, activation, [], form)
     return product
 
 
 def _can_fuse(x: Tensor) -> bool:
-    """Check for the operation, which torch.compile uses: a build may lack it, and a processor may lack bf16."""
     if x.dtype != torch.bfloat16 or x.device.type != "cpu" or torch.is_grad_enabled():
         return False
-    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and has_bf16_products()
+    return _exists() and has_bf16_products()
+
+
+def _exists() -> bool:
+    """Check for the operation, which torch.compile uses: a build of PyTorch may lack it."""
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -21,6 +21,7 @@ from torch.linalg import vector_norm
 from torch.nn.functional import linear
 from torch.utils.hooks import RemovableHandle
 
+from lamella.encoder.dropout import FastDropout
 from lamella.encoder.low_rank import nearest_of_rank
 
 _TENSORS_FOLLOW = ContextVar("_TENSORS_FOLLOW", default=False)
@@ -91,7 +92,7 @@ class Lora(nn.Module):
         super().__init__()
         self.A = nn.Parameter(torch.empty(rank, layer.in_features))
         self.B = nn.Parameter(torch.zeros(layer.out_features, rank))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = FastDropout(dropout)
         self.scale = alpha / (math.sqrt(rank) if rslora else rank)
         self.learning_rate_ratios: Mapping[str, float] = {"B": b_learning_rate_ratio}
         self.pissa = pissa

@@ -20,6 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool1d, max_pool2d, pad, relu
 
+from lamella.encoder.dropout import FastDropout
 from lamella.encoder.encoder import HiddenStates
 from lamella.errors import ConfigError
 from lamella.heads.head import Stage, StageShape
@@ -46,7 +47,7 @@ class _Grid(Stage):
         super().__init__()
         self.conv = nn.Conv2d(shape.channels, filters, kernel, stride=(1, stride), dilation=(1, dilation))
         self.edges = (*_edges((kernel[1] - 1) * dilation), *_edges(kernel[0] - 1))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = FastDropout(dropout)
         self.read = nn.Linear(filters * (1 + (shape.width - 1) // stride), maps)
         self.out_shape = replace(shape, channels=maps, width=1)
 

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
+from lamella.encoder.dropout import FastDropout
 from lamella.encoder.encoder import HiddenStates
 from lamella.errors import ConfigError
 from lamella.heads.head import LayerWeights, Stage, StageShape
@@ -85,7 +86,7 @@ class EncoderBlock(Stage):
         self.attention_norm = nn.LayerNorm(width)
         self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.norm = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = FastDropout(dropout)
         self.out_shape = replace(shape, streams=shape.outputs, channels=1)
 
     def forward(self, x: Tensor, hidden: HiddenStates, q: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def load_model(
     """Load a model folder, a run folder, an exported folder or a question answering checkpoint of transformers.
 
     `inference_only` merges LoRA and IA³ into the encoder's weights and, in half precision, keeps these weights rounded:
-    a quarter faster than rounding them for every batch, as training does. Scores then equal those of training only up
+    up to twice as fast as rounding them for every batch, as training does. Scores then equal those of training only up
     to rounding, and the model cannot be saved.
 
     On a CPU in fp32, `backend="auto"` runs the model on onnxruntime, without torch, as a graph that is made from the
@@ -214,12 +214,13 @@ def _prepare_for_inference(model: ReaderModel | StockModel) -> None:
 
     encoder = model.encoder.model if isinstance(model, ReaderModel) else model.model
     if isinstance(model, ReaderModel):
+        model.counted = model.count_parameters()
         model.inference_only = bool(merge(model.encoder)) or model.precision in HALF_TYPES
     if model.precision in HALF_TYPES:
         torch.nn.Module.to(encoder, HALF_TYPES[model.precision])  # the method of transformers has no types
         if model.device.type == "cpu":
             fuse_products(encoder)
-        model.precision = "fp32"  # the weights are rounded already
+        model.rounded = True
     if encoder.config.model_type == "deberta-v2":
         from lamella.encoder.fast_deberta import keep_positions
 

@@ -28,6 +28,7 @@ from lamella.encoder.tensors import put_tensors, read_tensors, round_to_half, tr
 from lamella.encoder.tuning import count_parameters, tune_in_turn
 from lamella.errors import RunError, UsageError, one_line
 from lamella.files import is_empty
+from lamella.graph.tuned_tensors import ParameterCounts
 from lamella.heads.head import Head, Stage
 from lamella.models.base_encoder import load_base, reported_as_damage
 from lamella.models.card import Contents, LayerWeightTable, model_card
@@ -79,7 +80,9 @@ class ReaderModel(nn.Module):
         self.head_spec = complete_head({name: getattr(config.learner, name) for name in HEAD_OPTIONS})
         self.plugins = self._plugins(config.plugins)  # the modules of other packages that it needs to be loaded
         self.precision = "fp32"
+        self.rounded = False  # True if the weights are in `precision`, and not only the products
         self.inference_only = False  # True if the trained tensors were merged or rounded and cannot be saved
+        self.counted: ParameterCounts | None = None  # of a model for inference only, before anything was merged
         self._passes: RecordedPasses | None = None  # on a GPU
         self._recorded_tensors: tuple[Tensor, ...] = ()  # of a model for inference only, whose tensors stay
         self.facts = Facts()
@@ -212,9 +215,13 @@ class ReaderModel(nn.Module):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
+    def count_parameters(self) -> ParameterCounts:
+        """Return the number of trained parameters, of all, and of the encoder without what the tuning adds to it."""
+        return self.counted or ParameterCounts(*count_parameters(self), self.base_parameters)
+
     def encode(self, batch: Batch, layers: Sequence[int]) -> HiddenStates:
         """Run the encoder, in half precision if chosen."""
-        with autocast(self.device, self.precision):
+        with autocast(self.device, "fp32" if self.rounded else self.precision):
             hidden: HiddenStates = self.encoder(batch, layers)
         return hidden
 
@@ -291,7 +298,7 @@ class ReaderModel(nn.Module):
         return Contents(
             name=name,
             gives_text=self.gives_text,
-            trained_parameters=count_parameters(self)[0],
+            trained_parameters=self.count_parameters().trained,
             encoder_parameters=self.base_parameters,
             bytes=size,
             half=half,

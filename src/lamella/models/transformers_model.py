@@ -38,6 +38,7 @@ class StockModel:
         self.windows: WindowOptions = window_options(tokenizer.model_max_length)
         self.decoding = DecodingOptions()
         self.precision = "fp32"
+        self.rounded = False  # True if the weights are in `precision`, and not only the products
 
     @classmethod
     def load(cls, source: Source) -> StockModel:
@@ -88,7 +89,7 @@ class StockModel:
         check_window_length(padded.mask.shape[1], self.positions)
         batch = Batch.of(padded).to(self.device)
         inputs, packing = model_inputs(self.model, batch, token_types=self.reads_token_types)
-        with autocast(self.device, self.precision), suitable_kernels(self.device):
+        with autocast(self.device, "fp32" if self.rounded else self.precision), suitable_kernels(self.device):
             output = self.model(**inputs)
         both = [output.start_logits, output.end_logits]
         if packing is not None:

@@ -61,11 +61,8 @@ def model_cost(model: ReaderModel, window: SampleWindow | None, *, training: boo
 
     The model is left unchanged: no random number is drawn, and no gradient remains.
     """
-    from lamella.encoder.tuning import count_parameters
-
-    # The encoder is counted without the parameters that the tuning added.
     cost: dict[str, Any] = {
-        **_parameters(ParameterCounts(*count_parameters(model), model.base_parameters)),
+        **_parameters(model.count_parameters()),
         "device": device_name(model.device),
         "precision": model.precision,
     }
@@ -199,15 +196,19 @@ def _counting(model: ReaderModel) -> Iterator[FlopCounterMode]:
     """Count matrix products and convolutions with torch's counter, in eval mode.
 
     The counter cannot see into fused attention on a CPU, so attention is computed as plain matrix products meanwhile.
+    It does not know linear layers that are fused with their activation either.
     Eval mode draws no random numbers and leaves running means unchanged.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
+    from lamella.encoder.fused_linear import operation_counts
+
     was_training = model.training
     model.eval()
     try:
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        counter = FlopCounterMode(display=False, custom_mapping=operation_counts())
+        with sdpa_kernel(SDPBackend.MATH), counter:
             yield counter
     finally:
         model.train(was_training)

@@ -71,7 +71,7 @@ def evaluate(
     files, examples = _read_questions(data, log)
     if isinstance(model, str | os.PathLike):
         name = os.fspath(model)
-        answering: QAModel = load_model(model, precision=precision)
+        answering: QAModel = load_model(model, precision=precision, inference_only=True)
     else:
         answering = model.model if isinstance(model, Reader) else model
         if not hasattr(answering, "folders"):

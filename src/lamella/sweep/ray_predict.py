@@ -86,7 +86,7 @@ class Worker:
 
         try:
             if self._model is None:
-                model = load_model(self._name, precision=self._precision, threads=self._threads)
+                model = load_model(self._name, precision=self._precision, threads=self._threads, inference_only=True)
                 self._model = expecting(model, self._answerable)
             return predict(self._model, shard, batch_size=self._batch_size)
         except LamellaError as error:
