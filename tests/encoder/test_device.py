@@ -1,4 +1,4 @@
-"""The chosen number format, and the warning for one that the processor lacks."""
+"""The chosen number format, the warning for one that the processor lacks, and rounding to one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from doubles import tiny_encoder
 from lamella import environment
 from lamella.encoder import device
-from lamella.encoder.device import choose_precision
+from lamella.encoder.device import choose_precision, round_parameters
 
 CPU = torch.device("cpu")
+
+
+def test_rounding_keeps_the_frequencies_of_positions() -> None:
+    """Rounded, they would move the tokens of a long window."""
+    encoder = tiny_encoder("eurobert").encoder
+    before = {name: buffer.clone() for name, buffer in encoder.named_buffers()}
+    round_parameters(encoder, "bf16")
+    assert {parameter.dtype for parameter in encoder.parameters()} == {torch.bfloat16}
+    assert any("inv_freq" in name for name in before)
+    for name, buffer in encoder.named_buffers():
+        assert buffer.dtype == before[name].dtype
+        assert torch.equal(buffer, before[name])
 
 
 def test_bf16_on_a_processor_without_it_gives_a_warning_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

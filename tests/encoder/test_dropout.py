@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from doubles import FAMILIES, tiny_batch, tiny_encoder
+from doubles import FAMILIES, tiny_batch, tiny_encoder, tiny_model
 from lamella.encoder.dropout import FastDropout, draw_kept
 from lamella.encoder.fast_attention import ATTENTION, attend, attend_with_dropout
 
@@ -116,6 +116,20 @@ def test_a_mask_that_hides_more_than_padding_is_left_to_transformers(queries: sl
     torch.manual_seed(0)
     expected = nn.functional.scaled_dot_product_attention(query, query, query, mask, dropout_p=0.3)
     torch.testing.assert_close(actual, expected.transpose(1, 2))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_encoder_trains_with_it_in_half_precision(family: str) -> None:
+    """Some compute query and key in another type than value, which the backward pass could not multiply."""
+    model = tiny_model(family, encoder={"tuning": "full"}).train()
+    for module in model.modules():
+        if isinstance(getattr(module, "attention_dropout", None), float):  # in EuroBERT and ModernBERT
+            module.attention_dropout = 0.1
+    model.precision = "bf16"
+    model(tiny_batch(family)).sum().backward()
+    gradients = [parameter.grad for parameter in model.encoder.parameters() if parameter.grad is not None]
+    assert gradients
+    assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -74,6 +74,16 @@ def test_a_cpu_attends_window_by_window_with_dropout(
         torch.testing.assert_close(actual.grad, expected.grad, msg=name, rtol=1e-4, atol=1e-4)
 
 
+def test_a_mask_that_is_part_of_the_bias_belongs_to_its_window(both: tuple[MPNetModel, MPNetModel]) -> None:
+    """Dropout in the attention alone: its encoder has added the mask to the bias, for kernels."""
+    stock, ours = both
+    for module in ours.encoder.layer.modules():
+        module.train()
+        if isinstance(module, nn.Dropout):
+            module.p = 1e-9
+    torch.testing.assert_close(states(ours), states(stock))
+
+
 def test_half_precision_is_near_full_precision(both: tuple[MPNetModel, MPNetModel], attentions: list[Tensor]) -> None:
     stock, ours = both
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):

@@ -489,6 +489,32 @@ class TestStock:
         expected = torch.stack([output.start_logits[0], output.end_logits[0]]).numpy()
         assert found == pytest.approx(expected, abs=1e-4)
 
+    def test_another_architecture_keeps_its_own_attention_and_weights(self, tmp_path: Path) -> None:
+        """Qwen's attention is causal, which its mask does not show in a batch without padding."""
+        sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+        more = {"vocab_size": 500, "intermediate_size": 48, "max_position_embeddings": 128, "pad_token_id": 0}
+        torch.manual_seed(0)
+        config = transformers.AutoConfig.for_model("qwen2", **sizes, **more)
+        model = transformers.AutoModelForQuestionAnswering.from_config(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(3)
+        model.save_pretrained(tmp_path)
+        tiny_tokenizer("bert").save_pretrained(tmp_path)
+        whole, half = (
+            Reader.load(tmp_path, precision=precision, device="cpu", backend="torch") for precision in ("fp32", "bf16")
+        )
+        examples = [example(corpus()[0][:end]) for end in range(60, 100)]
+        (features,) = featurise_in_slices(examples, whole.model.tokenizer, whole.model.windows)
+        windows = (pad(features, np.array([index])) for index in range(len(features)))
+        padded = next(window for window in windows if window.mask.all())
+        with torch.inference_mode():
+            output = model(input_ids=torch.from_numpy(padded.input_ids).long())
+        expected = torch.stack([output.start_logits, output.end_logits]).numpy()
+        assert whole.model.logits(padded) == pytest.approx(expected, abs=1e-4)
+        parameters = half.model.model.parameters()  # type: ignore[attr-defined]
+        assert {parameter.dtype for parameter in parameters} == {torch.float32}, "it may not run in pure bf16"
+
     def test_its_attention_does_not_use_cudnn(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The CPU stands in for a GPU; the recorded kernels are those that the model's attention would use."""
         reader = Reader.load(stock_folder(tmp_path, "bert"), precision="fp32", device="cpu", backend="torch")

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lamella.environment import has_amx
 from lamella.errors import OUT_OF_MEMORY, UsageError, one_line
@@ -53,6 +53,15 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, HALF_TYPES[precision])
+
+
+def round_parameters(model: nn.Module, precision: str) -> None:
+    """Convert the parameters of a model to half precision; its buffers stay as they are.
+
+    Among the buffers are the frequencies of rotary positions. Rounded, they would move the tokens of long windows.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(HALF_TYPES[precision])
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from lamella.encoder.device import HALF_TYPES
+from lamella.encoder.device import HALF_TYPES, dtype_of_products
 from lamella.encoder.dropout import draw_kept
 
 ATTENTION = "lamella"  # the name of this implementation in transformers
@@ -74,13 +74,15 @@ def attend(
 
 def drops_by_window(x: Tensor, dropout: float) -> bool:
     """Return whether `attend_with_dropout` should compute: on a CPU, whose kernels have no dropout."""
-    return 0 < dropout < 1 and _is_on_cpu(x) and x.dtype in (torch.float32, torch.bfloat16)
+    return 0 < dropout < 1 and _is_on_cpu(x) and dtype_of_products(x) in (torch.float32, torch.bfloat16)
 
 
 def attend_with_dropout(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, lengths: list[int], scale: float, dropout: float
 ) -> Tensor:
     """Attend window by window, [B, T, N, D]; `bias` [1, N, T, T] is added to the scores of every window."""
+    kind = dtype_of_products(query)  # autocast does not reach the backward pass, where types may not differ
+    query, key, value = (x.to(kind) for x in (query, key, value))
     attended: Tensor = _Attention.apply(query, key, value, bias, lengths, scale, dropout)  # type: ignore[no-untyped-call]
     return attended.transpose(1, 2).contiguous()
 
@@ -171,11 +173,11 @@ class _Attention(torch.autograd.Function):
         weights, remaining = [], []
         for window, length in enumerate(lengths):
             here = (window, slice(None), slice(length))  # [N, t, D]
-            scores = torch.bmm(query[here] * scale, key[here].mT)  # [N, t, t]
+            scores = torch.bmm((query[here] * scale).float(), key[here].mT.float())  # [N, t, t]
             if bias is not None:
                 scores += bias[0, :, :length, :length]
-            weights.append(scores.softmax(-1))
-            remaining.append(draw_kept(scores.shape, p, scores.dtype).mul_(weights[-1]))
+            weights.append(scores.softmax(-1).to(query.dtype))
+            remaining.append(draw_kept(scores.shape, p, query.dtype).mul_(weights[-1]))
             mixed[here] = torch.bmm(remaining[-1], value[here])
         context.save_for_backward(query, key, value, mixed, *weights, *remaining)
         context.bias_shape = bias.shape if bias is not None and context.needs_input_grad[3] else None
@@ -188,15 +190,15 @@ class _Attention(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mixed, *rest = context.saved_tensors
         gradient = gradient * context.factor
-        along = (gradient * mixed).sum(-1, keepdim=True)  # [B, N, T, 1]
+        along = (gradient * mixed).sum(-1, keepdim=True, dtype=torch.float32)  # [B, N, T, 1]
         query_grad, key_grad, value_grad = (mixed.new_zeros(mixed.shape) for _ in range(3))
         bias_grad = None if context.bias_shape is None else torch.zeros(context.bias_shape)
         weights, remaining = rest[: len(query)], rest[len(query) :]
         for window, length in enumerate(context.lengths):
             here = (window, slice(None), slice(length))
             value_grad[here] = torch.bmm(remaining[window].mT, gradient[here])
-            score_grad = torch.bmm(gradient[here], value[here].mT).mul_(remaining[window])
-            score_grad.addcmul_(weights[window], along[here], value=-1)
+            score_grad = torch.bmm(gradient[here].float(), value[here].mT.float()).mul_(remaining[window])
+            score_grad = score_grad.addcmul_(weights[window], along[here], value=-1).to(query.dtype)
             query_grad[here] = torch.bmm(score_grad, key[here])
             key_grad[here] = torch.bmm(score_grad.mT, query[here])
             if bias_grad is not None:

@@ -55,7 +55,8 @@ class FastMPNetSelfAttention(MPNetSelfAttention):
         rounded = hidden_states.to(dtype_of_products(hidden_states))  # once, instead of in each of the three
         query, key, value = (linear(rounded).view(split).transpose(1, 2) for linear in (self.q, self.k, self.v))
         dropped = self.dropout.p if self.training else 0.0
-        lengths = find_lengths(attention_mask, query) if drops_by_window(query, dropped) else None
+        by_window = drops_by_window(query, dropped) and len(position_bias) == 1  # else it hides padding, too
+        lengths = find_lengths(attention_mask, query) if by_window else None
         if lengths is not None:
             scale = self.attention_head_size**-0.5
             attended = attend_with_dropout(query, key, value, position_bias.to(query.dtype), lengths, scale, dropped)
@@ -105,9 +106,9 @@ class FastMPNetEncoder(MPNetEncoder):
 class FastMPNetModel(MPNetModel):  # type: ignore[no-untyped-call]
     """The model of its parent; it gets the mask as the additive bias that it would build from it."""
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **more: Any) -> Any:
-        if is_fast(input_ids) and attention_mask is not None and attention_mask.ndim == 2:
-            bias = torch.zeros(attention_mask.shape, device=input_ids.device)
+    def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **more: Any) -> Any:
+        if attention_mask is not None and attention_mask.ndim == 2 and is_fast(attention_mask):
+            bias = torch.zeros(attention_mask.shape, device=attention_mask.device)
             bias = bias.masked_fill_(attention_mask == 0, torch.finfo(torch.float32).min)
             attention_mask = bias[:, None, None]  # [B, 1, 1, T]
         return super().forward(input_ids, attention_mask, **more)

@@ -127,5 +127,5 @@ def share_encoders(models: Sequence[ReaderModel]) -> None:
         if not model.keeps_encoder:
             continue  # a tuned encoder belongs to its model alone
         has_pooler = getattr(model.encoder.model, "pooler", None) is not None
-        key = (model.loaded_sha256, model.precision, model.device, has_pooler)
+        key = (model.loaded_sha256, model.precision, model.rounded, model.device, has_pooler)
         model.encoder = shared.setdefault(key, model.encoder)

@@ -109,7 +109,7 @@ def load_shared(name: str | os.PathLike[str], encoders: SharedEncoders | TorchEn
 
 
 def torch_if_installed(name: str | os.PathLike[str], precision: Precision) -> Backend:
-    """Return the backend for callers that prefer torch: to share an encoder, or to repeat a result exactly."""
+    """Return the backend for callers that prefer torch: to share an encoder, or to repeat a result up to rounding."""
     folder = named_folder(os.fspath(name))
     only_onnx = precision == "int8" or (os.path.isdir(folder) and is_exported(folder))
     return "auto" if only_onnx or importlib.util.find_spec("torch") is None else "torch"
@@ -205,9 +205,9 @@ def _warn_of_unfinished_run(folder: Path) -> None:
 
 
 def _prepare_for_inference(model: ReaderModel | StockModel) -> None:
-    import torch
 
-    from lamella.encoder.device import HALF_TYPES
+    from lamella.encoder.device import HALF_TYPES, round_parameters
+    from lamella.encoder.families import FAMILIES
     from lamella.encoder.fused_linear import fuse_products
     from lamella.encoder.tuning import merge
     from lamella.models.model import ReaderModel
@@ -216,8 +216,8 @@ def _prepare_for_inference(model: ReaderModel | StockModel) -> None:
     if isinstance(model, ReaderModel):
         model.counted = model.count_parameters()
         model.inference_only = bool(merge(model.encoder)) or model.precision in HALF_TYPES
-    if model.precision in HALF_TYPES:
-        torch.nn.Module.to(encoder, HALF_TYPES[model.precision])  # the method of transformers has no types
+    if model.precision in HALF_TYPES and encoder.config.model_type in FAMILIES:  # others may need fp32 somewhere
+        round_parameters(encoder, model.precision)
         if model.device.type == "cpu":
             fuse_products(encoder)
         model.rounded = True

@@ -23,7 +23,7 @@ from torch import Tensor
 from lamella.data.windows.batches import Batch
 from lamella.data.windows.padding import check_window_length
 from lamella.data.windows.tokenizer_check import check_ids
-from lamella.encoder.device import HALF_TYPES, choose_precision, find_device
+from lamella.encoder.device import HALF_TYPES, choose_precision, find_device, round_parameters
 from lamella.encoder.encoder import HiddenStates
 from lamella.encoder.row_modules import use_row_changes
 from lamella.encoder.sources import (
@@ -69,7 +69,9 @@ class TorchEncoder:
         if model.config.model_type == "modernbert" and device.type == "cpu":
             model.set_attn_implementation("sdpa")  # ours packs all windows into one row, where they lose their readers
         dtype = HALF_TYPES.get(precision, torch.float32)
-        torch.nn.Module.to(model, device, dtype)  # the method of transformers has no types
+        if precision in HALF_TYPES:
+            round_parameters(model, precision)
+        torch.nn.Module.to(model, device)  # the method of transformers has no types
         self._changes = use_row_changes(self.encoder)
         self._own = {
             name: value.detach().float().cpu()

@@ -57,7 +57,8 @@ class StockModel:
                 raise ModelError(f"{source.folder}: cannot be loaded: {one_line(error)}.") from None
         if missing := sorted(report["missing_keys"]):
             raise ModelError(f"{source.folder}: the weights lack {', '.join(missing[:3])}.")
-        use_fast_attention(model)
+        if model.config.model_type in FAMILIES:  # others may mask more than padding, or add to the scores
+            use_fast_attention(model)
         tokenizer = load_tokenizer(source)
         check_ids(tokenizer, len(model.get_input_embeddings().weight), source.folder)
         return cls(model, tokenizer, source.folder)
