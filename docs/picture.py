@@ -13,7 +13,7 @@ PICTURE = ROOT / "docs" / "images" / "thin-vs-full.svg"
 
 # For each encoder: a thin reader, the same encoder with all weights trained on the same data, and the run that ships.
 RUNS = {
-    "MPNet": ("mpnet-taught", "mpnet-full-taught", "mpnet-mixed-thin"),
+    "MPNet": ("mpnet-taught", "mpnet-full-taught", "mpnet-by-labels"),
     "e5-small": ("e5-small-thin", "e5-small-full-doubt", "e5-small-mixed-retaught"),
     "MiniLM-L6": ("minilm-thin-long", "minilm-full-long", "minilm-mixed-retaught"),
 }
