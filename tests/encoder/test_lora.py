@@ -97,7 +97,7 @@ def test_outputs_and_gradients_equal_peft(kind: str, half: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
         actual, expected = ours(x), peft_model(x)
     assert actual.dtype == (torch.bfloat16 if half else torch.float32)  # of peft with DoRA: always float32
-    tolerance = {"rtol": 0.05, "atol": 0.1} if half and kind not in ("lora", "rslora") else {}
+    tolerance = {"rtol": 0.05, "atol": 0.1} if half else {}  # we round once where peft rounds twice
     torch.testing.assert_close(actual, expected.to(actual.dtype), **tolerance)
     for output in (actual, expected):
         output.square().sum().backward()
