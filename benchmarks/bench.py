@@ -7,7 +7,8 @@ Each benchmark writes one json file to the folder of results: `ratio` with its `
 of the machine are measured first. `others` is the mean number of cores that other programs used meanwhile, and `load`
 the load average before and after: a result is marked on the page if others used more than a tenth of a core.
 
-With --page and no NAME, nothing is run: the page is made from the files alone.
+With --page and no NAME, nothing is run: the page is made from the files alone. A folder within that of the results has
+the results of another machine, which the page shows after those of the first.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ def main() -> None:
         parser.error(f"expected names among {', '.join(names)}, got {', '.join(sorted(unknown))}")
     failed = [] if arguments.page and not arguments.names else run_all(arguments.names or names, arguments.results)
     if arguments.page:
+        if not (arguments.results / f"{LIMITS}.json").is_file():
+            sys.exit(f"bench: {arguments.results}: expected {LIMITS}.json, found none; run it without --page first.")
         write_text(arguments.page, page(arguments.results))
     if failed:
         sys.exit(f"bench: failed: {', '.join(failed)}; their results are unchanged")

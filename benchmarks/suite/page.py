@@ -65,13 +65,14 @@ over a quarter of the time; *MiB per hour* is the slope of a line through all of
 
 
 def page(folder: Path) -> str:
-    """Return the page of a folder of results."""
-    names = ["limits", *(each.name for each in BENCHMARKS)]
-    results = {name: read_json(folder / f"{name}.json") for name in names if (folder / f"{name}.json").is_file()}
+    """Return the page of a folder of results; a folder in it has the results of another machine."""
+    results, found = read_results(folder)
     others = read_json(ELSEWHERE / "other_machines.json")
-    found = [(each, results[each.name]) for each in BENCHMARKS if each.name in results]
     introduction = f"{INTRODUCTION}\n\n{how_long(list(results.values()))} {APART_FROM_IT}"
-    parts = [introduction, *machine(results["limits"]), "## Results", table(found), HOW_TO_READ, *noise(results)]
+    parts = [introduction, "## The machine", *machine(results["limits"])]
+    parts += ["## Results", table(found), HOW_TO_READ, *noise(results)]
+    for place in sorted(folder.glob("*/limits.json")):
+        parts += other_machine(place.parent, others["inference"]["kinds"])
     parts += ["## What was compared", "\n".join(notes(found, others["batching"]))]
     if "inference" in results:
         processors = elsewhere.processors(others["inference"]["kinds"], results["limits"])
@@ -88,6 +89,29 @@ def page(folder: Path) -> str:
         parts += ["## Memory over a long time", LONG_RUN, memory(read_json(long_run))]
     parts += ["## Not run by `make bench`", "\n".join(apart(results))]
     return "\n\n".join(parts) + "\n"
+
+
+def read_results(folder: Path) -> tuple[Json, list[tuple[Benchmark, Json]]]:
+    """Read the results of a machine: by name, and those of benchmarks in the order of the page."""
+    names = ["limits", *(each.name for each in BENCHMARKS)]
+    results = {name: read_json(folder / f"{name}.json") for name in names if (folder / f"{name}.json").is_file()}
+    return results, [(each, results[each.name]) for each in BENCHMARKS if each.name in results]
+
+
+def other_machine(folder: Path, kinds: Sequence[Json]) -> Iterator[str]:
+    """Yield the results of another machine, as a section; what was compared is the same."""
+    results, found = read_results(folder)
+    kind = next(kind for kind in kinds if elsewhere.fits(kind, results["limits"]))
+    minutes = sum(result["seconds"] for result in results.values()) / 60
+    about, limits = machine(results["limits"])
+    yield f"## Results on {kind['name']}"
+    yield f"The same benchmarks on another machine, in {minutes:.0f} minutes. {about}"
+    yield limits
+    yield table(found)
+    yield from noise(results)
+    if "inference" in results:
+        yield f"Ways to run the bundled reader on it, of which `auto` takes {kind['auto']}:"
+        yield variants(results["inference"])
 
 
 def how_long(results: Sequence[Json]) -> str:
@@ -146,7 +170,7 @@ def notes(found: Sequence[tuple[Benchmark, Json]], many_cores: Json) -> Iterator
 
 
 def machine(limits: Json) -> Iterator[str]:
-    """Yield the limits of the machine, as a section."""
+    """Yield a description of the machine, and its limits as a table."""
     counts = list(limits["bytes"])
     rows = [f"| | {' | '.join(f'{count} threads' if count != '1' else '1 thread' for count in counts)} |"]
     rows.append("|---" * (1 + len(counts)) + "|")
@@ -157,7 +181,6 @@ def machine(limits: Json) -> Iterator[str]:
     rows.append(f"| memory traffic | {traffic} |")
     processor = " ".join(filter(None, (limits["processor"], limits["machine"])))
     instructions = ", ".join(limits["instructions"]) or "none"
-    yield "## The machine"
     yield (
         f"{limits['cores']} cores, {processor}; instructions for matrix products: {instructions}. Python starts with "
         f"its libraries in {limits['start']:.2f} s. {versions(limits['versions'])}."

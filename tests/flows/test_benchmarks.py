@@ -94,6 +94,28 @@ def test_the_page_fits_the_processor_that_it_was_made_on(tmp_path: Path) -> None
         assert line.startswith(f"- {name}")
 
 
+def test_the_page_shows_another_machine(tmp_path: Path) -> None:
+    from lamella.files import read_json, write_json
+    from suite.page import page
+
+    for name in ("limits", "mixers"):
+        found = read_json(ROOT / "results" / "benchmarks" / f"{name}.json")
+        write_json(tmp_path / f"{name}.json", found)
+        other = {"machine": "x86_64", "instructions": ["amx_bf16"], "ratio": 7.5, "seconds": 60.0}
+        write_json(tmp_path / "another" / f"{name}.json", found | other)
+    text = page(tmp_path)
+    first, _, second = text.partition("## Results on x86 with AMX")
+    assert "[mixers](#mixers) | 7.5 times as fast" in second
+    assert "[mixers](#mixers) | 7.5 times as fast" not in first
+    assert "instructions for matrix products: amx_bf16" in second
+
+
+def test_the_page_needs_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--results", str(tmp_path), "--page", str(tmp_path / "page.md")])
+    with pytest.raises(SystemExit, match=r"expected limits\.json, found none"):
+        runpy.run_path(str(ROOT / "benchmarks" / "bench.py"), run_name="__main__")
+
+
 def test_the_page_states_of_how_many_runs_it_is_made() -> None:
     from suite.page import how_long
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from lamella import registry
 from lamella.config import HEAD_OPTIONS, EncoderOptions, LearnerOptions, RunConfig, WindowOptions
 from lamella.data.windows.batches import Batch
-from lamella.data.windows.padding import Padded, check_window_length
+from lamella.data.windows.padding import Padded, check_window_length, compute_by_length
 from lamella.decoding_options import DecodingOptions
 from lamella.encoder.device import autocast
 from lamella.encoder.encoder import Encoder, HiddenStates
@@ -249,7 +250,8 @@ class ReaderModel(nn.Module):
         check_window_length(padded.mask.shape[1], self.positions)
         device = self.device
         if device.type != "cuda":
-            logits: NDArray[np.float32] = self(Batch.of(padded).to(device)).float().cpu().numpy()
+            compute = self._compute if device.type != "cpu" else partial(compute_by_length, compute=self._compute)
+            logits: NDArray[np.float32] = compute(padded)
             return lambda: logits
         if self._passes is None:
             self._passes = RecordedPasses(device)
@@ -260,6 +262,10 @@ class ReaderModel(nn.Module):
         tensors = (self.precision, *(tensor.data_ptr() for tensor in self._recorded_tensors))
         pending = self._passes.begin(lambda own: self(Batch.of_inputs(own)), inputs, tensors=tensors)
         return lambda: pending.get()[:, :rows, :width]
+
+    def _compute(self, padded: Padded) -> NDArray[np.float32]:
+        logits: NDArray[np.float32] = self(Batch.of(padded).to(self.device)).float().cpu().numpy()
+        return logits
 
     def _check_savable(self) -> None:
         if self.inference_only:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lamella.data.windows.batches import Batch
-from lamella.data.windows.padding import check_window_length
+from lamella.data.windows.padding import check_window_length, divide_by_length
 from lamella.data.windows.tokenizer_check import check_ids
 from lamella.encoder.device import HALF_TYPES, choose_precision, find_device, round_parameters
 from lamella.encoder.encoder import HiddenStates
@@ -292,13 +292,16 @@ class TorchEncoders:
 
     def _batches(self, rows: Sequence[Row], numbers: Sequence[int]) -> Iterator[list[int]]:
         """Yield windows for one pass each, of similar length, so that little is padding, within the budget."""
-        batch: list[int] = []
-        for number in sorted(numbers, key=lambda number: len(rows[number].input_ids)):
-            if batch and (len(batch) + 1) * len(rows[number].input_ids) > self.most_tokens:
-                yield batch
-                batch = []
-            batch.append(number)
-        yield batch
+        lengths = np.array([len(rows[number].input_ids) for number in numbers])
+        # On a GPU a small pass takes as long as a larger one.
+        for similar in divide_by_length(lengths) if self.device.type == "cpu" else [np.arange(len(numbers))]:
+            batch: list[int] = []
+            for index in sorted(similar, key=lengths.__getitem__):
+                if batch and (len(batch) + 1) * lengths[index] > self.most_tokens:
+                    yield batch
+                    batch = []
+                batch.append(numbers[index])
+            yield batch
 
     def _encoder(self, folder: Path, saved: SavedModel, base: Source, config: Any) -> TorchEncoder:
         sha256 = verified_hash(base, hash_file=remembered_sha256)

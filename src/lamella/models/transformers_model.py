@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lamella.config import WindowOptions
 from lamella.data.windows.batches import Batch
-from lamella.data.windows.padding import Padded, check_window_length
+from lamella.data.windows.padding import Padded, check_window_length, compute_by_length
 from lamella.data.windows.tokenizer_check import check_ids
 from lamella.decoding_options import DecodingOptions
 from lamella.encoder.acceleration import model_inputs, use_fast_attention
@@ -88,6 +88,9 @@ class StockModel:
     def logits(self, padded: Padded) -> NDArray[np.float32]:
         """Return the start and end logits of a padded batch."""
         check_window_length(padded.mask.shape[1], self.positions)
+        return compute_by_length(padded, self._compute) if self.device.type == "cpu" else self._compute(padded)
+
+    def _compute(self, padded: Padded) -> NDArray[np.float32]:
         batch = Batch.of(padded).to(self.device)
         inputs, packing = model_inputs(self.model, batch, token_types=self.reads_token_types)
         with autocast(self.device, "fp32" if self.rounded else self.precision), suitable_kernels(self.device):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from lamella.errors import UsageError
 
 Indices = NDArray[np.int64]
 PAD_TO_MULTIPLE_OF = 8  # suits tensor cores and vector units
+BATCH_COST = 256  # what one more batch costs on a CPU, in tokens: measured with MiniLM and e5-small in bf16
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,13 @@ class Padded:
     end: NDArray[np.int64]  # [B]
     windows: Indices  # [B] indices of the windows in the features
     cls: int  # the position whose logits mean "no answer"
+
+    def only(self, rows: Indices) -> Padded:
+        """Return some of the windows, padded to the longest of them."""
+        width = math.ceil(int(self.mask[rows].sum(1).max()) / PAD_TO_MULTIPLE_OF) * PAD_TO_MULTIPLE_OF
+        arrays = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "cls"}
+        chosen = {name: array[rows, :width] if array.ndim == 2 else array[rows] for name, array in arrays.items()}
+        return Padded(**chosen, cls=self.cls)
 
 
 def pad(features: Features, windows: Indices, *, multiple_of: int = PAD_TO_MULTIPLE_OF) -> Padded:
@@ -63,6 +71,40 @@ def check_window_length(tokens: int, positions: int | None) -> None:
             f"windows of {tokens} tokens: expected at most {positions}, the number of positions of the encoder; "
             "lower windows.max_seq_length."
         )
+
+
+def divide_by_length(lengths: Indices, batch_cost: int = BATCH_COST) -> list[Indices]:
+    """Divide windows into batches of similar length, so that padding and batches together cost least.
+
+    Each batch costs as much as `batch_cost` tokens. The longest windows come first.
+    """
+    if lengths.max() * len(lengths) - lengths.sum() <= batch_cost:
+        return [np.arange(len(lengths))]
+    order = np.argsort(-lengths, kind="stable")
+    sizes = lengths[order]
+    best, begins = np.zeros(len(order) + 1, np.int64), np.zeros(len(order) + 1, np.int64)
+    for end in range(1, len(order) + 1):  # the least cost of the first windows, and where their last batch begins
+        costs = best[:end] + batch_cost + sizes[:end] * np.arange(end, 0, -1)
+        begins[end] = costs.argmin()
+        best[end] = costs[begins[end]]
+    batches, end = [], len(order)
+    while end > 0:
+        batches.append(order[begins[end] : end])
+        end = begins[end]
+    return batches[::-1]
+
+
+def compute_by_length(padded: Padded, compute: Callable[[Padded], NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Return logits [O, B, T] or [O, B, 1], computed for windows of similar length at a time; 0 at other padding."""
+    batches = divide_by_length(padded.mask.sum(1))
+    if len(batches) == 1:
+        return compute(padded)
+    parts = [compute(padded.only(rows)) for rows in batches]
+    outputs, _, width = parts[0].shape
+    logits = np.zeros((outputs, len(padded.mask), padded.mask.shape[1] if width > 1 else 1), np.float32)
+    for rows, part in zip(batches, parts, strict=True):
+        logits[:, rows, : part.shape[2]] = part
+    return logits
 
 
 def longest_first(lengths: Indices, batch_size: int) -> Iterator[Indices]:
