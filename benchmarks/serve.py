@@ -343,7 +343,11 @@ def overhead(bench: Bench) -> dict[str, Any]:
                 flops.append(reading_flops([(asked.question, asked.context) for asked in questions]) / len(questions))
     return {
         **compare(ours, peer, "CPU ms per question", most=1.10),
-        "work": {"flops": statistics.median(flops), "of": "the products of the encoder"},
+        "work": {
+            "flops": statistics.median(flops),
+            "precision": getattr(reader.model, "precision", "fp32"),
+            "of": "the products of the encoder",
+        },
         "cpu_clients": statistics.median(clients),
     }
 

@@ -109,6 +109,8 @@ def other_machine(folder: Path, kinds: Sequence[Json]) -> Iterator[str]:
     yield limits
     yield table(found)
     yield from noise(results)
+    if remark := kind.get("remark"):
+        yield remark
     if "inference" in results:
         yield f"Ways to run the bundled reader on it, of which `auto` takes {kind['auto']}:"
         yield variants(results["inference"])
