@@ -78,7 +78,7 @@ class FastMPNetEncoder(MPNetEncoder):
         return_dict: bool = False,
         **more: Any,
     ) -> Any:
-        if not is_fast(hidden_states) or output_attentions or output_hidden_states:
+        if not is_fast(hidden_states) or output_attentions:
             return super().forward(
                 hidden_states, attention_mask, output_attentions, output_hidden_states, return_dict, **more
             )
@@ -90,10 +90,14 @@ class FastMPNetEncoder(MPNetEncoder):
         # In the type of the products, or every layer would round it again. Contiguous, or PyTorch finds no kernel for
         # it and silently computes step by step.
         bias = bias.to(dtype_of_products(hidden_states)).contiguous()
+        states: list[Any] = [hidden_states]
         for layer in self.layer:
             hidden_states = layer(hidden_states, attention_mask, bias)[0]
+            if output_hidden_states:
+                states.append(hidden_states)
         last: Any = hidden_states
-        return BaseModelOutput(last_hidden_state=last) if return_dict else (last,)
+        output = BaseModelOutput(last_hidden_state=last, hidden_states=tuple(states) if output_hidden_states else None)
+        return output if return_dict else output.to_tuple()
 
     def _relative_positions(self, x: Tensor) -> Tensor:
         positions = torch.arange(x.shape[1], device=x.device)
