@@ -33,7 +33,7 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 if not HAS_TORCH:
     collect_ignore_glob = [
         *("contracts/*", "encoder/*", "export/*", "faults", "graph/*", "heads/*", "sweep/*", "training/*"),
-        *(f"data/test_{name}.py" for name in ("batches", "feature_cache", "features", "feed")),
+        *(f"data/test_{name}.py" for name in ("batches", "feature_cache", "features", "feed", "padding")),
         *(f"flows/test_{name}.py" for name in ("benchmarks", "commands", "documents", "korean", "outputs")),
         *(f"flows/test_{name}.py" for name in ("missing_libraries", "papers", "plugin", "python_pages", "reproduce")),
         "flows/test_tuned_training.py",
