@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -250,8 +249,7 @@ class ReaderModel(nn.Module):
         check_window_length(padded.mask.shape[1], self.positions)
         device = self.device
         if device.type != "cuda":
-            compute = self._compute if device.type != "cpu" else partial(compute_by_length, compute=self._compute)
-            logits: NDArray[np.float32] = compute(padded)
+            logits = compute_by_length(padded, self._compute) if device.type == "cpu" else self._compute(padded)
             return lambda: logits
         if self._passes is None:
             self._passes = RecordedPasses(device)
