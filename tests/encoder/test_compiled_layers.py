@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from doubles import save_tiny_encoder, tiny_batch, tiny_encoder
+from lamella import registry
 from lamella.encoder import compiled_layers
 from lamella.encoder.compiled_layers import compile_layers
 from lamella.encoder.encoder import Encoder
@@ -104,3 +105,23 @@ def test_compiled_gradients_equal_plain_ones(family: str) -> None:
     )
     compile_layers(compiled)
     torch.testing.assert_close(gradients(compiled, "cuda"), gradients(plain, "cuda"), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.filterwarnings("default")  # PyTorch's compiler warns of its own code
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_lora_of_a_rank_that_is_no_multiple_of_8_compiles() -> None:
+    shape = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
+    found = []
+    for compiles in (False, True):
+        encoder = tiny_encoder("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **shape).encoder
+        torch.manual_seed(0)
+        registry.build("tuning", {"name": "lora", "rank": 19}, encoder)
+        for name, value in encoder.named_parameters():
+            if name.endswith(".B"):
+                torch.nn.init.normal_(value, std=0.1)
+        encoder.cuda().train()
+        if compiles:
+            compile_layers(encoder)
+        with torch.autocast("cuda", torch.bfloat16):
+            found.append(gradients(encoder, "cuda"))
+    torch.testing.assert_close(*found, atol=0.05, rtol=0.05)

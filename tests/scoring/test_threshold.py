@@ -56,13 +56,24 @@ def f1_at(scores: QuestionScores, odds: np.ndarray, threshold: float) -> float:
     return float(scores.withheld(odds > threshold).f1.mean())
 
 
-def test_the_break_even_threshold_is_where_planted_odds_have_it() -> None:
+@pytest.mark.parametrize("weights", [None, (1.0, 3.0)])
+def test_the_break_even_threshold_earns_what_the_best_does(weights: tuple[float, float] | None) -> None:
     odds, unanswerable = planted(np.random.default_rng(5), 20_000, temperature=2.0, bias=0.5)
     scores = scored(~unanswerable, np.full(len(odds), 0.7))
-    # Answering earns 0.7 (1 - p), abstaining p: equal where the log-odds of p are log 0.7.
-    assert break_even(scores, odds) == pytest.approx(2.0 * (np.log(0.7) - 0.5), abs=0.1)
-    halves = np.where(odds > 0, 1.0, 3.0)
-    assert break_even(scores, odds, halves) == pytest.approx(2.0 * (np.log(0.7) - 0.5), abs=0.15)
+    best = 2.0 * (np.log(0.7) - 0.5)  # answering earns 0.7 (1 - p), abstaining p
+    found = break_even(scores, odds, None if weights is None else np.where(odds > 0, *weights))
+    assert found == pytest.approx(best, abs=0.25)  # the gain is not quite logistic
+    assert f1_at(scores, odds, found) > f1_at(scores, odds, best) - 0.001
+
+
+def test_the_break_even_threshold_knows_that_doubtful_answers_are_worth_less() -> None:
+    odds, unanswerable = planted(np.random.default_rng(6), 20_000, temperature=4.0)
+    worth = np.clip(0.6 - 0.1 * odds, 0.0, 1.0)
+    scores = scored(~unanswerable, worth)
+    found = f1_at(scores, odds, break_even(scores, odds))
+    assert found > f1_at(scores, odds, tune(scores, odds)) - 0.002
+    constant = 4.0 * np.log(scores.f1[~unanswerable].mean())  # if all answers were worth the same
+    assert found > f1_at(scores, odds, constant) + 0.001
 
 
 def test_with_few_questions_the_break_even_threshold_is_better_on_others_than_the_tuned_one() -> None:

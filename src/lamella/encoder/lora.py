@@ -109,9 +109,13 @@ class Lora(nn.Module):
     def forward(self, layer: nn.Linear | Part, x: Tensor, output: Tensor) -> Tensor:
         A, B = self.factors()
         inner = linear(self.dropout(x), A)  # [B, T, R]
-        if self.m is None:  # added in the product, without an array as wide as the output
+        # Added in the product, without an array as wide as the output. Compiled code joins the two by itself; PyTorch
+        # 2.11 cannot compile addmm with a rank of 19 on a GPU.
+        if self.m is None and not torch.compiler.is_compiling():
             return torch.addmm(output.flatten(0, -2), inner.flatten(0, -2), self.scale * B.mT).view_as(output)
         change = self.scale * linear(inner, B)
+        if self.m is None:
+            return output + change
         factor = self._length_factor(layer.weight)
         # Written as a change of the output: a factor of exactly 1 changes nothing, in any precision. peft also drops
         # inputs of W x in its second term, at the cost of a second product with W; only noise in training differs.

@@ -89,6 +89,8 @@ class Tuned:
             errors.append(f"{report['ece_before']:.2f} % before")
         if "crossfit_ece" in report:
             errors.append(f"{report['crossfit_ece']:.2f} % calibrated (cross-fitted)")
+        if "crossfit_ece_worst" in report:
+            errors.append(f"{report['crossfit_ece_worst']:.2f} % on the worst file")
         lines.append(f"calibration error of the probability of no answer: {', '.join(errors)}")
         if report["calibration_choice"] == "kept":
             removed = report.get("calibration_removed", False)

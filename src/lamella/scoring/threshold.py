@@ -25,6 +25,7 @@ Method = Literal["temperature", "isotonic", "features"]
 
 FOLDS = 5
 BINS = 15
+ROUNDS, NEARLY, WIDEST = 10, 1e-3, 1e6  # of fitting a threshold; in standard deviations of the null odds
 LEAST_SLOPE = 1e-3  # of the log-odds over standardised null odds: the probability must not fall as they rise
 
 
@@ -47,16 +48,29 @@ def tune(scores: QuestionScores, odds: Floats, weights: Floats | float = 1.0) ->
 def break_even(scores: QuestionScores, odds: Floats, weights: Floats | None = None) -> float:
     """Return the threshold where answering and abstaining have the same expected F1, given the best answers' `scores`.
 
-    Abstaining earns the probability p of "no answer"; answering earns 1 - p times the mean F1 of the answers to
-    answerable questions. As p is fitted to all questions, chance moves this threshold less than that of `tune`, which
-    depends on the few questions near it. It lies at most 1 beyond the odds of the questions.
+    What abstaining earns more than answering is fitted as a function of the odds, by logistic regression. So chance
+    moves this threshold less than that of `tune`, which depends on the few questions near it. As the function need not
+    have that form everywhere, it is fitted again with less weight on questions far from the threshold. The threshold
+    lies at most 1 beyond the odds of the questions.
     """
-    answerable = scores.answerable
-    fitted = fit_temperature(odds, ~answerable, weights)
-    weight = answerable if weights is None else weights * answerable
-    worth = float((weight * scores.f1).sum() / max(weight.sum(), 1e-9))
-    threshold = fitted.temperature * (math.log(max(worth, 1e-9)) - fitted.bias)
-    return float(np.clip(threshold, odds.min() - 1.0, odds.max() + 1.0))
+    loss = (1.0 + ~scores.answerable - scores.f1) / 2  # of answering: 1 if abstaining earns 1 more, 0 if 1 less
+    weights = np.ones(len(odds)) if weights is None else weights
+    lowest, highest = odds.min() - 1.0, odds.max() + 1.0
+    spans = _with_a_span(odds)
+    centre, spread = _centre_and_spread(odds[spans])
+    z, loss, weights = (odds[spans] - centre) / spread, loss[spans], weights[spans]
+    low, high = platt_targets(int(scores.answerable.sum()), int((~scores.answerable).sum()))
+    targets, near, found = low + loss * (high - low), weights, 0.0
+    for _ in range(ROUNDS):
+        slope, level = _fit_logistic(z, targets, near)
+        if slope < LEAST_SLOPE:  # the odds do not tell: answer all questions or none
+            found = math.copysign(math.inf, float((weights * (0.5 - targets)).sum()))
+            break
+        before, found = found, float(np.clip(-level / slope, -WIDEST, WIDEST))
+        if abs(found - before) < NEARLY:
+            break
+        near = weights * np.exp(-((z - found) ** 2) / 2)
+    return float(np.clip(centre + spread * found, lowest, highest))
 
 
 def cross_fit(scores: QuestionScores, odds: Floats, folds: NDArray[np.int64]) -> QuestionScores:
@@ -104,12 +118,9 @@ def fit_temperature(odds: Floats, unanswerable: Bools, weights: Floats | None = 
     share of unanswerable questions.
     """
     weights = np.ones(len(odds)) if weights is None else weights
-    spans = odds < -NO_SPAN / 2  # contexts without a token have extreme odds, which would distort the fit
-    if spans.any():
-        odds, unanswerable, weights = odds[spans], unanswerable[spans], weights[spans]
-    centre, spread = float(odds.mean()), float(odds.std())
-    if spread <= 1e-9 * float(np.abs(odds).max()):  # equal except for rounding
-        spread = 1.0
+    spans = _with_a_span(odds)
+    odds, unanswerable, weights = odds[spans], unanswerable[spans], weights[spans]
+    centre, spread = _centre_and_spread(odds)
     z = (odds - centre) / spread
     low, high = platt_targets(int((~unanswerable).sum()), int(unanswerable.sum()))
     targets = np.where(unanswerable, high, low)
@@ -183,6 +194,17 @@ def _between(values: Floats) -> Floats:
     middle = np.where((low <= middle) & (middle < high), middle, low)  # adjacent floats have no number between them
     below = min(values[0] - 1.0, np.nextafter(values[0], -np.inf))
     return np.concatenate([[below], middle, [values[-1] + 1.0]])
+
+
+def _with_a_span(odds: Floats) -> Bools:
+    """Choose the questions to fit to: contexts without a token have extreme odds, which would distort the fit."""
+    spans = odds < -NO_SPAN / 2
+    return spans if spans.any() else np.ones_like(spans)
+
+
+def _centre_and_spread(odds: Floats) -> tuple[float, float]:
+    centre, spread = float(odds.mean()), float(odds.std())
+    return centre, spread if spread > 1e-9 * float(np.abs(odds).max()) else 1.0  # equal except for rounding
 
 
 def _fit_logistic(x: Floats, targets: Floats, weights: Floats) -> tuple[float, float]:

@@ -96,7 +96,10 @@ def choose_calibration(
     judged = sample.by_article() if refit else penalised
     if judged.folds is not None:
         found = judged.cross_fit(method, penalise=refit)
-        report["crossfit_ece"] = sample.calibration_error(found.probability)
+        errors = sample.calibration_errors(found.probability)
+        report["crossfit_ece"] = sum(errors) / len(errors)
+        if len(errors) > 1:
+            report["crossfit_ece_worst"] = max(errors)
         if reason is None and report["crossfit_ece"] >= best:
             reason = f"the cross-fitted error, {report['crossfit_ece']:.2f} %, is not better than {best:.2f} %"
     choice = _choice(reason, force)

@@ -27,7 +27,9 @@ from lamella.scoring.threshold import (
     fit_isotonic,
     fit_temperature,
 )
+from lamella.scoring.worst_file import fit_to_worst
 
+LEAST_OF_A_FILE = 50  # questions of each kind, if the calibration is to be fitted to the worst of several files
 LEAST = 10  # questions of each kind; with fewer, a cross-fitted score is mostly chance
 LONG, LEAST_LONG = 4, 50  # windows of a long text, and how many such texts show the effect of length
 ACCURACY = 0.8  # for the coverage that is reported
@@ -165,8 +167,16 @@ class Sample:
             spans = self.null_odds < -NO_SPAN / 2  # contexts without a token have extreme odds
             chosen = spans if spans.any() else np.ones_like(spans)
             return fit_features(self.table[chosen], self.unanswerable[chosen], self.weights[chosen], tuple(FEATURES))
+        if method == "temperature" and self._has_large_files:
+            return fit_to_worst(self.null_odds, self.unanswerable, self.files)
         fit = fit_temperature if method == "temperature" else fit_isotonic
         return fit(self.null_odds, self.unanswerable, self.weights)
+
+    @property
+    def _has_large_files(self) -> bool:
+        """Whether there are several files, each with enough questions to show how well it is calibrated."""
+        kinds = [np.bincount(self.unanswerable[self.files == number], minlength=2) for number in np.unique(self.files)]
+        return len(kinds) > 1 and min(int(of_file.min()) for of_file in kinds) >= LEAST_OF_A_FILE
 
     def threshold(self, method: Method) -> float:
         """Return the threshold with the best expected F1; with the method features, log-odds of 0: one half."""
@@ -206,10 +216,15 @@ class Sample:
         return {form.format(key): mean(value) for key, value in values.items()}
 
     def calibration_error(self, probability: Floats) -> float:
-        """Return the expected calibration error, in percent."""
-        return self.mean(
-            lambda of_file: 100 * expected_calibration_error(probability[of_file], self.unanswerable[of_file])
-        )
+        """Return the expected calibration error, in percent, as a mean over the files."""
+        return float(np.mean(self.calibration_errors(probability)))
+
+    def calibration_errors(self, probability: Floats) -> list[float]:
+        """Return the expected calibration error of each file, in percent."""
+        return [
+            100 * expected_calibration_error(probability[self.files == number], self.unanswerable[self.files == number])
+            for number in np.unique(self.files)
+        ]
 
     def measure(self, found: CrossFitted) -> dict[str, float]:
         """Return how good cross-fitted decisions are, in percent: by F1, risk and coverage, and calibration error."""
