@@ -25,7 +25,7 @@ Method = Literal["temperature", "isotonic", "features"]
 
 FOLDS = 5
 BINS = 15
-ROUNDS, NEARLY, WIDEST = 10, 1e-3, 1e6  # of fitting a threshold; in standard deviations of the null odds
+WORTHLESS = 50.0  # log-odds of the F1 of answers where no question has one
 LEAST_SLOPE = 1e-3  # of the log-odds over standardised null odds: the probability must not fall as they rise
 
 
@@ -48,29 +48,43 @@ def tune(scores: QuestionScores, odds: Floats, weights: Floats | float = 1.0) ->
 def break_even(scores: QuestionScores, odds: Floats, weights: Floats | None = None) -> float:
     """Return the threshold where answering and abstaining have the same expected F1, given the best answers' `scores`.
 
-    What abstaining earns more than answering is fitted as a function of the odds, by logistic regression. So chance
-    moves this threshold less than that of `tune`, which depends on the few questions near it. As the function need not
-    have that form everywhere, it is fitted again with less weight on questions far from the threshold. The threshold
-    lies at most 1 beyond the odds of the questions.
+    Abstaining earns the probability p of "no answer"; answering earns 1 - p times the mean F1 of the answers to
+    answerable questions. Both are fitted to all questions as functions of the odds: doubtful answers are worth less.
+    So chance moves this threshold less than that of `tune`, which depends on the few questions near it. It lies at most
+    1 beyond the odds of the questions.
     """
-    loss = (1.0 + ~scores.answerable - scores.f1) / 2  # of answering: 1 if abstaining earns 1 more, 0 if 1 less
+    answerable = scores.answerable
     weights = np.ones(len(odds)) if weights is None else weights
-    lowest, highest = odds.min() - 1.0, odds.max() + 1.0
+    fitted = fit_temperature(odds, ~answerable, weights)
+    falling, level = _fit_worth(odds[answerable], scores.f1[answerable], weights[answerable])
+
+    def gain(threshold: float) -> float:
+        """Return the log of what answering earns at these odds, relative to abstaining; it falls as they rise."""
+        worth = -np.logaddexp(0.0, falling * threshold - level)
+        return float(worth - threshold / fitted.temperature - fitted.bias)
+
+    low, high = float(odds.min()) - 1.0, float(odds.max()) + 1.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if gain(middle) > 0 else (low, middle)
+    return (low + high) / 2
+
+
+def _fit_worth(odds: Floats, f1: Floats, weights: Floats) -> tuple[float, float]:
+    """Fit the mean F1 of answers to answerable questions, logistic(level - falling * odds); it never rises with them.
+
+    As with Platt's targets, a few perfect answers do not give certainty.
+    """
+    if not len(odds):
+        return 0.0, -WORTHLESS
     spans = _with_a_span(odds)
-    centre, spread = _centre_and_spread(odds[spans])
-    z, loss, weights = (odds[spans] - centre) / spread, loss[spans], weights[spans]
-    low, high = platt_targets(int(scores.answerable.sum()), int((~scores.answerable).sum()))
-    targets, near, found = low + loss * (high - low), weights, 0.0
-    for _ in range(ROUNDS):
-        slope, level = _fit_logistic(z, targets, near)
-        if slope < LEAST_SLOPE:  # the odds do not tell: answer all questions or none
-            found = math.copysign(math.inf, float((weights * (0.5 - targets)).sum()))
-            break
-        before, found = found, float(np.clip(-level / slope, -WIDEST, WIDEST))
-        if abs(found - before) < NEARLY:
-            break
-        near = weights * np.exp(-((z - found) ** 2) / 2)
-    return float(np.clip(centre + spread * found, lowest, highest))
+    odds, f1, weights = odds[spans], f1[spans], weights[spans]
+    targets = (len(f1) * f1 + 0.5) / (len(f1) + 1)
+    centre, spread = _centre_and_spread(odds)
+    slope, level = _fit_logistic((odds - centre) / spread, targets, weights)
+    if slope > 0:
+        slope, level = 0.0, _fit_level(np.zeros(len(odds)), targets, weights)
+    return -slope / spread, level - slope * centre / spread
 
 
 def cross_fit(scores: QuestionScores, odds: Floats, folds: NDArray[np.int64]) -> QuestionScores:
