@@ -13,9 +13,9 @@ PICTURE = ROOT / "docs" / "images" / "thin-vs-full.svg"
 
 # For each encoder: a thin reader, the same encoder with all weights trained on the same data, and the run that ships.
 RUNS = {
-    "MPNet": ("mpnet-taught", "mpnet-full-taught", "mpnet-by-labels"),
-    "e5-small": ("e5-small-thin", "e5-small-full-doubt", "e5-small-mixed-retaught"),
-    "MiniLM-L6": ("minilm-thin-long", "minilm-full-long", "minilm-mixed-retaught"),
+    "MPNet": ("mpnet-taught", "mpnet-full-taught", "mpnet-by-labels-longer"),
+    "e5-small": ("e5-small-thin", "e5-small-full-doubt", "e5-small-by-labels"),
+    "MiniLM-L6": ("minilm-thin-long", "minilm-full-long", "minilm-by-labels"),
 }
 COLORS = {"MPNet": "#0072b2", "e5-small": "#d55e00", "MiniLM-L6": "#009e73"}  # distinct for colour-blind eyes
 WIDTH, HEIGHT = 720, 360

@@ -25,6 +25,7 @@ Method = Literal["temperature", "isotonic", "features"]
 
 FOLDS = 5
 BINS = 15
+PRIOR = 100  # questions whose F1 does not depend on the odds
 WORTHLESS = 50.0  # log-odds of the F1 of answers where no question has one
 LEAST_SLOPE = 1e-3  # of the log-odds over standardised null odds: the probability must not fall as they rise
 
@@ -73,17 +74,20 @@ def break_even(scores: QuestionScores, odds: Floats, weights: Floats | None = No
 def _fit_worth(odds: Floats, f1: Floats, weights: Floats) -> tuple[float, float]:
     """Fit the mean F1 of answers to answerable questions, logistic(level - falling * odds); it never rises with them.
 
-    As with Platt's targets, a few perfect answers do not give certainty.
+    A hundred questions more have the mean F1, one standard deviation below and above the mean odds: with few
+    questions, all answers are worth about the same.
     """
     if not len(odds):
         return 0.0, -WORTHLESS
     spans = _with_a_span(odds)
     odds, f1, weights = odds[spans], f1[spans], weights[spans]
-    targets = (len(f1) * f1 + 0.5) / (len(f1) + 1)
     centre, spread = _centre_and_spread(odds)
-    slope, level = _fit_logistic((odds - centre) / spread, targets, weights)
+    mean, half = np.clip((weights * f1).sum() / weights.sum(), 1e-3, 1 - 1e-3), PRIOR / 2 * weights.mean()
+    x = np.concatenate([(odds - centre) / spread, [-1.0, 1.0]])
+    targets, weights = np.concatenate([f1, [mean, mean]]), np.concatenate([weights, [half, half]])
+    slope, level = _fit_logistic(x, targets, weights)
     if slope > 0:
-        slope, level = 0.0, _fit_level(np.zeros(len(odds)), targets, weights)
+        slope, level = 0.0, _fit_level(np.zeros(len(x)), targets, weights)
     return -slope / spread, level - slope * centre / spread
 
 
