@@ -15,7 +15,7 @@ PICTURE = ROOT / "docs" / "images" / "thin-vs-full.svg"
 RUNS = {
     "MPNet": ("mpnet-taught", "mpnet-full-taught", "mpnet-by-labels-longer"),
     "e5-small": ("e5-small-thin", "e5-small-full-doubt", "e5-small-by-labels"),
-    "MiniLM-L6": ("minilm-thin-long", "minilm-full-long", "minilm-by-labels"),
+    "MiniLM-L6": ("minilm-thin-long", "minilm-full-long", "minilm-mixed-retaught"),
 }
 COLORS = {"MPNet": "#0072b2", "e5-small": "#d55e00", "MiniLM-L6": "#009e73"}  # distinct for colour-blind eyes
 WIDTH, HEIGHT = 720, 360

@@ -37,7 +37,7 @@ KOREAN_SETS = {
 }
 # The folder of a reader, the run that trained it, and the data that its threshold was tuned on.
 SHIPPED = {
-    READERS / "default": ("minilm-by-labels", HELD_OUT),
+    READERS / "default": ("minilm-mixed-retaught", HELD_OUT),
     ROOT / "models" / "e5-small": ("e5-small-by-labels", HELD_OUT),
     ROOT / "models" / "mpnet": ("mpnet-by-labels-longer", HELD_OUT),
     ROOT / "models" / "korean": ("korean/reader/korean", KOREAN),
@@ -48,7 +48,7 @@ WILD = {
 }
 # The cross-fitted F1 on the dev set of CS224n that a run was to reach.
 GOALS = {
-    "`default`": ("minilm-by-labels", 76.0),
+    "`default`": ("minilm-mixed-retaught", 76.0),
     "`models/e5-small`": ("e5-small-by-labels", 81.0),
     "`models/mpnet`": ("mpnet-by-labels-longer", 83.0),
     "DeBERTa-v3-xsmall": ("deberta-mixed-full", 84.5),
@@ -130,7 +130,7 @@ def test_the_page_of_the_readers_states_which_goals_are_reached() -> None:
     page = (RESULTS / "page.toml").read_text(encoding="utf-8")
     reached = {name: crossfit_f1(run) >= goal for name, (run, goal) in GOALS.items()}
     for text, state in (("Reached", True), ("Not reached", False)):
-        names = ", ".join(name for name in GOALS if reached[name] is state)
+        names = ", ".join(name for name in GOALS if reached[name] is state) or "none"
         assert f"\n- {text}: {names}.\n" in page
     for name, (_, goal) in GOALS.items():
         assert f"{goal:g} ({name})" in page
