@@ -51,7 +51,7 @@ def test_readers_share_the_encoder_the_tokenizer_and_the_head(encoder: Path, tmp
     for shared in ("encoder", "tokenizer", "sessions", "head_sessions"):
         assert len({id(getattr(reader, shared)) for reader in readers}) == 1
     for reader, folder in zip(readers, folders, strict=True):
-        assert Reader(reader).ask(QUESTION, TEXT) == Reader.load(folder, threads=1).ask(QUESTION, TEXT)
+        assert Reader(reader).ask(QUESTION, TEXT) == Reader.load(folder, backend="onnx", threads=1).ask(QUESTION, TEXT)
     different = save_tiny_reader(tmp_path / "3", save_tiny_bert(tmp_path / "different", seed=1))
     assert open_reader(encoders, different).encoder is not readers[0].encoder
 
@@ -94,7 +94,7 @@ def test_a_reader_that_is_replaced_on_disk_keeps_its_tensors_until_it_is_opened_
     save_tiny_reader(folder, encoder, seed=1)
     after = Reader(open_reader(encoders, folder)).ask(QUESTION, TEXT)
     assert Reader(before).ask(QUESTION, TEXT) == old != after
-    assert after == Reader.load(folder, threads=1).ask(QUESTION, TEXT)
+    assert after == Reader.load(folder, backend="onnx", threads=1).ask(QUESTION, TEXT)
 
 
 def test_threads_open_an_encoder_once_and_get_the_answers_of_their_readers(
@@ -104,7 +104,7 @@ def test_threads_open_an_encoder_once_and_get_the_answers_of_their_readers(
     outline = shared_encoder._outline
     monkeypatch.setattr(shared_encoder, "_outline", lambda recipe: [opened.append(recipe), outline(recipe)][1])
     folders = [save_tiny_reader(tmp_path / str(seed), encoder, seed=seed) for seed in range(4)]
-    expected = [Reader.load(folder, threads=1).ask(QUESTION, TEXT) for folder in folders]
+    expected = [Reader.load(folder, backend="onnx", threads=1).ask(QUESTION, TEXT) for folder in folders]
     encoders, together = SharedEncoders(threads=2), threading.Barrier(4)
 
     def ask(number: int) -> list[Any]:
@@ -134,7 +134,7 @@ def test_a_batch_of_many_readers(threads: int, encoder: Path, tmp_path: Path) ->
 
 def test_no_cache_is_needed(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_tiny_reader(tmp_path / "reader", encoder)
-    expected = Reader.load(folder, threads=1).ask(QUESTION, TEXT)
+    expected = Reader.load(folder, backend="onnx", threads=1).ask(QUESTION, TEXT)
     monkeypatch.setenv("LAMELLA_CACHE", "")
     assert Reader(open_reader(SharedEncoders(threads=2), folder)).ask(QUESTION, TEXT) == expected
 
