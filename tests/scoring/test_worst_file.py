@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lamella.inference.no_answer import na_probability
+from lamella.inference.prediction import NO_SPAN
 from lamella.scoring.threshold import expected_calibration_error, fit_temperature
 from lamella.scoring.worst_file import fit_to_worst
 
@@ -54,3 +55,11 @@ def test_the_numbers_and_sizes_of_the_files_do_not_matter() -> None:
     for other in (renumbered, larger):
         assert other.temperature == pytest.approx(fitted.temperature, rel=0.03)
         assert other.bias == pytest.approx(fitted.bias, abs=0.05)
+
+
+def test_contexts_without_a_span_do_not_count() -> None:
+    odds, unanswerable, files = planted([2.0, 8.0])
+    without = np.full(5, -2 * NO_SPAN)  # null odds of contexts without a token
+    fitted = fit_to_worst(odds, unanswerable, files)
+    more = (np.append(odds, without), np.append(unanswerable, [False] * 5), np.append(files, [0] * 5))
+    assert fit_to_worst(*more) == fitted

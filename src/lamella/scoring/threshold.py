@@ -79,7 +79,7 @@ def _fit_worth(odds: Floats, f1: Floats, weights: Floats) -> tuple[float, float]
     """
     if not len(odds):
         return 0.0, -WORTHLESS
-    spans = _with_a_span(odds)
+    spans = with_a_span(odds)
     odds, f1, weights = odds[spans], f1[spans], weights[spans]
     centre, spread = _centre_and_spread(odds)
     mean, half = np.clip((weights * f1).sum() / weights.sum(), 1e-3, 1 - 1e-3), PRIOR / 2 * weights.mean()
@@ -136,7 +136,7 @@ def fit_temperature(odds: Floats, unanswerable: Bools, weights: Floats | None = 
     share of unanswerable questions.
     """
     weights = np.ones(len(odds)) if weights is None else weights
-    spans = _with_a_span(odds)
+    spans = with_a_span(odds)
     odds, unanswerable, weights = odds[spans], unanswerable[spans], weights[spans]
     centre, spread = _centre_and_spread(odds)
     z = (odds - centre) / spread
@@ -170,6 +170,12 @@ def fit_isotonic(odds: Floats, unanswerable: Bools, weights: Floats | None = Non
         for index in dict.fromkeys(pair)
     ]
     return Calibration(method="isotonic", odds=[odd for odd, _ in ends], probability=[share for _, share in ends])
+
+
+def with_a_span(odds: Floats) -> Bools:
+    """Choose the questions to fit to: contexts without a token have extreme odds, which would distort the fit."""
+    spans = odds < -NO_SPAN / 2
+    return spans if spans.any() else np.ones_like(spans)
 
 
 def platt_targets(answerable: int, unanswerable: int) -> tuple[float, float]:
@@ -212,12 +218,6 @@ def _between(values: Floats) -> Floats:
     middle = np.where((low <= middle) & (middle < high), middle, low)  # adjacent floats have no number between them
     below = min(values[0] - 1.0, np.nextafter(values[0], -np.inf))
     return np.concatenate([[below], middle, [values[-1] + 1.0]])
-
-
-def _with_a_span(odds: Floats) -> Bools:
-    """Choose the questions to fit to: contexts without a token have extreme odds, which would distort the fit."""
-    spans = odds < -NO_SPAN / 2
-    return spans if spans.any() else np.ones_like(spans)
 
 
 def _centre_and_spread(odds: Floats) -> tuple[float, float]:

@@ -26,6 +26,7 @@ from lamella.scoring.threshold import (
     expected_calibration_error,
     fit_isotonic,
     fit_temperature,
+    with_a_span,
 )
 from lamella.scoring.worst_file import fit_to_worst
 
@@ -164,8 +165,7 @@ class Sample:
 
     def _fit(self, method: Method) -> Calibration:
         if method == "features":
-            spans = self.null_odds < -NO_SPAN / 2  # contexts without a token have extreme odds
-            chosen = spans if spans.any() else np.ones_like(spans)
+            chosen = with_a_span(self.null_odds)
             return fit_features(self.table[chosen], self.unanswerable[chosen], self.weights[chosen], tuple(FEATURES))
         if method == "temperature" and self._has_large_files:
             return fit_to_worst(self.null_odds, self.unanswerable, self.files)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lamella.calibration import Calibration
 from lamella.inference.no_answer import Floats
-from lamella.scoring.threshold import Bools, fit_temperature
+from lamella.scoring.threshold import Bools, fit_temperature, with_a_span
 
 ROUNDS = 60
 
@@ -23,6 +23,8 @@ def fit_to_worst(odds: Floats, unanswerable: Bools, files: NDArray[np.int64]) ->
 
     The largest loss is smallest for some weights of the files. In every round, those that lose more get more weight.
     """
+    spans = with_a_span(odds)
+    odds, unanswerable, files = odds[spans], unanswerable[spans], files[spans]
     places = [np.flatnonzero(files == number) for number in np.unique(files)]
     alone = [_log_loss(fit_temperature(odds[at], unanswerable[at]), odds[at], unanswerable[at]) for at in places]
     shares = np.full(len(places), 1 / len(places))
