@@ -33,7 +33,7 @@ def choose_window_penalty(sample: Sample, method: Method, force: bool) -> tuple[
     by_article = sample.by_article()
     if by_article.folds is not None:
         plain, penalised = (
-            sample.percent("{}", by_article.cross_fit(method, penalise=penalise).withheld)["f1"]
+            sample.percent("{}", by_article.cross_fit_threshold(method, penalise=penalise))["f1"]
             for penalise in (False, True)
         )
         report |= {"window_penalty_f1_without": plain, "window_penalty_f1_with": penalised}
@@ -64,7 +64,7 @@ def choose_threshold(
     reason = sample.doubt
     judged = sample.by_article() if penalty else sample  # other files cannot show what length does, as above
     if judged.folds is not None:
-        report |= sample.percent("crossfit_{}", judged.cross_fit(method, penalise=penalty > 0).withheld)
+        report |= sample.percent("crossfit_{}", judged.cross_fit_threshold(method, penalise=penalty > 0))
         report["crossfit_by_article"] = penalty > 0
         crossfit = report[f"crossfit_{metric}"]
         if reason is None and crossfit <= best:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -184,20 +184,30 @@ class Sample:
 
     def cross_fit(self, method: Method, *, penalise: bool = False) -> CrossFitted:
         """Fit threshold and calibration for every fold on the others; with `penalise`, the penalty as well."""
-        assert self.folds is not None
         odds, probability = np.zeros(len(self.files)), np.zeros(len(self.files))
         withheld = np.zeros(len(self.files), np.bool_)
+        for held_out, others, penalty in self._without_each_fold(penalise):
+            calibration = others._fit(method)
+            odds[held_out] = self.only(held_out).odds(calibration, penalty)
+            probability[held_out] = na_probability(odds[held_out], calibration)
+            withheld[held_out] = odds[held_out] > others.threshold(method)
+        return CrossFitted(odds, probability, withheld)
+
+    def cross_fit_threshold(self, method: Method, *, penalise: bool = False) -> Bools:
+        """Return which questions are not answered, without fitting a calibration; not for the method features."""
+        withheld = np.zeros(len(self.files), np.bool_)
+        for held_out, others, penalty in self._without_each_fold(penalise):
+            withheld[held_out] = self.only(held_out).odds(None, penalty) > others.threshold(method)
+        return withheld
+
+    def _without_each_fold(self, penalise: bool) -> Iterator[tuple[Bools, Sample, float]]:
+        """Yield the questions of each fold, the other questions with their penalty, and that penalty."""
+        assert self.folds is not None
         for fold in range(int(self.folds.max()) + 1):
             held_out = self.folds == fold
             others = self.only(~held_out)
             penalty = others.window_penalty(least_long=1) if penalise else 0.0  # all folds together have enough
-            others = others.penalised(penalty)
-            calibration = others._fit(method)
-            threshold = others.threshold(method)
-            odds[held_out] = self.only(held_out).odds(calibration, penalty)
-            probability[held_out] = na_probability(odds[held_out], calibration)
-            withheld[held_out] = odds[held_out] > threshold
-        return CrossFitted(odds, probability, withheld)
+            yield held_out, others.penalised(penalty), penalty
 
     def mean(self, measure: Callable[[Bools], float]) -> float:
         """Return the mean of a measure over the files."""
