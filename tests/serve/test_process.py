@@ -164,6 +164,15 @@ def test_ctrl_c_ends_it_too(tmp_path: Path) -> None:
     assert server.log.read_text() == ""
 
 
+def test_further_signals_do_not_change_how_it_ends(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        while server.process.poll() is None:  # while it drains, closes its readers and leaves the interpreter
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.001)
+        assert server.process.returncode == 0
+    assert server.log.read_text() == ""
+
+
 def test_a_port_in_use_is_one_line(forks: ForkServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -7,8 +7,10 @@ import contextlib
 import ipaddress
 import logging
 import os
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import FrameType
@@ -16,6 +18,7 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.server import HANDLED_SIGNALS
 
 from lamella.errors import RunError, UsageError
 from lamella.garbage import spare_existing_objects
@@ -34,7 +37,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 def serve(settings: Settings, host: str, port: int, announce: Callable[[str, Service], None]) -> None:
     """Serve until SIGTERM or SIGINT, then answer the requests that were accepted.
 
-    The port is bound first: if it is in use, nothing is loaded. `announce` gets the address when readers are loaded.
+    The port is bound first: if it is in use, nothing is loaded. `announce` gets the address when requests are answered.
     """
     listening = bind(host, port)
     try:
@@ -45,8 +48,7 @@ def serve(settings: Settings, host: str, port: int, announce: Callable[[str, Ser
         spare_existing_objects()
         _log_to_stderr()
         _allow_connections()
-        server = Server(app, service)
-        announce(_address(listening), service)
+        server = Server(app, service, on_start=lambda: announce(_address(listening), service))
         server.run(sockets=[listening])
     finally:
         listening.close()
@@ -94,6 +96,7 @@ class Server(uvicorn.Server):
         service: Service,
         protocol: type[asyncio.Protocol] = AutoHTTPProtocol,
         most_connections: int = MOST_CONNECTIONS,
+        on_start: Callable[[], None] = lambda: None,
     ) -> None:
         settings = service.settings
         config = uvicorn.Config(
@@ -110,6 +113,12 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._service = service
+        self._on_start = on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._service.draining = True
@@ -117,9 +126,19 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        with super().capture_signals():
+        """Let `handle_exit` take the signals that ask it to stop; ignore further ones while the process ends.
+
+        uvicorn's own method raises them again at the end, and the process would end by the signal.
+        """
+        if threading.current_thread() is not threading.main_thread():  # no other thread may set a handler
             yield
-            self._captured_signals.clear()  # uvicorn would raise them again, and end the process by the signal
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in HANDLED_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_IGN if self._captured_signals else handler)
 
 
 def _address(listening: socket.socket) -> str:
