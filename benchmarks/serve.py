@@ -78,11 +78,11 @@ folder = options.pop("folder", None)
 if (seconds := options.pop("encoder_seconds", None)) is not None:
     import time
     import numpy as np
-    from lamella.models.window_engine import GPU_PATIENCE
+    from lamella.models.window_engine import ON_GPU
     from lamella.serve import reader_pool
 
     class SleepingEngine:  # takes the same time for every batch, and no CPU time
-        patience = GPU_PATIENCE
+        pace = ON_GPU
 
         def __init__(self, model):
             pass

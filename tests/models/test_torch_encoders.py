@@ -208,7 +208,7 @@ def test_a_gpu_mixes_readers_in_half_precision(family: str, tmp_path: Path) -> N
     ]
     encoders = TorchEncoders("cuda", "bf16")
     readers = [open_reader(encoders, folder) for folder in folders]
-    assert encoders.patience > 0
+    assert encoders.pace.patience > 0
     for _ in range(4):  # without a graph, recorded, and replayed twice
         for mixed, folder in zip(mix(readers), folders, strict=True):
             right = expected(folder)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lamella.models.window_engine import Row
+from lamella.models.window_engine import Pace, Row
 from lamella.serve.calls import CALL, Call
 from lamella.serve.micro_batch import MicroBatcher
 from lamella.serve.refusals import RefusedError, TimedOutError
@@ -23,7 +23,7 @@ class CountingEngine:
     """Returns the token ids as logits; waits before the first batch, and before the window with token 99."""
 
     def __init__(self, patience: float = 0.0, overlap: int = 0) -> None:
-        self.patience, self.last = patience, overlap
+        self.pace, self.last = Pace(lists=2, windows=None, patience=patience), overlap
         self.batches: list[list[int]] = []  # the tokens of each window
         self.go, self.go_on = threading.Event(), threading.Event()
 

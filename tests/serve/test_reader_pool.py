@@ -25,7 +25,7 @@ from lamella.files import read_json, write_json
 from lamella.graph.support import NoGraphError
 from lamella.inference.answer_list import Answer
 from lamella.models.shared_encoder import SharedReader
-from lamella.models.window_engine import Row
+from lamella.models.window_engine import Pace, Row
 from lamella.serve import catalogue, reader_pool, shown_layers
 from lamella.serve.calls import CALL, Call
 from lamella.serve.catalogue import Catalogue, Listed
@@ -158,7 +158,7 @@ def test_a_request_does_not_wait_for_those_behind_it() -> None:
     second_may_run, asked = threading.Event(), threading.Event()
 
     class SlowEngine:
-        patience = 0.2  # both come into one batch
+        pace = Pace(lists=2, windows=None, patience=0.2)  # both come into one batch
 
         def overlap(self, windows: int) -> int:
             return 0

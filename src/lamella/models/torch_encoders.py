@@ -49,7 +49,7 @@ from lamella.models.row_delta import RowDelta, without_values
 from lamella.models.saved import SavedModel, check_weights, read_saved
 from lamella.models.tensor_bank import ChosenSlots, TensorBank
 from lamella.models.tokenizer_file import TOKENIZER, Tokenizers
-from lamella.models.window_engine import CPU_MEMORY, GPU_MEMORY, GPU_PATIENCE, Row, SharingModel, pad_rows
+from lamella.models.window_engine import CPU_MEMORY, GPU_MEMORY, Pace, Row, SharingModel, pace_of, pad_rows
 from lamella.user_cache import remembered_sha256
 
 ENCODER, HEAD = "encoder.model.", "head."
@@ -241,9 +241,9 @@ class TorchEncoders:
         return find_device(self._device)
 
     @property
-    def patience(self) -> float:
-        """Seconds worth waiting for more windows."""
-        return 0.0 if self.device.type == "cpu" else GPU_PATIENCE
+    def pace(self) -> Pace:
+        """How questions should reach them."""
+        return pace_of(self.device.type, one_by_one=False)
 
     @property
     def usual_memory(self) -> int:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from lamella.data.windows.padding import PAD_TO_MULTIPLE_OF, Padded
 from lamella.models.onnx_sessions import Cores
 
-GPU_PATIENCE = 0.003  # seconds
 CPU_MEMORY, GPU_MEMORY = 48 << 20, 1 << 30  # usual bytes for the tensors of readers on shared encoders
 
 
@@ -30,12 +29,29 @@ class Row:
     is_context: NDArray[np.bool_]  # [T]
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How questions that wait should reach an engine."""
+
+    lists: int  # lists of questions for a reader that are answered at once
+    windows: int | None  # of a list that are computed at once, or one per core; None: as many as a batch may have
+    patience: float = 0.0  # seconds worth waiting for more windows
+
+
+# The graph runs windows one by one, so larger batches gain nothing, and other questions would wait for them. While one
+# list is computed, the other is cut or decoded.
+ONE_BY_ONE = Pace(lists=2, windows=4)
+# torch on a CPU takes less time per window in larger batches, and uses all cores for each.
+TOGETHER = Pace(lists=1, windows=16)
+ON_GPU = Pace(lists=2, windows=None, patience=0.003)
+
+
 class Engine(Protocol):
     """Computes the logits of windows."""
 
     @property
-    def patience(self) -> float:
-        """Seconds worth waiting for more windows: a few milliseconds on a GPU; 0 where windows run one by one."""
+    def pace(self) -> Pace:
+        """How questions should reach it."""
 
     def overlap(self, windows: int) -> int:
         """Return how many windows of a batch of this size may be left when the next batch begins."""
@@ -66,13 +82,19 @@ class WindowModel(Protocol):
     def window_logits(self, padded: Padded) -> Iterator[NDArray[np.float32]]: ...
 
 
+def pace_of(device: str, *, one_by_one: bool) -> Pace:
+    """Return the pace of an engine on this device."""
+    if device != "cpu":
+        return ON_GPU
+    return ONE_BY_ONE if one_by_one else TOGETHER
+
+
 class OwnEngine:
     """Runs the windows of one model, which shares its encoder with no other: they are padded and go through it."""
 
     def __init__(self, model: PaddedModel) -> None:
         self.model = model
-        on_cpu = str(getattr(model, "device", "cpu")) == "cpu"
-        self.patience = 0.0 if on_cpu else GPU_PATIENCE
+        self.pace = pace_of(str(getattr(model, "device", "cpu")), one_by_one=isinstance(model, WindowModel))
 
     def overlap(self, windows: int) -> int:
         """Return how many windows may be left when the next batch begins."""

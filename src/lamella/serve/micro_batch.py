@@ -4,8 +4,7 @@ A list of questions is answered in a thread of its own, which waits here for the
 what waits, up to a budget of tokens, and runs it. While it runs, the next windows gather, so batches grow with the
 load. Two threads take turns: where every core computes a window of its own, the next batch begins before the last
 windows of this one are finished, so that no core is idle while windows wait. A GPU gains from waiting a few
-milliseconds for windows that other threads have announced; a CPU, where windows run one by one, does not, and the
-engine's `patience` is 0.
+milliseconds for windows that other threads have announced; a CPU does not, and the patience of its engine is 0.
 """
 
 from __future__ import annotations
@@ -137,8 +136,8 @@ class MicroBatcher:
         with self._changed:
             while not self._jobs and not self._closed:
                 self._changed.wait()
-            if self._jobs and self.engine.patience:
-                until = self._jobs[0].arrived + self.engine.patience
+            if self._jobs and self.engine.pace.patience:
+                until = self._jobs[0].arrived + self.engine.pace.patience
                 while self._announced and not self._closed and sum(job.tokens for job in self._jobs) < self.most_tokens:
                     if (left := until - perf_counter()) <= 0:
                         break

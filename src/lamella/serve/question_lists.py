@@ -24,7 +24,6 @@ from lamella.serve.refusals import RefusedError
 logger = logging.getLogger("lamella.serve")
 
 MOST_QUESTIONS = 32  # per list
-AT_ONCE = 2  # lists of one kind: one is cut or decoded while the encoder computes the other
 LONG = 20_000  # characters of a question with its contexts that is answered on its own
 
 Texts = str | list[str]
@@ -53,9 +52,12 @@ class QuestionLists:
         self._running: Counter[Hashable] = Counter()
 
     def submit(
-        self, kind: Hashable, answer: Answering, pair: Pair, call: Call, *, alone: bool = False
+        self, kind: Hashable, answer: Answering, pair: Pair, call: Call, *, at_once: int, alone: bool = False
     ) -> asyncio.Future[Any]:
-        """Return the future result of a question; `answer` is called in a thread, for questions of the same kind."""
+        """Return the future result of a question; `answer` is called in a thread, for questions of the same kind.
+
+        It begins now if fewer than `at_once` lists of its kind are being answered, and otherwise waits.
+        """
         question, context = pair
         texts = [context] if isinstance(context, str) else context
         waiting = _Waiting(pair, len(question) + sum(map(len, texts)), call, asyncio.get_running_loop().create_future())
@@ -64,18 +66,18 @@ class QuestionLists:
             self._run([waiting], answer, lambda: None)
             return waiting.result
         self._waiting.setdefault(kind, deque()).append(waiting)
-        self._begin(kind, answer)
+        self._begin(kind, answer, at_once)
         return waiting.result
 
-    def _begin(self, kind: Hashable, answer: Answering) -> None:
+    def _begin(self, kind: Hashable, answer: Answering, at_once: int) -> None:
         """Begin to answer the questions of a kind, unless enough of its lists are being answered."""
-        if self._running[kind] < AT_ONCE and (taken := self._take(kind)):
+        if self._running[kind] < at_once and (taken := self._take(kind)):
             self._running[kind] += 1
-            self._run(taken, answer, partial(self._end, kind, answer))
+            self._run(taken, answer, partial(self._end, kind, answer, at_once))
 
-    def _end(self, kind: Hashable, answer: Answering) -> None:
+    def _end(self, kind: Hashable, answer: Answering, at_once: int) -> None:
         self._running[kind] -= 1
-        self._begin(kind, answer)
+        self._begin(kind, answer, at_once)
         if not self._running[kind]:
             del self._running[kind]
 

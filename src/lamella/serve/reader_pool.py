@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("lamella.serve")
 
 LOADERS = 2  # threads that load readers on shared encoders
-MOST_WINDOWS = 4  # that a list of questions computes at once where windows run one by one; on more cores, one per core
 BESIDE_TENSORS = 64 * 1024  # bytes that a reader takes beside its tensors, such as its options
 
 
@@ -257,8 +256,8 @@ class ReaderPool:
     def _reader(self, model: QueuedModel, queue: MicroBatcher) -> Reader:
         settings = self._settings
         windows = max(1, settings.batch_tokens // model.windows.max_seq_length)  # a whole batch
-        if not queue.engine.patience:  # it gains nothing from large batches, and others would wait for them
-            windows = min(windows, max(MOST_WINDOWS, settings.threads or usable_cores()))
+        if (enough := queue.engine.pace.windows) is not None:  # other questions would wait for more
+            windows = min(windows, max(enough, settings.threads or usable_cores()))
         return Reader(model, batch_size=windows, passages=self._passages, most_tokens=settings.max_tokens)
 
     def _load_shared(self, listed: Listed) -> SharedReader | TorchReader:

@@ -218,7 +218,10 @@ class Service:
             return options.answer(self._load(listed), pairs, self.pool.shown_layers)
 
         kind = listed, options, call.batch  # a list with questions of a batch would keep others waiting
-        return await _in_time(self._lists.submit(kind, answer, pair, call, alone=options.alone), call)
+        loaded = self.pool.loaded(listed.name)
+        at_once = 1 if loaded is None else loaded.queue.engine.pace.lists
+        waiting = self._lists.submit(kind, answer, pair, call, at_once=at_once, alone=options.alone)
+        return await _in_time(waiting, call)
 
     def _load(self, listed: Listed) -> LoadedReader:
         try:
