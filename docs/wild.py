@@ -227,7 +227,6 @@ def _thresholds(scores: Scores) -> str:
 def _table(scores: Scores, data: str) -> str:
     rows = {reader: rows[data] for reader, rows in scores.items() if data in rows}
     first = next(iter(rows.values()))
-    assert first.sample_of is None  # the table is headed by the whole set
     return (
         f"`{data}`: {first.questions:,} questions, {first.unanswerable:,} unanswerable.\n\n"
         "| reader | F1 [95 %] | at 0 | at the best | answerable | unanswerable | refused | refused, eager | "
@@ -254,8 +253,7 @@ def _row(reader: str, row: DomainScores) -> str:
     cells = [row.f1_at_0, row.best_f1, row.has_answer_f1, row.no_answer_f1, row.refused, row.refused_eager]
     cells += [row.coverage_at_80, row.area_under_risk, row.calibration_error]
     shown = " | ".join("" if cell is None else f"{cell:.1f}" for cell in cells)
-    sample = "" if row.sample_of is None else f", on {row.questions:,} of the questions"
-    return f"| `{reader}`{sample} | {row.f1:.1f} [{row.f1_low:.1f}, {row.f1_high:.1f}] | {shown} |"
+    return f"| `{reader}` | {row.f1:.1f} [{row.f1_low:.1f}, {row.f1_high:.1f}] | {shown} |"
 
 
 if __name__ == "__main__":

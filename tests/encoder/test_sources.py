@@ -19,6 +19,8 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
 from doubles import FAMILIES, save_tiny_encoder, tiny_encoder, tiny_run_config, tiny_tokenizer
 from lamella import runs
@@ -341,6 +343,56 @@ def test_shards_are_hashed_and_loaded_together(tmp_path: Path) -> None:
     sharded = load_encoder(str(tmp_path))
     assert torch.equal(hidden(sharded), hidden(loaded))
     assert sharded.sha256 == sources.hash_weights(shards) != sources.hash_weights(shards[:1])
+
+
+def change_config(folder: Path, **options: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", {**config, **options})
+
+
+def redirect_by_config(folder: Path, other: dict[str, torch.Tensor]) -> None:
+    save_file(other, folder / "other.safetensors", {"format": "pt"})
+    change_config(folder, transformers_weights="other.safetensors")
+
+
+def redirect_by_index(folder: Path, other: dict[str, torch.Tensor]) -> None:
+    save_file(other, folder.parent / "other.safetensors", {"format": "pt"})
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(other, "../other.safetensors")}
+    write_json(folder / "model.safetensors.index.json", index)
+
+
+@pytest.mark.parametrize("redirect", [redirect_by_config, redirect_by_index])
+def test_only_files_that_are_hashed_are_loaded(
+    copy: Path, tiny: Path, redirect: Callable[[Path, dict[str, torch.Tensor]], None]
+) -> None:
+    """Without this, a saved model would answer with other weights than those that its hash was compared with."""
+    other = {name: tensor + 1 for name, tensor in load_file(copy / "model.safetensors").items()}
+    redirect(copy, other)
+    expected = hidden(load_encoder(str(tiny)))
+    by_transformers = transformers.AutoModel.from_pretrained(copy).state_dict()
+    assert all(torch.equal(by_transformers[name], tensor) for name, tensor in other.items())
+    loaded = load_encoder(str(copy))
+    assert loaded.sha256 == load_encoder(str(tiny)).sha256
+    assert torch.equal(hidden(loaded), expected)
+
+
+def test_shards_with_the_same_tensor_are_refused(copy: Path) -> None:
+    tensors = load_file(copy / "model.safetensors")
+    (copy / "model.safetensors").rename(copy / "model-00001-of-00002.safetensors")
+    name = "embeddings.word_embeddings.weight"
+    save_file({name: tensors[name]}, copy / "model-00002-of-00002.safetensors")
+    assert refusal(copy) == (
+        f"{copy}: the weights cannot be loaded: model-00002-of-00002.safetensors has tensors that another shard has as "
+        f"well ({name})."
+    )
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_no_code_that_a_configuration_names_is_loaded(copy: Path, tiny: Path, key: str) -> None:
+    """transformers would download that kernel, or say which library it needs for that."""
+    change_config(copy, **{key: "owner/kernel"})
+    assert torch.equal(hidden(load_encoder(str(copy))), hidden(load_encoder(str(tiny))))
 
 
 def test_a_file_beside_the_weights_does_not_change_their_hash(copy: Path, tiny: Path) -> None:

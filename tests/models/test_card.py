@@ -120,8 +120,6 @@ def test_a_card_shows_the_scores_on_other_texts(base: Path, tmp_path: Path) -> N
         row = "| `dev.json` | 1,234 (0) | 71.2 [70.0, 72.5] | 70.1 | 72.0 | 71.2 |  | 15.0 | 4.1 | 51.6 | 18.0 |  |\n"
         assert row in texts
         assert "| data | 50 % | 100 % |\n|---|---:|---:|\n| `dev.json` | 1.0 | 2.5 |" in texts
-    model.save_facts(tmp_path / "model", domains=[rows[0].model_copy(update={"sample_of": 5000})])
-    assert "| `dev.json` | 1,234 of 5,000, at random (0) | 71.2 " in card(tmp_path / "model")[1]
 
 
 def test_a_card_shows_what_is_lost_on_the_original_encoder(base: Path, tmp_path: Path) -> None:

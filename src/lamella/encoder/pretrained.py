@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from safetensors.torch import load_file
 
 from lamella.data.windows.tokenizer_check import find_problem
 from lamella.encoder.config_check import read_configuration
@@ -60,12 +61,12 @@ class LoadedEncoder:
 
 def load_pretrained(source: Source, *, dropout: float | None = None, pooler: bool = False) -> Encoder:
     """Load the weights of a pretrained encoder in fp32; `dropout` overrides the encoder's own rates."""
-    from transformers import AutoModel
+    from transformers import MODEL_MAPPING
 
     folder = source.folder
     config = load_configuration(source)
     family = family_of(config.model_type, str(folder))
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    options: dict[str, Any] = {}
     if family.optional_pooler:
         options["add_pooling_layer"] = pooler
     elif pooler:
@@ -73,19 +74,11 @@ def load_pretrained(source: Source, *, dropout: float | None = None, pooler: boo
     for key in DROPOUT_OPTIONS:
         if dropout is not None and hasattr(config, key):
             setattr(config, key, dropout)
-    with quiet():
-        try:
-            model, report = AutoModel.from_pretrained(
-                folder,
-                config=config,
-                dtype=torch.float32,  # transformers 5 would use the type of the file
-                use_safetensors=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # rejected below, with their names
-                **options,
-            )
-        except Exception as error:
-            raise EncoderError(f"{folder}: the weights cannot be loaded: {one_line(error)}.") from None
+    try:
+        # Tensors of another shape are rejected below, with their names.
+        model, report = build_model(MODEL_MAPPING, source, config, ignore_mismatched_sizes=True, **options)
+    except Exception as error:
+        raise EncoderError(f"{folder}: the weights cannot be loaded: {one_line(error)}.") from None
     wrong = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     if wrong:
         raise EncoderError(
@@ -93,6 +86,31 @@ def load_pretrained(source: Source, *, dropout: float | None = None, pooler: boo
             f"or of another shape ({', '.join(wrong[:3])}{', …' if len(wrong) > 3 else ''})."
         )
     return Encoder(model)
+
+
+def build_model(kinds: Mapping[Any, Any], source: Source, config: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Build a model of transformers in fp32 from the weight files of a folder; return it, and what did not fit.
+
+    Given the folder, transformers would choose the files itself: by config.json, an index or the name of a folder
+    inside, they may be others than those that were hashed, also outside of the folder.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for path in source.weights:
+        shard = load_file(path)
+        if twice := sorted(tensors.keys() & shard.keys()):
+            raise EncoderError(f"{path.name} has tensors that another shard has as well ({', '.join(twice[:3])})")
+        tensors |= shard
+    config._attn_implementation = None  # config.json may name one that is downloaded, and run
+    with quiet():
+        model, report = kinds[type(config)].from_pretrained(
+            None,
+            config=config,
+            state_dict=tensors,
+            dtype=torch.float32,  # transformers 5 would use the type of the file
+            output_loading_info=True,
+            **options,
+        )
+    return model, report
 
 
 def load_configuration(source: Source) -> Any:

@@ -281,7 +281,7 @@ def _domains(saved: SavedModel) -> str:
     if not domains:
         return ""
     rows = [
-        f"| `{one.data}` | {_questions(one)} ({one.unanswerable:,}) | "
+        f"| `{one.data}` | {one.questions:,} ({one.unanswerable:,}) | "
         f"{one.f1:.1f} [{one.f1_low:.1f}, {one.f1_high:.1f}] | {one.f1_at_0:.1f} | "
         f"{one.best_f1:.1f} | {_number(one.has_answer_f1)} | {_number(one.no_answer_f1)} | "
         f"{_number(one.refused)} | {_number(one.refused_eager)} | {one.coverage_at_80:.1f} | "
@@ -310,11 +310,6 @@ def _domains(saved: SavedModel) -> str:
         text += " They were measured before the windows of a long text competed as they do now."
     table = [head, f"|---|{11 * '---:|'}", *rows]
     return "\n".join([text, "", *table, "", *_risk(domains)])
-
-
-def _questions(scores: DomainScores) -> str:
-    sample = "" if scores.sample_of is None else f" of {scores.sample_of:,}, at random"
-    return f"{scores.questions:,}{sample}"
 
 
 def _risk(domains: Sequence[DomainScores]) -> list[str]:

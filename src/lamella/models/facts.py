@@ -44,7 +44,6 @@ class DomainScores(Section):
     data: str  # name of the file, without folder
     sha256: str  # of the sorted question ids
     questions: int
-    sample_of: int | None = None  # questions of the file, if these are a random sample of them
     unanswerable: int
     threshold: float
     merge: Merge = "scores"  # how the windows of long texts competed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from lamella.encoder.config_check import read_configuration
 from lamella.encoder.device import autocast
 from lamella.encoder.families import FAMILIES, positions_of, reads_token_types
 from lamella.encoder.fast_attention import suitable_kernels
-from lamella.encoder.pretrained import load_tokenizer, quiet
+from lamella.encoder.pretrained import build_model, load_tokenizer
 from lamella.encoder.sources import Source
 from lamella.errors import ModelError, one_line
 from lamella.models.stock_checkpoint import check_architecture, window_options
@@ -43,18 +43,15 @@ class StockModel:
     @classmethod
     def load(cls, source: Source) -> StockModel:
         """Load the weights in fp32."""
-        from transformers import AutoModelForQuestionAnswering
+        from transformers import MODEL_FOR_QUESTION_ANSWERING_MAPPING, AutoConfig
 
         check_architecture(source.folder)
         read_configuration(source)  # a wrong number of layers would take all memory or time before it is found
-        options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        with quiet():
-            try:
-                model, report = AutoModelForQuestionAnswering.from_pretrained(
-                    source.folder, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options
-                )
-            except Exception as error:  # transformers raises a different class for each kind of damage
-                raise ModelError(f"{source.folder}: cannot be loaded: {one_line(error)}.") from None
+        try:
+            config = AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
+            model, report = build_model(MODEL_FOR_QUESTION_ANSWERING_MAPPING, source, config)
+        except Exception as error:  # transformers raises a different class for each kind of damage
+            raise ModelError(f"{source.folder}: cannot be loaded: {one_line(error)}.") from None
         if missing := sorted(report["missing_keys"]):
             raise ModelError(f"{source.folder}: the weights lack {', '.join(missing[:3])}.")
         if model.config.model_type in FAMILIES:  # others may mask more than padding, or add to the scores
