@@ -26,6 +26,7 @@ from typing import Any
 
 from lamella.cores import busy_seconds
 from lamella.files import read_json, write_json, write_text
+from limits import describe
 from suite.catalogue import BENCHMARKS, Benchmark
 from suite.page import page
 from suite.work import floor
@@ -56,10 +57,17 @@ def main() -> None:
 def run_all(names: Sequence[str], folder: Path) -> list[str]:
     """Run benchmarks one after the other; return the names of those that failed."""
     failed, began = [], time.perf_counter()
-    if LIMITS in names or not (folder / "limits.json").is_file():
+    there = folder / f"{LIMITS}.json"
+    elsewhere = there.is_file() and machine(read_json(there)) != machine(describe())
+    if elsewhere and LIMITS not in names:
+        sys.exit(f"bench: {folder} has results of another machine; give another folder (--results) or no NAME.")
+    if elsewhere:
+        for each in BENCHMARKS:
+            (folder / f"{each.name}.json").unlink(missing_ok=True)
+    if LIMITS in names or not there.is_file():
         print(f"{LIMITS} …", flush=True)
-        write_json(folder / "limits.json", measured([sys.executable, str(HERE / "limits.py")]))
-    limits = read_json(folder / "limits.json")
+        write_json(there, measured([sys.executable, str(HERE / "limits.py")]))
+    limits = read_json(there)
     for benchmark in (each for each in BENCHMARKS if each.name in names):
         print(f"{benchmark.name} …", flush=True)
         try:
@@ -80,6 +88,11 @@ def run(benchmark: Benchmark, limits: dict[str, Any]) -> dict[str, Any]:
     command = [sys.executable, str(HERE / benchmark.file), *benchmark.arguments, "--quick"]
     result = measured(command)
     return {**result, **floor(result, limits), "arguments": [*benchmark.arguments, "--quick"]}
+
+
+def machine(limits: dict[str, Any]) -> list[Any]:
+    """Return what tells one machine from another."""
+    return [limits[key] for key in ("cores", "machine", "processor", "instructions")]
 
 
 def measured(command: Sequence[str]) -> dict[str, Any]:

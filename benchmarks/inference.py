@@ -12,7 +12,7 @@ are the milliseconds of a question that is asked alone.
 The model is the reader `default`, or one that transformers can express (see `lamella export --as-transformers`).
 Without --data, the questions are the bundled ones.
 
-`ratio` belongs to the fastest variant whose F1 is within 0.5 of fp32's. Answers are compared one by one with
+`ratio` belongs to `auto`. Answers are compared one by one with
 the peer's, separately for contexts that fit into one window and for longer ones.
 """
 
@@ -28,7 +28,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from lamella.files import write_json
 from lamella.inference.questions import read_questions
 from lamella.inference.reader import Reader
 from lamella.models.names import find_model
+from lamella.models.onnx_model import OnnxModel
 from lamella.scoring.metrics import language_of, score
 from suite.work import encoder_flops
 
@@ -50,7 +51,6 @@ PREPARED = ROOT / ".peers"
 PEER = Path(__file__).with_name("peers") / "pipeline.py"
 CONSTRAINTS = PEER.with_name("transformers-4.57.txt")
 ALONE = 32  # questions that are also asked alone
-WITHIN = 0.5  # F1 that a faster variant may lose
 
 # How each variant is loaded; `torch fp32` is what the others are compared with.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -105,7 +105,7 @@ def main() -> None:
                     ask(reader, [example])
                     alone[name].append(time.perf_counter() - began)
     alone["peer"] = [taken / len(examples) for taken in seconds["peer"]]
-    result = summary(examples, readers["torch fp32"], seconds, answers)
+    result = summary(examples, readers, seconds, answers)
     for name, row in result["variants"].items():
         row["cpu_ms"] = 1000 * statistics.median(processor[name]) / len(examples)
         row["alone_ms"] = 1000 * statistics.median(alone[name])
@@ -130,14 +130,17 @@ def main() -> None:
             f"{row['equal_single']:.1%} in one window, {row['equal_several']:.1%} in several"
         )
     print(
-        f"inference: {result['ratio']:.1f} x the questions per second of the pipeline with {result['fastest']} "
+        f"inference: {result['ratio']:.1f} x the questions per second of the pipeline with auto "
         f"({result['spread'][0]:.1f} to {result['spread'][1]:.1f})"
     )
 
 
-def summary(examples: list[Example], plain: Reader, seconds: Times, answers: dict[str, Answers]) -> dict[str, Any]:
+def summary(
+    examples: list[Example], readers: dict[str, Reader], seconds: Times, answers: dict[str, Answers]
+) -> dict[str, Any]:
     """Return the speed of every variant, its agreement with the peer and its F1."""
-    features = featurise(examples, plain.model.tokenizer, plain.model.windows)
+    auto = readers["auto"].model
+    features = featurise(examples, auto.tokenizer, auto.windows)
     single = np.bincount(features.example, minlength=len(examples)) == 1
     variants = {}
     for name in seconds:
@@ -152,21 +155,18 @@ def summary(examples: list[Example], plain: Reader, seconds: Times, answers: dic
             "several_windows": int((~single).sum()),
             "f1": f1(examples, answers[name]),
         }
-    least = variants["torch fp32"]["f1"] - WITHIN
-    fastest = max(
-        (name for name in variants if name != "peer" and variants[name]["f1"] >= least),
-        key=lambda name: variants[name]["ratio"],
-    )
+    for name, reader in readers.items():
+        model = cast(Any, reader.model)
+        variants[name] |= {"backend": "onnx" if isinstance(model, OnnxModel) else "torch", "precision": model.precision}
     return {
-        "ratio": variants[fastest]["ratio"],
-        "spread": variants[fastest]["spread"],
-        "fastest": fastest,
-        "ours": variants[fastest]["per_second"],
+        "ratio": variants["auto"]["ratio"],
+        "spread": variants["auto"]["spread"],
+        "ours": variants["auto"]["per_second"],
         "peer": variants["peer"]["per_second"],
         "unit": "questions/s",
         "work": {
             "flops": encoder_flops(features.lengths) / len(examples),
-            "precision": next((name for name in ("int8", "bf16") if name in fastest), "fp32"),
+            "precision": variants["auto"]["precision"],
             "threads": torch.get_num_threads(),
             "of": "the products of the encoder",
         },

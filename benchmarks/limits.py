@@ -53,6 +53,16 @@ def main() -> None:
     print(f"start of a process: {limits['start']:.2f} s")
 
 
+def describe() -> dict[str, Any]:
+    """Return what the machine is, without measuring anything."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "machine": platform.machine(),
+        "processor": environment()["processor"],
+        "instructions": instructions(),
+    }
+
+
 def measure(repeats: int) -> dict[str, Any]:
     """Return the limits, for one thread and for all cores."""
     cores = len(os.sched_getaffinity(0))
@@ -66,10 +76,7 @@ def measure(repeats: int) -> dict[str, Any]:
     traffic = {str(threads): 2 * COPIED / best(copy(threads), repeats) for threads in counts}
     start = best(lambda: subprocess.run([sys.executable, "-c", START], check=True), repeats)
     return {
-        "cores": cores,
-        "machine": platform.machine(),
-        "processor": environment()["processor"],
-        "instructions": instructions(),
+        **describe(),
         "flops": flops,
         "bytes": traffic,
         "start": start,

@@ -388,7 +388,7 @@ def batching(bench: Bench) -> dict[str, Any]:
     with bench.server() as server, bench.server(batch_tokens=1) as one_by_one:
         long, short = (compare_batches(bench, server, one_by_one, length) for length in (None, SHORT))
     goal = {"goal": f"at least {least:g} x", "met": long["ratio"] >= least}
-    return {**long, **goal, "short": short}
+    return {**long, **goal, "clients": bench.sizes.clients, "short": short}
 
 
 def compare_batches(bench: Bench, server: Server, one_by_one: Server, length: int | None) -> dict[str, Any]:

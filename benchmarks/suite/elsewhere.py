@@ -52,16 +52,22 @@ def _range(rates: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def batching(found: Json, many: Json) -> str:
-    """Return what batches gain on the cores of this machine, and on many."""
+def batching(found: Json) -> str:
+    """Return what batches gain on the cores of a machine."""
     low, high = found["spread"]
     goal = float(found["goal"].split()[-2])  # "at least 1.25 x"
     verdict = "met" if found["ratio"] >= goal else f"**{missed(found['ratio'], goal)}**"
     return (
-        f"Batches give 64 clients {found['ratio']:.2f} times the answers of a server that computes one request at a "
-        f"time ({low:.2f} to {high:.2f}), of a goal of {goal:g}: {verdict}. At most {found['most']:.2f} times are "
-        f"possible with these cores and texts, since a single window runs on all cores, too. On {many['cores']} cores "
-        f"({many['machine']}) it was {many['ratio']:.1f} times ([52]({many['source']}))."
+        f"Batches give {found['clients']} clients {found['ratio']:.2f} times the answers of a server that computes one "
+        f"request at a time ({low:.2f} to {high:.2f}), of a goal of {goal:g}: {verdict}."
+    )
+
+
+def many_cores(found: Json) -> str:
+    """Return what batches gain on many cores."""
+    return (
+        "On few cores batches can gain little where a single window runs on all of them, too. On "
+        f"{found['cores']} cores ({found['machine']}) it was {found['ratio']:.1f} times ([52]({found['source']}))."
     )
 
 

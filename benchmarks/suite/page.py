@@ -9,8 +9,9 @@ from typing import Any
 
 from lamella.files import read_json
 from suite import elsewhere
-from suite.catalogue import APART, BENCHMARKS, COST, Benchmark
+from suite.catalogue import APART, BENCHMARKS, COST, WAYS, Benchmark, Goal
 from suite.numbers import amount, digits, missed, percent
+from suite.work import least_seconds
 
 Json = dict[str, Any]
 
@@ -32,11 +33,15 @@ What is stated about [other processors](#what-auto-chooses), [a GPU](#on-a-gpu) 
 HOW_TO_READ = """\
 - **ratio**: median over the repeats (lowest to highest). *Times as fast*: more is better; *times the cost*: less is
   better.
+- **goal**: "–" where none was set.
 - **peer**: it has the same libraries as ours, so that no ratio compares versions of torch. Only the pipeline of
   transformers 4 has an environment of its own, from a constraint file: transformers 5 has none any more.
 - **floor**: the time that the matrix products, the memory traffic or the start of the process would take alone at the
   limits of the machine; for a rate, the rate at which they would run. **Share**: the floor as a share of our time. A
   floor is a bound, not a goal: one of memory traffic alone reads each number once and computes nothing with it."""
+WAYS_TO_RUN = """\
+*Bound*: times the pipeline if the products of the encoder, at the limit of the machine, were all that takes time. In
+fp32 the pipeline itself spends most of its time in them, so on few cores the goals cannot be reached in fp32."""
 SHARED = """\
 Threads of torch wait actively for one another. Where other programs use the cores, `lamella train` therefore takes
 fewer ([58](decisions/0058-shared-machine.md)). The last two columns are the peer's time divided by ours."""
@@ -68,15 +73,16 @@ def page(folder: Path) -> str:
     """Return the page of a folder of results; a folder in it has the results of another machine."""
     results, found = read_results(folder)
     others = read_json(ELSEWHERE / "other_machines.json")
-    introduction = f"{INTRODUCTION}\n\n{how_long(list(results.values()))} {APART_FROM_IT}"
-    parts = [introduction, "## The machine", *machine(results["limits"])]
+    about, limits = machine(results["limits"])
+    parts = [f"{INTRODUCTION}\n\n{APART_FROM_IT}", "## The machine"]
+    parts += [f"{about} {how_long(list(results.values()))}", limits]
     parts += ["## Results", table(found), HOW_TO_READ, *noise(results)]
     for place in sorted(folder.glob("*/limits.json")):
         parts += other_machine(place.parent, others["inference"]["kinds"])
     parts += ["## What was compared", "\n".join(notes(found, others["batching"]))]
     if "inference" in results:
         processors = elsewhere.processors(others["inference"]["kinds"], results["limits"])
-        parts += ["## What `auto` chooses", variants(results["inference"]), processors]
+        parts += ["## What `auto` chooses", variants(results["inference"], results["limits"]), WAYS_TO_RUN, processors]
     machine_shared = shared(results["shared_machine"]) if "shared_machine" in results else "No result yet."
     parts += ["## A shared machine", machine_shared]
     if "growth" in results:
@@ -102,26 +108,27 @@ def other_machine(folder: Path, kinds: Sequence[Json]) -> Iterator[str]:
     """Yield the results of another machine, as a section; what was compared is the same."""
     results, found = read_results(folder)
     kind = next(kind for kind in kinds if elsewhere.fits(kind, results["limits"]))
-    minutes = sum(result["seconds"] for result in results.values()) / 60
     about, limits = machine(results["limits"])
     yield f"## Results on {kind['name']}"
-    yield f"The same benchmarks on another machine, in {minutes:.0f} minutes. {about}"
+    yield f"The same benchmarks on another machine. {how_long(list(results.values()))} {about}"
     yield limits
     yield table(found)
     yield from noise(results)
+    if "serve" in results:
+        yield " ".join(of_server(results["serve"]["sections"]))
     if remark := kind.get("remark"):
         yield remark
     if "inference" in results:
         yield f"Ways to run the bundled reader on it, of which `auto` takes {kind['auto']}:"
-        yield variants(results["inference"])
+        yield variants(results["inference"], results["limits"])
 
 
 def how_long(results: Sequence[Json]) -> str:
     """Return how long the benchmarks took, and in how many runs: within one, each begins with the load that is left."""
     minutes = sum(result["seconds"] for result in results) / 60
     runs = 1 + sum(after["load"][0] != before["load"][1] for before, after in pairwise(results))
-    came = "comes from one run of" if runs == 1 else f"comes from {runs} runs, which took"
-    return f"What this machine gave {came} {minutes:.0f} minutes{'' if runs == 1 else ' in all'}."
+    came = "come from one run of" if runs == 1 else f"come from {runs} runs, which took"
+    return f"Its results {came} {minutes:.0f} minutes{'' if runs == 1 else ' in all'}."
 
 
 def table(found: Sequence[tuple[Benchmark, Json]]) -> str:
@@ -140,11 +147,15 @@ def goal(benchmark: Benchmark, result: Json) -> str:
     """Return the goal and whether it is met; otherwise by how much not."""
     stated = benchmark.goal
     if stated is None:
-        return "–"
+        return f"[several]({benchmark.goals_at})" if benchmark.goals_at else "–"
     found = stated.of(result)
-    text = f"[{stated.what}{'at most' if stated.at_most else 'at least'} {stated.ratio:g}]({stated.source})"
+    text = f"{stated.what}{'at most' if stated.at_most else 'at least'} {stated.ratio:g}"
+    if stated.source:
+        text = f"[{text}]({stated.source})"
     verdict = "met" if stated.met(found) else f"**{missed(found, stated.ratio)}**"
-    return f"{text}: {verdict}" + (f" ({digits(found)})" if stated.what else "")
+    if not stated.what:
+        return f"{text}: {verdict}"
+    return f"{text}: {verdict} ({digits(found)}{f' {stated.where(result)}' if stated.where else ''})"
 
 
 def noise(results: Json) -> Iterator[str]:
@@ -161,14 +172,29 @@ def notes(found: Sequence[tuple[Benchmark, Json]], many_cores: Json) -> Iterator
         cost = "cost" if benchmark.ratio == COST else "speed"
         command = " ".join(["python", f"benchmarks/{benchmark.file}", *result["arguments"]])
         remark = f" {benchmark.remark}" if benchmark.remark else ""
-        if "batching" in result.get("sections", {}):
-            remark += f" {elsewhere.batching(result['sections']['batching'], many_cores)}"
+        if benchmark.name == "serve":
+            remark += f" {' '.join(of_server(result['sections']))} {elsewhere.many_cores(many_cores)}"
         before, after = result["load"]
         yield (
             f'- <a id="{benchmark.name}"></a>**{benchmark.name}**: the {cost} of {benchmark.what}, against '
             f"{benchmark.peer}. Floor: {result['work']['of']}.{remark} `{command}`: {result['seconds']:.0f} s; other "
             f"programs used {result['others']:.1f} cores, load {before:.1f} to {after:.1f}."
         )
+
+
+def of_server(sections: Json) -> Iterator[str]:
+    """Yield what else was measured with the server."""
+    if "batching" in sections:
+        yield elsewhere.batching(sections["batching"])
+    if "one" in sections:
+        yield single_request(sections["one"])
+
+
+def single_request(found: Json) -> str:
+    """Return what the server adds to a request that comes alone."""
+    goal = float(found["goal"].split()[2])  # "at most 5 ms more"
+    verdict = "met" if found["more"] <= goal else f"**{missed(found['more'], goal)}**"
+    return f"A single request takes {found['more']:.1f} ms more than `Reader.ask`, of at most {goal:g}: {verdict}."
 
 
 def machine(limits: Json) -> Iterator[str]:
@@ -190,15 +216,27 @@ def machine(limits: Json) -> Iterator[str]:
     yield "\n".join(rows)
 
 
-def variants(inference: Json) -> str:
+def variants(inference: Json, limits: Json) -> str:
     """Return the ways to run the bundled reader, with the pipeline of transformers 4."""
-    rows = ["| | questions/s | times the pipeline | ms alone | F1 |", "|---|---|---|---|---|"]
+    rows = ["| | questions/s | times the pipeline | goal | bound | ms alone | F1 |", "|---|---|---|---|---|---|---|"]
     for name, row in inference["variants"].items():
-        low, high = row["spread"]
-        ratio = "1" if name == "peer" else f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})"
-        name = f"pipeline of transformers {inference['peer_versions']['transformers']}" if name == "peer" else name
-        rows.append(f"| {name} | {digits(row['per_second'])} | {ratio} | {row['alone_ms']:.0f} | {row['f1']:.1f} |")
+        cells = [f"pipeline of transformers {inference['peer_versions']['transformers']}", digits(row["per_second"])]
+        cells += ["1", "", ""]
+        if name != "peer":
+            low, high = row["spread"]
+            stated = Goal(WAYS[row["backend"], row["precision"]])
+            verdict = "met" if stated.met(row["ratio"]) else f"**{missed(row['ratio'], stated.ratio)}**"
+            bound = 1 / least_seconds(inference["work"] | {"precision": row["precision"]}, limits)
+            cells[0] = f"{name}, which is {way(row)}" if name == "auto" else way(row)
+            cells[2:] = [f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})", f"at least {stated.ratio:g}: {verdict}"]
+            cells += [f"{bound / inference['peer']:.1f}"]
+        rows.append(f"| {' | '.join(cells)} | {row['alone_ms']:.0f} | {row['f1']:.1f} |")
     return "\n".join(rows)
+
+
+def way(row: Json) -> str:
+    """Return a way to run a reader in words."""
+    return f"{'the graph' if row['backend'] == 'onnx' else 'torch'} in {row['precision']}"
 
 
 def shared(result: Json) -> str:

@@ -122,15 +122,15 @@ def test_the_page_states_of_how_many_runs_it_is_made() -> None:
     def result(before: float, after: float) -> dict[str, object]:
         return {"load": [before, after], "seconds": 60.0}
 
-    assert how_long([result(1.5, 2.0), result(2.0, 1.0)]) == "What this machine gave comes from one run of 2 minutes."
-    several = "What this machine gave comes from 2 runs, which took 3 minutes in all."
+    assert how_long([result(1.5, 2.0), result(2.0, 1.0)]) == "Its results come from one run of 2 minutes."
+    several = "Its results come from 2 runs, which took 3 minutes in all."
     assert how_long([result(1.5, 2.0), result(2.0, 1.0), result(1.1, 1.0)]) == several
 
 
 def test_the_page_derives_its_verdicts_from_the_numbers() -> None:
     from suite.catalogue import BENCHMARKS
     from suite.elsewhere import answering, batching, serving
-    from suite.page import goal
+    from suite.page import goal, single_request
 
     row = {"encoder": "a", "windows": 1, "tokens": 10, "before": 10.0, "ours": 4.0}
     assert "| 2.5 | **missed by 50 %** |" in answering({"goal": 5, "source": "", "rows": [row]})
@@ -139,12 +139,45 @@ def test_the_page_derives_its_verdicts_from_the_numbers() -> None:
     assert "| 4.0 (3.0 to 5.0) | **missed by 20 %** |" in serving(
         {"goal": 5, "clients": 2, "source": "", "rows": [row]}
     )
-    found = {"ratio": 1.0, "spread": [0.9, 1.1], "most": 1.1, "goal": "at least 1.25 x"}
-    many = {"cores": 16, "machine": "x86_64", "ratio": 4.1, "source": ""}
-    assert "of a goal of 1.25: **missed by 20 %**" in batching(found, many)
+    found = {"ratio": 1.0, "spread": [0.9, 1.1], "clients": 8, "goal": "at least 1.25 x"}
+    assert "8 clients 1.00 times" in batching(found)
+    assert "of a goal of 1.25: **missed by 20 %**" in batching(found)
+    assert single_request({"more": 7.5, "goal": "at most 5 ms more"}).endswith("of at most 5: **missed by 50 %**.")
     (stages,) = (each for each in BENCHMARKS if each.name == "stages")
     of_encoder = {"a": {"stages": {"read": {"of_encoder": 0.1}, "write": {"of_encoder": 1.5}}}}
-    assert goal(stages, {"ratio": 0.4, "data": of_encoder}).endswith(": **missed by 50 %** (1.5)")
+    assert goal(stages, {"ratio": 0.4, "data": of_encoder}).endswith(": **missed by 50 %** (1.5 on `a`)")
+
+
+def test_the_page_compares_each_way_to_run_a_reader_with_its_goal_and_bound() -> None:
+    from suite.page import variants
+
+    way = {"per_second": 30.0, "ratio": 3.0, "spread": [2.9, 3.1], "alone_ms": 9.0, "f1": 50.0}
+    inference = {
+        "variants": {
+            "peer": way | {"per_second": 10.0},
+            "auto": way | {"backend": "onnx", "precision": "fp32"},
+            "int8": way | {"backend": "onnx", "precision": "int8"},
+        },
+        **{"peer": 10.0, "peer_versions": {"transformers": "4.57"}, "work": {"flops": 1e9, "threads": 2}},
+    }
+    limits = {"cores": 2, "flops": {"fp32": {"2": 40e9}, "int8": {"2": 90e9}}, "bytes": {"2": 1e9}, "start": 1.0}
+    rows = variants(inference, limits).splitlines()[2:]
+    assert rows == [
+        "| pipeline of transformers 4.57 | 10 | 1 |  |  | 9 | 50.0 |",
+        "| auto, which is the graph in fp32 | 30 | 3.00 (2.90 to 3.10) | at least 2.5: met | 4.0 | 9 | 50.0 |",
+        "| the graph in int8 | 30 | 3.00 (2.90 to 3.10) | at least 4: **missed by 25 %** | 9.0 | 9 | 50.0 |",
+    ]
+
+
+def test_results_of_two_machines_are_not_mixed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from lamella.files import write_json
+
+    elsewhere = {"cores": 64, "machine": "riscv64", "processor": "", "instructions": []}
+    write_json(tmp_path / "limits.json", elsewhere)
+    monkeypatch.setattr(sys, "argv", ["bench.py", "mixers", "--results", str(tmp_path)])
+    with pytest.raises(SystemExit, match="has results of another machine; give another folder"):
+        runpy.run_path(str(ROOT / "benchmarks" / "bench.py"), run_name="__main__")
+    assert [path.name for path in tmp_path.iterdir()] == ["limits.json"]
 
 
 def test_the_features_of_peers_are_pinned_to_the_versions_that_were_recorded() -> None:
