@@ -1,11 +1,12 @@
 """A coverage-guided fuzzer: it keeps inputs that reach new lines of the package, and changes them further.
 
-It traces the lines itself, in Python, so that no compiler is needed; that allows a few hundred inputs per second. It
+It traces the lines itself, in Python, so that no compiler is needed; that allows hundreds of inputs per second. It
 finds what needs several changes at once, which `damage.py` never makes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import sys
@@ -17,10 +18,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from broken.data_kinds import DOCUMENTS, ROWS, csv_text
+from broken.data_kinds import DOCUMENTS, ROWS, TITAN, csv_text
 from broken.json_damage import JSON_VALUES
 from broken.oracle import alarm
-from tiny_reader import save_tiny_bert, save_tiny_reader
+from tiny_reader import save_tiny_bert, save_tiny_checkpoint, save_tiny_reader
 
 WORDS = [
     *(text.encode() for text in JSON_VALUES.values() if len(text) < 100),
@@ -28,6 +29,23 @@ WORDS = [
     *(f'"{key}": '.encode() for key in ("answers", "answer", "answer_start", "text", "is_impossible", "group")),
     *(b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\u", b"\n", b"\r\n", b"\t", b";", b"\xef\xbb\xbf", b"\x1f\x8b\x08"),
 ]
+RUN_FILE = b"""
+[data]
+train = ["demo:train", { file = "demo:dev", weight = 2, negatives = 0.5 }]
+dev = "demo:dev"
+
+[encoder]
+name = "all-MiniLM-L6-v2"
+tuning = { name = "lora", rank = 4 }
+
+[training]
+epochs = 1
+save_at = [0.5]
+
+[grid.learner]
+mixer = ["last", { name = "scalar_mix" }]
+seed = [0, 1]
+"""
 
 
 @dataclass
@@ -135,15 +153,81 @@ def formats_fuzzer(folder: Path) -> Fuzzer:
 
 def models_fuzzer(folder: Path) -> Fuzzer:
     """Return a fuzzer of the config.json of a saved model, which is loaded without torch."""
+    return _model_file_fuzzer(folder, "reader/config.json")
+
+
+def encoders_fuzzer(folder: Path) -> Fuzzer:
+    """Return a fuzzer of the config.json of the encoder below a saved model."""
+    return _model_file_fuzzer(folder, "encoder/config.json")
+
+
+def tokenizers_fuzzer(folder: Path) -> Fuzzer:
+    """Return a fuzzer of the tokenizer of a saved model."""
+    return _model_file_fuzzer(folder, "reader/tokenizer.json")
+
+
+def checkpoints_fuzzer(folder: Path) -> Fuzzer:
+    """Return a fuzzer of the config.json of a question answering model of transformers, which torch loads."""
     from lamella.models.loading import load_model
 
-    save_tiny_bert(folder / "encoder")
-    reader = save_tiny_reader(folder / "reader", folder / "encoder")
+    checkpoint = save_tiny_checkpoint(folder / "checkpoint")
 
     def run(path: Path) -> None:
-        load_model(reader, backend="onnx", few_questions=True)
+        load_model(checkpoint, backend="torch", device="cpu")
 
-    return Fuzzer(run, [(reader / "config.json").read_bytes()], reader / "config.json")
+    return Fuzzer(run, [(checkpoint / "config.json").read_bytes()], checkpoint / "config.json")
 
 
-FUZZERS = {"formats": formats_fuzzer, "models": models_fuzzer}
+def weights_fuzzer(folder: Path) -> Fuzzer:
+    """Return a fuzzer of the weights of a saved model whose hash fits them, as a person who means harm would make."""
+    from lamella.inference.reader import Reader
+    from lamella.models.loading import load_model
+
+    reader = _tiny_reader(folder)
+    config = json.loads((reader / "config.json").read_bytes())
+
+    def run(path: Path) -> None:
+        fitting = {**config, "weights_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        (reader / "config.json").write_text(json.dumps(fitting))
+        Reader(load_model(reader, backend="onnx", few_questions=True)).ask("Who discovered Titan?", TITAN)
+
+    return Fuzzer(run, [(reader / "model.safetensors").read_bytes()], reader / "model.safetensors")
+
+
+def run_files_fuzzer(folder: Path) -> Fuzzer:
+    """Return a fuzzer of run files with several runs, which are planned and not trained."""
+    from lamella.sweep.sweep_plan import plan_lines, read_sweep
+
+    def run(path: Path) -> None:
+        plan_lines(read_sweep([path], folder / "out"), folder / "out")
+
+    return Fuzzer(run, [RUN_FILE], folder / "run.toml")
+
+
+def _model_file_fuzzer(folder: Path, file: str) -> Fuzzer:
+    """Return a fuzzer of a file in the folders of a saved model and its encoder; the model answers a question."""
+    from lamella.inference.reader import Reader
+    from lamella.models.loading import load_model
+
+    reader = _tiny_reader(folder)
+
+    def run(path: Path) -> None:
+        Reader(load_model(reader, backend="onnx", few_questions=True)).ask("Who discovered Titan?", TITAN)
+
+    return Fuzzer(run, [(folder / file).read_bytes()], folder / file)
+
+
+def _tiny_reader(folder: Path) -> Path:
+    save_tiny_bert(folder / "encoder")
+    return save_tiny_reader(folder / "reader", folder / "encoder")
+
+
+FUZZERS = {
+    "formats": formats_fuzzer,
+    "run files": run_files_fuzzer,
+    "models": models_fuzzer,
+    "weights": weights_fuzzer,
+    "tokenizers": tokenizers_fuzzer,
+    "encoders": encoders_fuzzer,
+    "checkpoints": checkpoints_fuzzer,
+}

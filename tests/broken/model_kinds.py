@@ -95,6 +95,17 @@ def tampered_model(folders: Folders) -> Iterator[Path]:
     yield model
 
 
+REDIRECTS: dict[str, dict[str, Any]] = {
+    "other weights": {"transformers_weights": "other.safetensors"},
+    "weights outside": {"transformers_weights": "../beside/encoder/model.safetensors"},
+    "a pickle": {"transformers_weights": "pytorch_model.bin"},
+    "a kernel of the hub": {"_attn_implementation": "owner/kernel"},
+    "code of the hub": {"auto_map": {"AutoModel": "owner/repository--modeling.Model"}},
+    "code beside it": {"auto_map": {"AutoModel": "modeling.Model", "AutoConfig": "configuration.Config"}},
+    "quantised weights": {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
+}
+
+
 def _encoders() -> Kind:
     """Return encoders below a saved model that is sound."""
 
@@ -105,11 +116,17 @@ def _encoders() -> Kind:
         save_tiny_reader(beside / "reader", beside / "encoder")
         (beside / "data.json").write_text(json.dumps(squad()))
 
+    def damages(files: Files) -> Iterator[Damage]:
+        yield from damage_all(files)
+        config = json.loads(files["config.json"])
+        for name, options in REDIRECTS.items():
+            yield Damage(f"config.json names {name}", "config.json", dump_json({**config, **options}))
+
     def commands(folders: Folders) -> Iterator[list[object]]:
         yield ["ask", *QUESTION, "--model", reader_above(folders)]
         yield ["check", folders.beside / "data.json", "--encoder", folders.inputs]
 
-    return Kind("encoders", sound, damage_all, commands, reports=True)
+    return Kind("encoders", sound, damages, commands, reports=True)
 
 
 def reader_above(folders: Folders) -> Path:
