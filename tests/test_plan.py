@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lamella.errors import ConfigError, UnknownNameError
+from lamella.errors import ConfigError, UnknownNameError, UsageError
 from lamella.plan import load_plan, make_plan
 
 FROZEN = {"encoder": {"tuning": "frozen"}}
@@ -139,6 +139,9 @@ def test_named_runs_can_be_selected(tmp_path: Any) -> None:
     assert list(load_plan(path, only=["plain", "top1"]).runs) == ["top1", "plain"]
     with pytest.raises(UnknownNameError, match=r"run 'top' does not exist\. Did you mean 'top1'\?"):
         load_plan(path, only=["top"])
+    path.write_text('[data]\ntrain = "demo:train"\ndev = "demo:dev"\n[grid.learner]\nseed = [0, 1]\n')
+    with pytest.raises(UsageError, match=r"expected \[\[run\]\] tables to choose 'seed0' from, found none"):
+        load_plan(path, only=["seed0"])
 
 
 def test_runs_on_one_frozen_encoder_share_a_pass_across_run_tables() -> None:

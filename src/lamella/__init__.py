@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lamella.errors import LamellaError, LamellaWarning
+from lamella.errors import LamellaError, LamellaWarning, explain_missing
 from lamella.version import __version__
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ def __getattr__(name: str) -> Any:
     """Import a public name on first use."""
     if name not in _MODULES:
         raise AttributeError(f"module 'lamella' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    with explain_missing(f"lamella.{name}"):
+        module = import_module(_MODULES[name])
+    value = globals()[name] = getattr(module, name)
     return value
 
 

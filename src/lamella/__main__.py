@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -33,8 +34,9 @@ def _run_command() -> None:
             with_one_command(arguments[0] if arguments else "")(args=arguments, prog_name="lamella")
     except LamellaError as error:
         if debug:
-            raise
-        _print_error(str(error))
+            traceback.print_exception(error)
+        else:
+            _print_error(str(error))
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         library = (error.name or "lamella").partition(".")[0]

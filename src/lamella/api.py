@@ -9,14 +9,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from lamella import runs
 from lamella.config import RunConfig
-from lamella.data.dataset import load_examples
+from lamella.data.dataset import OnBadAnswer, load_examples
 from lamella.data.file_formats.in_memory import split_paths
 from lamella.data.file_formats.writers import write_flat
-from lamella.errors import RunError, UsageError, shorten
+from lamella.errors import RunError, UsageError, explain_missing, shorten
 from lamella.files import flatten_paths, read_json, read_text
 from lamella.plan import make_plan
 from lamella.progress import Log
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from lamella.study.compare import Comparison
 
 PathLike = str | os.PathLike[str]
-OnBadAnswer = Literal["refuse", "fix", "skip", "ignore"]
 
 logger = logging.getLogger("lamella")
 
@@ -151,7 +150,8 @@ def train(
         log: Receives each progress line, for example `print`. By default they go to the logger `lamella`, level INFO.
         **overrides: Options by section, on top of `config`: `training={"epochs": 3}, learner={"mixer": "dot"}`.
     """
-    from lamella.training.run import train_plan
+    with explain_missing("lamella.train"):
+        from lamella.training.run import train_plan
 
     if resume and overwrite:
         raise UsageError("train: expected at most one of resume and overwrite, got both.")

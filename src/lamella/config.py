@@ -42,7 +42,7 @@ def _list(value: Any) -> Any:
 
 
 def _steps(value: str) -> str:
-    if not re.fullmatch("[1-9][0-9]* steps", value):
+    if not re.fullmatch("[1-9][0-9]* steps?", value):
         raise ValueError('a text such as "300 steps"')
     return value
 

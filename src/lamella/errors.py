@@ -97,6 +97,17 @@ class MissingLibraryError(UsageError):
         super().__init__(f"{feature} needs {names}, which {verb} not installed; install with: {command}{advice}")
 
 
+@contextmanager
+def explain_missing(feature: str) -> Iterator[None]:
+    """Name the extra that a feature needs if one of its libraries is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS["train"]:
+            raise
+        raise MissingLibraryError(feature, [error.name]) from None
+
+
 class TooManyTokensError(UsageError):
     """More text than a reader may read for one call."""
 
@@ -166,7 +177,7 @@ def warn(message: str) -> None:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the nearest known names, or all of them."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.7)
+    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.7)
     if near:
         return f" Did you mean {' or '.join(map(repr, near))}?"
     return f" Known: {', '.join(known)}." if known else ""

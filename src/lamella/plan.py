@@ -43,7 +43,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from lamella.config import RunConfig
-from lamella.errors import ConfigError, UnknownNameError, printable, shorten
+from lamella.errors import ConfigError, UnknownNameError, UsageError, printable, shorten
 from lamella.option_errors import explain
 from lamella.registry import trait
 from lamella.run_file import apply_overrides, merge_tables, read_table
@@ -103,7 +103,13 @@ def make_plan(table: Mapping[str, Any], *, where: str, overrides: Sequence[str] 
     run_tables = _run_tables(table, problems)
     for name in only:
         if name not in run_tables:
-            raise UnknownNameError(f"{where}: run", name, [known for known in run_tables if known])
+            known = [known for known in run_tables if known]
+            if not known:
+                raise UsageError(
+                    f"{where}: expected [[run]] tables to choose {shorten(name)} from, found none; the runs of a grid "
+                    "are trained together."
+                )
+            raise UnknownNameError(f"{where}: run", name, known)
     for run_name, options in run_tables.items():
         if only and run_name not in only:
             continue

@@ -164,7 +164,7 @@ def test_errors_are_those_of_a_file_in_one_line() -> None:
     message = str(error.value)
     assert message.startswith("<records>: 1 error, the first: <records>: t2: error answer_shifted: ")
     assert message.endswith(
-        "[on_bad_answer='fix': Moves it to the nearest occurrence]. Pass on_bad_answer='fix' or 'skip'."
+        "[on_bad_answer='fix': Moves it to the nearest occurrence]. Set on_bad_answer to fix or skip."
     )
     assert "\n" not in message
     assert load_examples(rows, on_bad_answer="fix").fixed == 1

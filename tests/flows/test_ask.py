@@ -76,6 +76,18 @@ def test_places_are_the_same_however_a_file_is_read(name: str, content: bytes, l
     )
 
 
+def test_the_markup_of_a_markdown_file_is_not_read(lamella: Any) -> None:
+    text = "# Moons\n\n*Titan* was discovered by **Christiaan Huygens** in `1655`.\n"
+    for name in ("moons.md", "moons.txt"):
+        Path(name).write_text(text)
+    answers = []
+    for option in (("--context", "moons.md"), ("--in", "moons.md"), ("--context", "moons.txt")):
+        found = json.loads(lamella("ask", QUESTIONS[0], *option, "--json")[1])["answers"][0]
+        assert text[found["start"] : found["end"]] == found["answer"] == ANSWERS[0]
+        answers.append(found["probability"])
+    assert answers[0] == answers[1] != answers[2]
+
+
 def test_an_answer_is_one_line_without_control_characters(lamella: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ask_command, "LONGEST_ANSWER", 10)
     text = "In 1655 Christiaan\nHuygens discovered \x1b[31mTitan."

@@ -174,7 +174,7 @@ def test_a_missing_prediction_is_an_error_that_lists_the_ids(lamella: Any, tmp_p
     assert (code, out) == (1, "")
     assert examples[0].id in err
     assert examples[1].id in err
-    assert "--missing empty" in err
+    assert "(missing='empty'; --missing empty)" in err
     code, out, _ = lamella("evaluate", "demo:dev", tmp_path / "p.json", "--missing", "empty", "--json")
     assert code == 0
     assert json.loads(out)["total"] == 135
@@ -841,6 +841,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lamella", "evaluate", "demo:dev", "nowhere.json", "--debug"]
     failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "Traceback" in failed.stderr
+    assert failed.returncode == 2  # as without it
 
 
 @pytest.mark.parametrize(

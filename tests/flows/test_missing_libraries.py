@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -142,6 +144,33 @@ def test_debug_shows_where_the_library_is_imported() -> None:
     ended = run_without("torch", "export", "default", "--half", "nowhere", "--debug")
     assert ended.stderr.startswith("Traceback")
     assert ended.stderr.endswith("ModuleNotFoundError: No module named 'torch'\n")
+
+
+@pytest.mark.parametrize(
+    ("call", "feature"),
+    [
+        ("lamella.train(train='demo:train', dev='demo:dev', out='run')", "lamella.train"),
+        ("lamella.ReaderModel", "lamella.ReaderModel"),
+    ],
+)
+def test_python_names_the_extra(call: str, feature: str, tmp_path: Path) -> None:
+    script = SCRIPT.replace("from lamella.__main__ import main\nmain()", f"import lamella\n{call}")
+    command = [sys.executable, "-c", script, "torch,transformers,accelerate"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    line = f"{feature} needs torch, which is not installed; install with: pip install 'lamella[train]'"
+    assert ended.stderr.splitlines()[-1] == f"lamella.errors.MissingLibraryError: {line}"
+    assert not list(tmp_path.iterdir())
+
+
+def test_layer_weights_are_left_out_of_an_analysis_without_torch(exported: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluated = run_without("torch", "evaluate", "demo:dev", "--model", exported.parent / "model", "--out", run)
+    assert evaluated.returncode == 0
+    shutil.copytree(exported.parent / "model", run / "model")  # as training leaves it
+    ended = run_without("torch", "analyse", run, "--json")
+    assert ended.returncode == 0
+    assert f"run: its layer weights are left out: reading them {INSTALL_TORCH}." in ended.stderr
+    assert json.loads(ended.stdout)["runs"][0]["layer_weights"] is None
 
 
 def test_the_extras_in_messages_are_the_extras_of_the_package() -> None:

@@ -149,7 +149,12 @@ def test_what_clients_send_in_another_form_is_refused(client: TestClient) -> Non
     assert packed.json()["error"]["message"].startswith("Content-Encoding: expected none, got 'gzip'")
     form = client.post("/v1/text?name=a.txt", files={"file": ("a.txt", b"text")})
     assert form.status_code == 415
-    assert form.json()["error"]["message"].endswith("got a form; with curl, use --data-binary @FILE.")
+    assert form.json()["error"]["message"].endswith(
+        "got a form; with curl, use --data-binary @FILE and end the address with ?name=FILE."
+    )
+    unnamed = client.post("/v1/text", content=b"text", headers={"Content-Type": "application/x-www-form-urlencoded"})
+    assert unnamed.status_code == 415
+    assert unnamed.json()["error"]["message"].endswith("Or end the address with the name of the file: ?name=notes.md.")
     # A redirection would lead to http, also behind a proxy with TLS.
     assert client.post("/v1/ask/", json=ASK, follow_redirects=False).status_code == 404
 

@@ -15,6 +15,8 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 from starlette.testclient import TestClient
 
+from lamella.cli.serve_command import _origin
+from lamella.errors import UsageError
 from lamella.serve.http_server import names_of
 from lamella.serve.settings import Settings
 from lamella.serve.web_app import create_app
@@ -125,3 +127,17 @@ def test_a_server_on_this_machine_refuses_foreign_requests(tmp_path: Path) -> No
         ask = f"{server.address}/v1/ask"
         assert status(ask) == status(ask, Origin=server.address) == status(ask, Host="qa.example.org") == 200
         assert status(ask, Host="evil.example") == status(ask, Origin="https://evil.example") == 403
+
+
+@pytest.mark.parametrize(
+    "value", ["https://example.org", "http://localhost:3000", "chrome-extension://abc", "*", "null"]
+)
+def test_an_origin_is_taken_as_browsers_send_it(value: str) -> None:
+    assert _origin(value) == value
+    assert _origin(f"{value}/") == value
+
+
+@pytest.mark.parametrize("value", ["example.org", "https://", "https://example.org/page", "https://a b", ""])
+def test_what_no_browser_sends_is_refused_as_an_origin(value: str) -> None:
+    with pytest.raises(UsageError, match=r"serve --cors .*: expected the scheme, the host and perhaps the port"):
+        _origin(value)

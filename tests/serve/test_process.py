@@ -201,3 +201,14 @@ def test_what_keeps_it_from_starting_is_one_line(forks: ForkServer, arguments: l
     assert code in (1, 2)
     assert words in err
     assert (out, err.count("\n")) == ("", 1)
+
+
+def test_a_server_that_others_can_reach_warns_unless_it_has_keys(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warning = "warning: --host 0.0.0.0: without keys, everyone who reaches this machine may use the server; see --keys."
+    with running_server(tmp_path_factory.mktemp("open"), "--host", "0.0.0.0") as server:
+        assert warning in server.log.read_text()
+    monkeypatch.setenv("LAMELLA_API_KEYS", "secret")
+    with running_server(tmp_path_factory.mktemp("closed"), "--host", "0.0.0.0") as server:
+        assert "warning" not in server.log.read_text()

@@ -352,6 +352,7 @@ def _read_questions(source: str, encoding: str | None) -> list[str]:
 def _read_text(source: str, encoding: str | None, option: str) -> str:
     from lamella.data.file_formats.file_types import recognise_binary
     from lamella.data.html_text import looks_like_html, text_of_html
+    from lamella.documents.markdown_text import blank_markup
     from lamella.errors import UnreadableError, printable, truncate
     from lamella.text_encoding import decode_text, page_encoding, unify_line_ends
 
@@ -369,7 +370,9 @@ def _read_text(source: str, encoding: str | None, option: str) -> str:
         if option == "--questions" or not (
             looks_like_html(text) or source.lower().endswith((".html", ".htm", ".xhtml"))
         ):
-            return unify_line_ends(text)  # as in documents and on the server, so that places are the same
+            text = unify_line_ends(text)  # as in documents and on the server, so that places are the same
+            is_markdown = option == "--context" and source.lower().endswith((".md", ".markdown"))
+            return blank_markup(text) if is_markdown else text  # its words stay in their places
         typer.echo(f"{source}: read as HTML; positions are characters of the text without tags", err=True)
         return text_of_html(text)
     except OSError as error:

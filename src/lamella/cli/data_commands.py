@@ -367,7 +367,7 @@ def _fix_targets(out: Path | None, files: list[str], overwrite: bool) -> dict[st
         raise UsageError(f"check --fix-to {out}: expected files with different names, got {', '.join(files)}; "
                          "fix them one by one.")  # fmt: skip
     if len(files) == 1 and not format_of(out):
-        raise UsageError(f"check --fix-to {out}: expected a name that ends in .json or .jsonl, or in these and .gz.")
+        raise UsageError(f"check --fix-to {out}: expected a name that ends in .json, .jsonl, .json.gz or .jsonl.gz.")
     if len(files) > 1 and out.is_file():
         raise UsageError(f"check --fix-to {out}: expected a folder for {len(files)} files, got a file.")
     for target in targets.values():

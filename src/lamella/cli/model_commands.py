@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from lamella.cli.app import AsJson, BatchSize, ModelName, Precision, app
-from lamella.decoding_options import Merge
+from lamella.decoding_options import DecodingOptions, Merge
 
 
 @app.command()
@@ -90,16 +90,30 @@ def calibrate(
     for line in tuned.lines():
         typer.echo(line)
     if tuned.kept:
-        typer.echo("to store what was tuned all the same, pass --force")
+        typer.echo("to store the tuned threshold all the same, pass --force")
     typer.echo(
         "nothing stored (--dry-run)"
         if folder is None
-        else f"{folder}: copy of {model} written"
+        else f"{folder}: copy of {model} written, with {_what_changed(before, tuned.decoding)}"
         if out is not None
-        else f"{folder}: threshold and calibration stored"
+        else f"{folder}: stored {_what_changed(before, tuned.decoding)}"
         if store
         else f"{folder}: unchanged"
     )
+
+
+def _what_changed(before: DecodingOptions, after: DecodingOptions) -> str:
+    """Return which of the numbers that decide about no answer were tuned, and which are as before."""
+    parts = {
+        "threshold": before.null_score_diff_threshold != after.null_score_diff_threshold,
+        "calibration": before.calibration != after.calibration,
+        "rule for long texts": (before.merge, before.window_penalty) != (after.merge, after.window_penalty),
+    }
+    tuned = [name for name, changed in parts.items() if changed]
+    kept = [name for name in ("threshold", "calibration") if not parts[name]]
+    texts = [f"the tuned {' and '.join(tuned)}"] if tuned else []
+    texts += [f"the {' and '.join(kept)} as before"] if kept else []
+    return "; ".join(texts)
 
 
 @app.command()

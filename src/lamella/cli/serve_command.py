@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lamella.cli.app import Precision, app
+from lamella.errors import UsageError, printable
 from lamella.serve.keys import KEYS, read_keys
 
 if TYPE_CHECKING:
@@ -83,10 +85,10 @@ def serve(
         ),
     ] = None,
     loaded: Annotated[
-        int, typer.Option("--loaded", min=1, help="Encoders kept in memory, each shared by readers or of one alone.")
+        int, typer.Option("--loaded", min=1, help="Encoders kept in memory, whether shared by readers or used by one.")
     ] = 8,
     queue: Annotated[
-        int, typer.Option("--queue", min=1, help="Requests accepted at the same time; more are asked to come back.")
+        int, typer.Option("--queue", min=1, help="Requests accepted at the same time; others get 429.")
     ] = 128,
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Maximum seconds per question.")] = 30.0,
     body_timeout: Annotated[
@@ -109,7 +111,7 @@ def serve(
         models=tuple(models or ()),
         folder=folder,
         keys=read_keys(keys),
-        cors=tuple(cors or ()),
+        cors=tuple(map(_origin, cors or ())),
         hosts=tuple(hosts) if hosts else None,
         device=device,
         precision=precision,
@@ -125,6 +127,17 @@ def serve(
         max_batch=max_batch,
     )
     serve_http(settings, host, port, _announce)
+
+
+def _origin(value: str) -> str:
+    """Return an origin as browsers send it."""
+    origin = value.rstrip("/")
+    if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
+        raise UsageError(
+            f"serve --cors {printable(value)}: expected the scheme, the host and perhaps the port of a web site, such "
+            "as https://example.org, or * for all."
+        )
+    return origin
 
 
 def _announce(address: str, service: Service) -> None:

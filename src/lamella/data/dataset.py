@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from lamella.data.doctor.checks import check
 from lamella.data.doctor.fixes import fix, skip_faulty
@@ -13,8 +13,10 @@ from lamella.data.doctor.problems import Problem
 from lamella.data.examples import Example
 from lamella.data.file_formats.formats import DataFile, read, read_records
 from lamella.data.file_formats.in_memory import Data, default_name, is_in_memory, split_paths
-from lamella.errors import DataError, counted
+from lamella.errors import DataError, UnknownNameError, counted
 from lamella.garbage import paused_garbage_collection
+
+OnBadAnswer = Literal["refuse", "fix", "skip", "ignore"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,11 @@ class Dataset:
     skipped: int
     warnings: int = 0
     sizes: tuple[int, ...] = ()  # how many of the examples each file gave
+
+    def __repr__(self) -> str:
+        """Return the counts, and not all the texts."""
+        names = ", ".join(file.path for file in self.files)
+        return f"<Dataset of {names}: {len(self.examples):,} examples, {self.fixed} fixed, {self.skipped} skipped>"
 
     def by_file(self) -> list[tuple[Example, ...]]:
         """Return the examples of each file."""
@@ -52,7 +59,7 @@ class Dataset:
 def load_examples(
     data: Data,
     *,
-    on_bad_answer: Literal["refuse", "fix", "skip", "ignore"] = "refuse",
+    on_bad_answer: OnBadAnswer = "refuse",
     labelled: bool = False,
     name: str | None = None,
     encoding: str | None = None,
@@ -72,6 +79,8 @@ def load_examples(
     >>> load_examples(rows).examples[0].answers
     (Answer(text='Huygens', begin_char=0),)
     """
+    if on_bad_answer not in get_args(OnBadAnswer):
+        raise UnknownNameError("on_bad_answer", on_bad_answer, get_args(OnBadAnswer))
     with paused_garbage_collection():
         return _check(_read(data, name, encoding), on_bad_answer, labelled)
 
@@ -119,7 +128,8 @@ def _check(files: tuple[DataFile, ...], on_bad_answer: str, labelled: bool) -> D
 def _refusal(errors: Sequence[Problem]) -> str:
     names = list(dict.fromkeys(problem.file for problem in errors))
     command = _list_command(names)
-    advice = f"{command} (or pass --on-bad-answer fix|skip)" if command else "pass on_bad_answer='fix' or 'skip'"
+    choice = "set on_bad_answer to fix or skip"
+    advice = f"{command}, or {choice} (--on-bad-answer on the command line)" if command else choice
     return (
         f"{', '.join(names)}: {counted(len(errors), 'error')}, the first: {errors[0]}. {advice[0].upper()}{advice[1:]}."
     )

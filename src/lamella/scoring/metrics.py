@@ -313,7 +313,7 @@ def predicted_texts(ids: Sequence[str], predictions: Mapping[str, str], missing:
         if missing == "error":
             raise DataError(
                 f"predictions: expected one for every question, {len(absent)} of {len(ids)} missing: {_listed(absent)}"
-                "; predict them too, or count them as not answered with --missing empty."
+                "; predict them too, or count them as not answered (missing='empty'; --missing empty)."
             ) from None
         texts = [predictions.get(id_, "") for id_ in ids]
     if set(map(type, texts)) != {str}:
@@ -348,6 +348,6 @@ def is_finite(value: object) -> bool:
         return False
 
 
-def _listed(ids: Sequence[str], limit: int = 100) -> str:
+def _listed(ids: Sequence[str], limit: int = 10) -> str:
     more = f" and {len(ids) - limit} more" if len(ids) > limit else ""
     return ", ".join(map(truncate, ids[:limit])) + more

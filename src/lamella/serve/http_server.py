@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.server import HANDLED_SIGNALS
 
-from lamella.errors import RunError, UsageError
+from lamella.errors import RunError, UsageError, warn
 from lamella.garbage import spare_existing_objects
 from lamella.serve.connections import limit_connections
 from lamella.serve.request_size import MOST_FRAMING
@@ -41,7 +41,10 @@ def serve(settings: Settings, host: str, port: int, announce: Callable[[str, Ser
     """
     listening = bind(host, port)
     try:
-        settings = replace(settings, hosts=names_of(settings, host, listening.getsockname()[0]))
+        address = listening.getsockname()[0]
+        if not settings.keys and not ipaddress.ip_address(address).is_loopback:
+            warn(f"--host {host}: without keys, everyone who reaches this machine may use the server; see --keys.")
+        settings = replace(settings, hosts=names_of(settings, host, address))
         app = create_app(settings)
         service: Service = app.state.service
         service.start()

@@ -163,7 +163,8 @@ async def read_text(request: Request, name: str = "") -> Response:
     kind = request.headers.get("Content-Type", "")
     if kind.lower().startswith("multipart/"):
         raise UnknownTextError(
-            "Content-Type: expected the file itself as the body, got a form; with curl, use --data-binary @FILE."
+            "Content-Type: expected the file itself as the body, got a form; with curl, use --data-binary @FILE and "
+            "end the address with ?name=FILE."
         )
     with service_of(request).bodies.body() as body:
         what = shorten(name) if name else "file"
@@ -174,7 +175,12 @@ async def read_text(request: Request, name: str = "") -> Response:
     if free.locked():
         raise BusyError(f"the server reads {FILES_AT_ONCE} files already; try again in a moment.", retry_after=2)
     async with free:
-        text, kind = await asyncio.to_thread(text_of_file, data, name, kind)
+        try:
+            text, kind = await asyncio.to_thread(text_of_file, data, name, kind)
+        except UnknownTextError as error:
+            if name:
+                raise
+            raise UnknownTextError(f"{error} Or end the address with the name of the file: ?name=notes.md.") from None
     return json_response({"text": text, "kind": kind})
 
 

@@ -160,7 +160,7 @@ class ReaderPool:
             return loaded
 
     def _choose_loader(self, listed: Listed) -> ThreadPoolExecutor:
-        """Return the threads that are to load a reader, by what its configuration lets expect."""
+        """Return the threads that are to load a reader, judged by its configuration."""
         shares, _ = self.sharing(listed)
         return self._encoder_loader if shares is False else self._loaders
 

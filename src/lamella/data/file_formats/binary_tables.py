@@ -35,8 +35,8 @@ def read_table(data: bytes, kind: FileType, path: str) -> Rows:
         raise
     except ImportError as error:
         raise UnreadableError(
-            f"{path}: {kind.name}, but {one_line(error)}; install the libraries that read it (pip install "
-            f"{kind.libraries}), or convert it to CSV or JSONL."
+            f"{path}: {kind.name}, which needs libraries that are not installed ({one_line(error)}); install "
+            f"them with: pip install {kind.libraries}, or convert the file to CSV or JSONL."
         ) from None
     except Exception as error:  # whatever a library raises for a damaged file
         reader = "pyarrow" if kind.reader == "parquet" else "pandas"

@@ -9,7 +9,7 @@ from typing import Any
 
 from lamella import runs
 from lamella.data.examples import Example
-from lamella.errors import DataError, UsageError, counted
+from lamella.errors import DataError, MissingLibraryError, UsageError, counted, warn
 from lamella.files import write_json, write_text
 from lamella.inference.prediction_files import AnswerSet, read_answers
 from lamella.scoring.metrics import (
@@ -112,13 +112,26 @@ def analyse(names: Sequence[str], *, data: str | None = None, sample: int = SAMP
             {
                 **_analyse_answers(run, examples, groups, tokens, language),
                 "only_right": alone.get(run.name),
-                "layer_weights": learned_weights(run.folder),
-                "layer_attention": mean_attention(run.folder, evenly_spaced(examples, sample)),
+                **_analyse_layers(run, evenly_spaced(examples, sample)),
             }
             for run in analysed
         ],
     }
     return Analysis(numbers, examples, analysed)
+
+
+def _analyse_layers(run: AnalysedRun, examples: Sequence[Example]) -> dict[str, Any]:
+    """Return the weights of the layers that a head reads; none, with a warning, if there is no torch to read them."""
+    try:
+        return {
+            "layer_weights": learned_weights(run.folder),
+            "layer_attention": mean_attention(run.folder, examples),
+        }
+    except ModuleNotFoundError as error:  # the mixers are defined with torch
+        if error.name != "torch":
+            raise
+        warn(f"{run.name}: its layer weights are left out: {MissingLibraryError('reading them', ['torch'])}.")
+        return {"layer_weights": None, "layer_attention": None}
 
 
 def write_analysis(folder: Path, analysis: Analysis) -> None:
