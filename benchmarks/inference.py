@@ -6,8 +6,8 @@
 The peer is the pipeline of transformers 4.57, the last version that had one, in its own environment (created in
 `.peers/` on first use, which takes minutes and needs the network). Both answer the same questions with the same weights
 on the same cores, with the pipeline's options: the peer one by one, ours in batches of similar length. The Reader is
-loaded as a user loads it (`auto`), in int8, with torch in fp32 and, on a CPU with AMX, with torch in bf16. `alone_ms`
-are the milliseconds of a question that is asked alone.
+loaded as a user loads it (`auto`), in int8, and with torch in fp32 and, on a CPU with instructions for it, in bf16.
+`alone_ms` are the milliseconds of a question that is asked alone.
 
 The model is the reader `default`, or one that transformers can express (see `lamella export --as-transformers`).
 Without --data, the questions are the bundled ones.
@@ -35,8 +35,9 @@ import torch
 
 from lamella.data.examples import Example
 from lamella.data.windows.features import featurise
+from lamella.encoder.device import has_bf16_products
 from lamella.encoder.sources import DEFAULT_READER
-from lamella.environment import has_amx, library_versions
+from lamella.environment import library_versions
 from lamella.export.transformers_checkpoint import save_as_transformers
 from lamella.files import write_json
 from lamella.inference.questions import read_questions
@@ -57,7 +58,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "auto": {},
     "int8": {"precision": "int8"},
     "torch fp32": {"precision": "fp32", "backend": "torch"},
-    **({"torch bf16": {"precision": "bf16"}} if has_amx() else {}),
+    **({"torch bf16": {"precision": "bf16"}} if has_bf16_products() else {}),
 }
 
 Answers = list[dict[str, Any]]

@@ -208,7 +208,8 @@ class TrainingOptions(Section):
     accumulate: int = Field(default=1, ge=1, description="gradient accumulation steps")
     order_seed: int = Field(default=0, ge=0, description="random seed of the data order")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        default="auto", description="number format; `auto`: bf16 on GPUs that compute it and CPUs with AMX, else fp32"
+        default="auto",
+        description="number format; `auto`: bf16 where GPU or CPU has fast instructions for it, else fp32",
     )
     compile: bool = Field(
         default=False,

@@ -57,10 +57,19 @@ def library_versions() -> dict[str, str]:
 def has_amx() -> bool:
     """Return whether the CPU multiplies bf16 matrices with AMX; False on systems other than Linux.
 
-    bf16 is slower than fp32 without it, even where the CPU has AVX512_BF16. Questions per second of torch on two cores:
-    fp32 38, bf16 with AMX 95 to 123, bf16 with AVX512_BF16 27 (docs/decisions/0034-graphs.md).
+    Questions per second of torch on two of Intel's cores: fp32 38, bf16 with AMX 95 to 123, and 27 with AVX512_BF16
+    alone (docs/decisions/0034-graphs.md).
     """
     return "amx_bf16" in _cpu_info().split()
+
+
+def has_fast_bf16() -> bool:
+    """Return whether torch on this CPU is faster in bf16 than in fp32; False on systems other than Linux.
+
+    That is so with AMX, and on AMD's processors with AVX512_BF16. On Intel's without AMX it is not (see `has_amx`).
+    """
+    found = _cpu_info()
+    return has_amx() or ("AuthenticAMD" in found and "avx512_bf16" in found.split())
 
 
 def _processor() -> str:

@@ -40,11 +40,20 @@ def test_bf16_on_a_processor_without_it_gives_a_warning_of_one_line(monkeypatch:
         assert choose_precision("bf16", CPU) == "bf16"
 
 
-@pytest.mark.parametrize(("flags", "chosen"), [("avx512_bf16 amx_bf16", "bf16"), ("avx512_bf16 amx_int8", "fp32")])
-def test_auto_chooses_bf16_on_a_cpu_with_amx_only(
-    flags: str, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("vendor", "flags", "chosen"),
+    [
+        ("GenuineIntel", "avx512_bf16 amx_bf16", "bf16"),
+        ("GenuineIntel", "avx512_bf16 amx_int8", "fp32"),
+        ("AuthenticAMD", "avx512f avx512_bf16", "bf16"),
+        ("AuthenticAMD", "avx2", "fp32"),
+    ],
+)
+def test_auto_chooses_bf16_on_a_cpu_with_fast_instructions_for_it(
+    vendor: str, flags: str, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "cpuinfo").write_text(f"model name\t: CPU\nflags\t\t: fpu {flags}\n", encoding="utf-8")
+    about = f"vendor_id\t: {vendor}\nmodel name\t: CPU\nflags\t\t: fpu {flags}\n"
+    (tmp_path / "cpuinfo").write_text(about, encoding="utf-8")
     monkeypatch.setattr(environment, "CPU_INFO", tmp_path / "cpuinfo")
     assert choose_precision("auto", CPU) == chosen
     assert choose_precision("auto", torch.device("mps")) == "fp32"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lamella.environment import has_amx
+from lamella.environment import has_fast_bf16
 from lamella.errors import OUT_OF_MEMORY, UsageError, one_line
 
 HALF_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -30,7 +30,7 @@ def find_device(name: Any = None) -> torch.device:
 
 
 def choose_precision(precision: str, device: torch.device) -> str:
-    """Resolve `auto`: bf16 where it is faster, on a GPU that computes it and on a CPU with AMX, else fp32."""
+    """Resolve `auto`: bf16 where torch is faster in it, on GPUs and CPUs with fast instructions for it, else fp32."""
     if precision == "bf16" and device.type == "cpu" and not has_bf16_products():
         warnings.filterwarnings("ignore", "mkldnn_matmul failed")  # PyTorch's own message, with a C++ stack trace
         message = "precision 'bf16': this processor only emulates it, up to hundreds of times slower than 'fp32'"
@@ -39,7 +39,7 @@ def choose_precision(precision: str, device: torch.device) -> str:
         return precision
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    return "bf16" if device.type == "cpu" and has_amx() else "fp32"
+    return "bf16" if device.type == "cpu" and has_fast_bf16() else "fp32"
 
 
 def has_bf16_products() -> bool:

@@ -30,7 +30,7 @@ from lamella.models.graph_cache import open_cached
 from lamella.models.graph_model import Recipe, read_recipe
 from lamella.models.onnx_sessions import Cores, Sessions, explain_failure
 from lamella.models.tokenizer_file import Tokenizers
-from lamella.models.window_engine import CPU_MEMORY, ONE_BY_ONE, Row, SharingModel
+from lamella.models.window_engine import CPU_MEMORY, SMALL_BATCHES, Row, SharingModel
 from lamella.user_cache import remembered_sha256
 
 Run = Callable[[Sequence[Row]], Iterable[NDArray[np.float32]]]
@@ -106,7 +106,7 @@ class SharedEncoders:
     It is the engine of all of these readers.
     """
 
-    pace = ONE_BY_ONE
+    pace = SMALL_BATCHES
     usual_memory = CPU_MEMORY
 
     def __init__(self, threads: int | None = None) -> None:

@@ -240,10 +240,15 @@ class TorchEncoders:
             torch.set_num_threads(self._threads)
         return find_device(self._device)
 
+    @cached_property
+    def precision(self) -> str:
+        """The number format of all encoders."""
+        return choose_precision(self._precision, self.device)
+
     @property
     def pace(self) -> Pace:
         """How questions should reach them."""
-        return pace_of(self.device.type, one_by_one=False)
+        return pace_of(self.device.type, self.precision)
 
     @property
     def usual_memory(self) -> int:
@@ -315,8 +320,7 @@ class TorchEncoders:
         with self._opening.setdefault(key, threading.Lock()):  # other encoders can be opened at the same time
             encoder = self._encoders.get(key)
             if encoder is None:
-                precision = choose_precision(self._precision, self.device)
-                encoder = self._encoders[key] = TorchEncoder(folder, saved, self.device, precision)
+                encoder = self._encoders[key] = TorchEncoder(folder, saved, self.device, self.precision)
             return encoder
 
 

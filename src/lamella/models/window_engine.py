@@ -38,11 +38,11 @@ class Pace:
     patience: float = 0.0  # seconds worth waiting for more windows
 
 
-# The graph runs windows one by one, so larger batches gain nothing, and other questions would wait for them. While one
-# list is computed, the other is cut or decoded.
-ONE_BY_ONE = Pace(lists=2, windows=4)
-# torch on a CPU takes less time per window in larger batches, and uses all cores for each.
-TOGETHER = Pace(lists=1, windows=16)
+# In fp32 a window takes as long in a large batch as in a small one, and other questions would wait for a large one.
+# While one list is computed, the other is cut or decoded.
+SMALL_BATCHES = Pace(lists=2, windows=4)
+# In half precision, torch on a CPU takes less time per window in larger batches.
+LARGER_BATCHES = Pace(lists=1, windows=16)
 ON_GPU = Pace(lists=2, windows=None, patience=0.003)
 
 
@@ -82,11 +82,11 @@ class WindowModel(Protocol):
     def window_logits(self, padded: Padded) -> Iterator[NDArray[np.float32]]: ...
 
 
-def pace_of(device: str, *, one_by_one: bool) -> Pace:
-    """Return the pace of an engine on this device."""
+def pace_of(device: str, precision: str) -> Pace:
+    """Return the pace of torch on this device."""
     if device != "cpu":
         return ON_GPU
-    return ONE_BY_ONE if one_by_one else TOGETHER
+    return SMALL_BATCHES if precision == "fp32" else LARGER_BATCHES
 
 
 class OwnEngine:
@@ -94,7 +94,8 @@ class OwnEngine:
 
     def __init__(self, model: PaddedModel) -> None:
         self.model = model
-        self.pace = pace_of(str(getattr(model, "device", "cpu")), one_by_one=isinstance(model, WindowModel))
+        place = (str(getattr(model, part, default)) for part, default in (("device", "cpu"), ("precision", "fp32")))
+        self.pace = SMALL_BATCHES if isinstance(model, WindowModel) else pace_of(*place)
 
     def overlap(self, windows: int) -> int:
         """Return how many windows may be left when the next batch begins."""
