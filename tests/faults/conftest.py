@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from broken.counts import TRUST
 from fault_cases import cases, write_material
 from fault_trials import Tally, Trial
 from forks import ForkServer
 from lamella.files import read_json, write_json
 from lamella.version import __version__
-
-TRUST = "LAMELLA_TRUST"  # the environment variable with the file to write the counts to, such as results/trust.json
 
 
 @pytest.fixture(scope="session")

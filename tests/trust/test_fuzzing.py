@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broken.counts import TRUST, keep_fuzzer
 from broken.fuzzing import FUZZERS, Fuzzer
 from lamella.data.examples import Example
 from lamella.data.file_formats.formats import read_records
@@ -81,6 +83,8 @@ def test_the_fuzzer_finds_no_fault(name: str, tmp_path: Path) -> None:
     fuzzer = FUZZERS[name](tmp_path)
     seeds = len(fuzzer.inputs)
     fuzzer.fuzz(SECONDS)
+    if file := os.environ.get(TRUST):
+        keep_fuzzer(Path(file), name, fuzzer, seeds, SECONDS)
     assert not fuzzer.faults
     assert len(fuzzer.inputs) > seeds, "no input reached new lines"
     assert fuzzer.longest < 30
