@@ -214,6 +214,17 @@ def test_a_wrong_method_gets_all_methods_of_the_path(client: TestClient) -> None
 
 
 @pytest.mark.parametrize(
+    ("method", "path"), [("DELETE", "/v1/models/x"), ("POST", "/v1/models/x"), ("POST", "/v1/adaptations")]
+)
+def test_routes_that_need_a_folder_of_readers_name_the_option(method: str, path: str) -> None:
+    with TestClient(create_app(Settings())) as client:
+        response = client.request(method, path)
+        assert response.status_code in (404, 405)
+        assert response.json()["error"]["message"].endswith("start the server with --models DIR to have it.")
+        assert client.get("/v1/nothing").json()["error"]["message"].endswith("GET /docs lists the routes.")
+
+
+@pytest.mark.parametrize(
     ("body", "status", "words"),
     [
         (b"", 422, "body: expected a JSON object"),

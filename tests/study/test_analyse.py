@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from lamella import runs
 from lamella.cli import app
 from lamella.data.examples import Answer, Context, Example
-from lamella.errors import DataError, LamellaError, RunError, UsageError
+from lamella.errors import DataError, LamellaError, RunError, UnreadableError, UsageError
 from lamella.files import read_json, write_json
 from lamella.inference.prediction import Candidate, Prediction, rank
 from lamella.scoring.metrics import QuestionScores, score_questions
@@ -430,7 +430,7 @@ def test_the_data_is_read_from_the_record_of_the_run(tmp_path: Path, data: Path)
 
 
 def test_runs_that_cannot_be_analysed(tmp_path: Path, data: Path) -> None:
-    with pytest.raises(RunError, match=r"expected a run folder with run.json, or a folder of run folders, got neither"):
+    with pytest.raises(UnreadableError, match=r"none: no such folder"):
         analyse([str(tmp_path / "none")], data=str(data))
     first = write_run(tmp_path / "first", FIRST)
     with pytest.raises(DataError, match=r"expected questions that all the runs answered, got none among 135 questions"):

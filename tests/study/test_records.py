@@ -45,8 +45,11 @@ def test_runs_with_the_same_name_get_their_parent_folders(tmp_path: Path, data: 
 
 
 def test_anything_but_a_finished_run_is_an_error(tmp_path: Path, data: Path) -> None:
-    with pytest.raises(RunError, match=r"expected a run folder with run\.json"):
+    with pytest.raises(UnreadableError, match=r"nowhere: no such folder"):
         read_records([tmp_path / "nowhere"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match=r"expected a run folder with run\.json"):
+        read_records([tmp_path / "empty"])
     with pytest.raises(RunError, match=r"expected a finished run, got one that is interrupted"):
         read_records([write_run(tmp_path / "r", data, [1] * 10, state="interrupted")])
     folder = write_run(tmp_path / "list", data, [1] * 10)

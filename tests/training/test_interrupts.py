@@ -18,7 +18,7 @@ from forks import ForkServer
 from lamella import runs
 from lamella.plan import make_plan
 from lamella.training.fitting import loop
-from lamella.training.fitting.interrupts import DEFAULT_HANDLERS, InterruptedTrainingError, StopSignals
+from lamella.training.fitting.interrupts import DEFAULT_HANDLERS, STOPPING, InterruptedTrainingError, StopSignals
 from lamella.training.run import train_plan
 from outcomes import outcome
 
@@ -202,3 +202,15 @@ def test_only_default_handlers_of_the_main_thread_are_replaced() -> None:
     thread.start()
     thread.join()
     assert seen[-1] is signal.default_int_handler
+
+
+def test_the_first_ctrl_c_on_a_terminal_says_what_happens(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for terminal, expected in ((True, STOPPING.decode()), (False, "")):
+        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
+        stop = StopSignals()
+        with stop.held_back():
+            signal.raise_signal(signal.SIGINT)
+        assert stop.received == signal.SIGINT
+        assert capfd.readouterr().err == expected

@@ -106,11 +106,21 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = {404: "unknown_route", 405: "wrong_method"}.get(error.status_code, "invalid_request")
     route = f"{request.method} {truncate(request.url.path)}"
-    message = f"{route}: {error.detail.lower() if error.detail else 'refused'}; GET /docs lists the routes."
+    advice = "start the server with --models DIR to have it" if _needs_folder(request) else "GET /docs lists the routes"
+    message = f"{route}: {error.detail.lower() if error.detail else 'refused'}; {advice}."
     headers = dict(error.headers or {})
     if error.status_code == 405:
         headers["Allow"] = ", ".join(sorted({*headers.get("Allow", "").split(", "), *_methods_of(request)} - {""}))
     return _RefusedResponse(RefusedError(message, status=error.status_code, kind=kind), headers)
+
+
+def _needs_folder(request: Request) -> bool:
+    """Whether only a server with a folder of readers has this route."""
+    settings = routes.service_of(request).settings
+    if settings.folder is not None or not settings.manages:  # on Ray, no option brings these routes
+        return False
+    routed = [route for router in (routes.management, learning_routes.learning) for route in router.routes]
+    return any(route.matches(request.scope)[0] == Match.FULL for route in routed)
 
 
 def _methods_of(request: Request) -> Iterator[str]:
