@@ -821,7 +821,7 @@ def test_training_refuses_a_file_with_errors_in_one_line(bed: Bed) -> None:
     assert "\n" not in message
     assert f"{path}: 2 errors" in message
     assert f"lamella check {path}" in message
-    assert "--on-bad-answer fix|skip" in message
+    assert "set on_bad_answer to fix or skip (--on-bad-answer on the command line)" in message
 
 
 def test_training_fixes_or_skips_faulty_questions(bed: Bed) -> None:

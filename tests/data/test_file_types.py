@@ -94,7 +94,7 @@ def test_without_the_libraries_the_error_names_what_to_install(
     (tmp_path / "table").write_bytes(data)
     with pytest.raises(UnreadableError) as error:
         read(tmp_path / "table")
-    assert f"(pip install {libraries}), or convert it to CSV or JSONL." in str(error.value)
+    assert f"; install them with: pip install {libraries}, or convert the file to CSV or JSONL." in str(error.value)
 
 
 def test_a_parquet_file_is_read_with_pyarrow(tmp_path: Path) -> None:
