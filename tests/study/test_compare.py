@@ -348,7 +348,7 @@ def test_the_command_prints_a_table_and_a_sentence_or_json(tmp_path: Path, data:
     assert content["runs"][1]["against_baseline"]["clear"] is True
     assert content["runs"][1]["f1"] == pytest.approx(90)
     code, out, err = lamella("compare", last, tmp_path / "nowhere")
-    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
 
 
 def test_a_thousand_runs_compare_in_seconds(tmp_path: Path) -> None:
