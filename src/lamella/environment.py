@@ -72,6 +72,14 @@ def has_fast_bf16() -> bool:
     return has_amx() or ("AuthenticAMD" in found and "avx512_bf16" in found.split())
 
 
+def has_int8_products() -> bool:
+    """Return whether an x86 CPU multiplies unsigned by signed bytes without overflow; False on other systems.
+
+    With these instructions a graph in int8 is faster if each token has one scale (docs/decisions/0036-int8.md).
+    """
+    return not {"avx512_vnni", "avx_vnni", "amx_int8"}.isdisjoint(_cpu_info().split())
+
+
 def _processor() -> str:
     for line in _cpu_info().splitlines():
         if line.startswith("model name"):

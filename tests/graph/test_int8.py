@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from doubles import corpus, examples_about, save_tiny_encoder, tiny_run_config
-from lamella import Reader
+from lamella import Reader, environment
 from lamella.data.windows.features import featurise
 from lamella.data.windows.padding import Padded, pad
 from lamella.errors import UsageError
@@ -23,8 +24,11 @@ from lamella.models.base_encoder import load_encoder
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
 from lamella.models.onnx_model import OnnxModel
+from lamella.models.onnx_sessions import open_session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+HAS_INT8_PRODUCTS = environment.has_int8_products()  # here: the tests themselves hide the processor
 
 
 def save_reader(folder: Path, family: str = "bert", **sections: Any) -> Path:
@@ -38,6 +42,18 @@ def save_reader(folder: Path, family: str = "bert", **sections: Any) -> Path:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     model.save(folder / "reader")
     return folder / "reader"
+
+
+@pytest.fixture(params=["by block", "by token"])
+def scales(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How products are rounded on this processor, as if it had the instructions for it, or not."""
+    by_token = request.param == "by token"
+    if by_token and platform.machine() == "x86_64" and not HAS_INT8_PRODUCTS:
+        pytest.skip("sums of products of bytes overflow on this processor")
+    info = tmp_path / "cpuinfo"
+    info.write_text("flags\t\t: avx512f avx512_vnni\n" if by_token else "flags\t\t: avx2\n", encoding="utf-8")
+    monkeypatch.setattr(environment, "CPU_INFO", info)
+    return str(request.param)
 
 
 def load(folder: Path, precision: Any) -> OnnxModel:
@@ -58,6 +74,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_reader(tmp_path_factory.mktemp("int8"), encoder={"tuning": "lora"})
 
 
+@pytest.mark.usefixtures("scales")
 @pytest.mark.parametrize("family", sorted(PREFIXES))
 def test_the_logits_are_close_to_fp32(family: str, tmp_path: Path) -> None:
     folder = save_reader(tmp_path, family, encoder={"tuning": "adapter"})
@@ -71,6 +88,7 @@ def test_the_logits_are_close_to_fp32(family: str, tmp_path: Path) -> None:
         assert difference.max() < 0.1 * spread
 
 
+@pytest.mark.usefixtures("scales")
 def test_a_window_does_not_depend_on_its_batch(saved: Path) -> None:
     model = load(saved, "int8")
     padded = windows_of(model)
@@ -118,6 +136,33 @@ def test_only_the_named_products_are_rounded_and_shared_weights_once() -> None:
     assert [node.kind for node in rounded.nodes] == ["Cast", "MatMulNBits", "MatMulNBits", "MatMul"]
     assert set(rounded.tensors) == {"shared.levels", "shared.scales", "head"}
     assert [node.kind for node in graph.nodes] == ["Cast", "MatMul", "MatMul", "MatMul"]
+
+
+def test_products_by_token_share_what_they_round_and_keep_zeros() -> None:
+    graph = Graph()
+    x = graph.op("Cast", graph.input("input_ids"), to=1)
+    first, second = (graph.product(x, np.eye(4, dtype=np.float32), name) for name in ("a", "b"))
+    chained = graph.product(first, np.ones((4, 2), np.float32), "c")
+    total = graph.op("Add", graph.product(second, np.ones((4, 2), np.float32), "d"), chained)
+    rounded = round_to_int8(graph, {node.name for node in graph.nodes if node.kind == "MatMul"}, by_token=True)
+    kinds = [node.kind for node in rounded.nodes]
+    assert (kinds.count("QuantizeLinear"), kinds.count("MatMulIntegerToFloat")) == (3, 4)
+    session = open_session(rounded.encode({"y": (total, ["batch", 2])}), 1)
+    ids = np.array([[0, 0, 0, 0], [1, 2, 3, -4], [-7, 0, 0, 0]])
+    (found,) = session.run(None, {"input_ids": ids})
+    np.testing.assert_allclose(found, np.repeat(2 * ids.sum(1, keepdims=True), 2, 1), atol=0.1)
+
+
+def test_each_form_of_int8_has_its_own_graph_in_the_cache(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAMELLA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(environment, "CPU_INFO", tmp_path / "cpuinfo")
+    for number, flags in enumerate(("avx2", "avx_vnni", "amx_int8", "avx2"), 1):
+        (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n", encoding="utf-8")
+        load(saved, "int8")
+        load(saved, "fp32")
+        assert len(list((tmp_path / "cache" / "graphs").iterdir())) == min(number + 1, 3)
 
 
 def test_a_graph_in_int8_is_made_without_torch_and_onnx(

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 Attribute = int | float | str | Sequence[int]
 
-IR_VERSION = 9
-OPSETS = {"": 20, "com.microsoft": 1}
+IR_VERSION = 10
+OPSETS = {"": 21, "com.microsoft": 1}
 ALIGNMENT = 4096  # of tensors in the data file: a page of memory, so that they can be mapped
 TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9}
 _INTEGER, _BYTES, _FOUR_BYTES = 0, 2, 5  # wire types

@@ -30,9 +30,9 @@ class ReaderGraph:
         """The bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.graph.tensors.values())
 
-    def in_int8(self) -> ReaderGraph:
+    def in_int8(self, *, by_token: bool = False) -> ReaderGraph:
         """Return the graph with the encoder's matrix products and word embeddings rounded to int8."""
-        return replace(self, graph=round_to_int8(self.graph, frozenset(self.products)))
+        return replace(self, graph=round_to_int8(self.graph, frozenset(self.products), by_token=by_token))
 
     def encode(self, *, data_file: Path | None = None) -> bytes:
         """Return the bytes of an ONNX file; with `data_file`, large tensors are written there."""

@@ -34,6 +34,7 @@ from lamella.encoder.sources import (
     is_saved_model,
     verified_hash,
 )
+from lamella.environment import has_int8_products
 from lamella.errors import EncoderError, ModelError
 from lamella.graph.encoder_config import EncoderConfig, read_encoder_config
 from lamella.graph.support import TASKS, VERSION, NoGraphError
@@ -76,6 +77,8 @@ class Recipe:
     def key(self) -> str:
         """The name of the graph in the cache."""
         parts = [VERSION, self.precision, self.sha256, asdict(self.config), self.head, self.windows.max_seq_length]
+        if self.precision == "int8" and has_int8_products():
+            parts.append("by token")
         if self.original_sha256 is not None:  # the hash of the model stands for the rounded copy
             parts.append(self.original_sha256)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -102,7 +105,7 @@ class Recipe:
             encoder = apply_delta(encoder, delta.under("encoder.model."), saved.tunings, self.config)
             head = delta.under("head.")
         graph = build_reader(self.config, encoder, self.head, head, self.windows.max_seq_length)
-        return graph.in_int8() if self.precision == "int8" else graph
+        return graph.in_int8(by_token=has_int8_products()) if self.precision == "int8" else graph
 
     def count_parameters(self) -> ParameterCounts | None:
         """Count the parameters of a saved model; the checkpoints of transformers are not counted."""
