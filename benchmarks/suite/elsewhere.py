@@ -22,22 +22,34 @@ transformers' model in bf16, forward and backward on full windows of 384 tokens 
 loss and optimiser. The goal is {goal}."""
 
 
-def processors(kinds: Sequence[Json], limits: Json) -> str:
-    """Return what `auto` takes on each kind of processor; for that of this machine, the table above has the numbers."""
-    return "\n".join(["Which of them `auto` takes is decided per kind of processor:", "", *_processors(kinds, limits)])
+def processors(kinds: Sequence[Json], limits: Json, others: Sequence[Json]) -> str:
+    """Return what `auto` takes on each kind of processor, and where the numbers are; `others` are other machines'."""
+    lines = _processors(kinds, limits, others)
+    return "\n".join(["Which of them `auto` takes is decided per kind of processor:", "", *lines])
 
 
-def _processors(kinds: Sequence[Json], limits: Json) -> Iterator[str]:
+def _processors(kinds: Sequence[Json], limits: Json, others: Sequence[Json]) -> Iterator[str]:
     for kind in kinds:
         name = f"**{kind['name']}**" + (f" ({kind['such_as']})" if kind["such_as"] else "")
-        if fits(kind, limits):
-            numbers = "The table above has the numbers."
-        elif kind["per_second"]:
+        here = fits(kind, limits)
+        numbers = ["The table above has the numbers."] if here else []
+        if any(fits(kind, other) for other in others):
+            numbers.append(f"The numbers are under [{section(kind)}](#{anchor(section(kind))}).")
+        if kind["per_second"] and not here:
             measured = ", ".join(f"{way} {_range(rates)}" for way, rates in kind["per_second"].items())
-            numbers = f"Questions per second, measured elsewhere: {measured} ([why]({kind['source']}))."
-        else:
-            numbers = "Not measured."
-        yield " ".join(filter(None, (f"- {name}: `auto` takes {kind['auto']}.", numbers, kind["why"])))
+            numbers.append(f"Questions per second, measured elsewhere: {measured} ([why]({kind['source']})).")
+        numbers = numbers or ["Not measured."]
+        yield " ".join(filter(None, (f"- {name}: `auto` takes {kind['auto']}.", *numbers, kind["why"])))
+
+
+def section(kind: Json) -> str:
+    """Return the heading of the results of a kind of machine."""
+    return f"Results on {kind['name']}"
+
+
+def anchor(heading: str) -> str:
+    """Return the place of a heading in a page, as GitHub names it."""
+    return heading.lower().replace(",", "").replace(" ", "-")
 
 
 def fits(kind: Json, limits: Json) -> bool:

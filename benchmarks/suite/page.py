@@ -77,11 +77,12 @@ def page(folder: Path) -> str:
     parts = [f"{INTRODUCTION}\n\n{APART_FROM_IT}", "## The machine"]
     parts += [f"{about} {how_long(list(results.values()))}", limits]
     parts += ["## Results", table(found), HOW_TO_READ, *noise(results)]
-    for place in sorted(folder.glob("*/limits.json")):
-        parts += other_machine(place.parent, others["inference"]["kinds"])
+    kinds, places = others["inference"]["kinds"], sorted(folder.glob("*/limits.json"))
+    for place in places:
+        parts += other_machine(place.parent, kinds)
     parts += ["## What was compared", "\n".join(notes(found, others["batching"]))]
     if "inference" in results:
-        processors = elsewhere.processors(others["inference"]["kinds"], results["limits"])
+        processors = elsewhere.processors(kinds, results["limits"], [read_json(place) for place in places])
         parts += ["## What `auto` chooses", variants(results["inference"], results["limits"]), WAYS_TO_RUN, processors]
     machine_shared = shared(results["shared_machine"]) if "shared_machine" in results else "No result yet."
     parts += ["## A shared machine", machine_shared]
@@ -109,7 +110,7 @@ def other_machine(folder: Path, kinds: Sequence[Json]) -> Iterator[str]:
     results, found = read_results(folder)
     kind = next(kind for kind in kinds if elsewhere.fits(kind, results["limits"]))
     about, limits = machine(results["limits"])
-    yield f"## Results on {kind['name']}"
+    yield f"## {elsewhere.section(kind)}"
     yield f"The same benchmarks on another machine. {how_long(list(results.values()))} {about}"
     yield limits
     yield table(found)

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from doubles import corpus, examples_about, save_tiny_encoder, tiny_run_config
+from doubles import corpus, examples_about, record_weights, save_tiny_encoder, tiny_run_config
 from lamella import Reader, environment
 from lamella.data.windows.features import featurise
 from lamella.data.windows.padding import Padded, pad
-from lamella.errors import UsageError
+from lamella.errors import ModelError, UsageError
 from lamella.graph.builder import Graph
 from lamella.graph.encoder_config import PREFIXES
 from lamella.graph.int8 import BLOCK, SMALLEST_BLOCK, _round_weights, round_to_int8
@@ -44,12 +45,17 @@ def save_reader(folder: Path, family: str = "bert", **sections: Any) -> Path:
     return folder / "reader"
 
 
+def skip_if_sums_overflow() -> None:
+    if platform.machine().lower() in ("x86_64", "amd64") and not HAS_INT8_PRODUCTS:
+        pytest.skip("sums of products of bytes overflow on this processor")
+
+
 @pytest.fixture(params=["by block", "by token"])
 def scales(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """How products are rounded on this processor, as if it had the instructions for it, or not."""
     by_token = request.param == "by token"
-    if by_token and platform.machine() == "x86_64" and not HAS_INT8_PRODUCTS:
-        pytest.skip("sums of products of bytes overflow on this processor")
+    if by_token:
+        skip_if_sums_overflow()
     info = tmp_path / "cpuinfo"
     info.write_text("flags\t\t: avx512f avx512_vnni\n" if by_token else "flags\t\t: avx2\n", encoding="utf-8")
     monkeypatch.setattr(environment, "CPU_INFO", info)
@@ -139,6 +145,7 @@ def test_only_the_named_products_are_rounded_and_shared_weights_once() -> None:
 
 
 def test_products_by_token_share_what_they_round_and_keep_zeros() -> None:
+    skip_if_sums_overflow()
     graph = Graph()
     x = graph.op("Cast", graph.input("input_ids"), to=1)
     first, second = (graph.product(x, np.eye(4, dtype=np.float32), name) for name in ("a", "b"))
@@ -151,6 +158,19 @@ def test_products_by_token_share_what_they_round_and_keep_zeros() -> None:
     ids = np.array([[0, 0, 0, 0], [1, 2, 3, -4], [-7, 0, 0, 0]])
     (found,) = session.run(None, {"input_ids": ids})
     np.testing.assert_allclose(found, np.repeat(2 * ids.sum(1, keepdims=True), 2, 1), atol=0.1)
+
+
+@pytest.mark.usefixtures("scales")
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    """One NaN in a bias reaches every token, and a rounded product of it can be finite."""
+    folder = save_reader(tmp_path, encoder={"tuning": "bitfit"})
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if "intermediate.dense.bias" in name)
+    tensors[name].view(-1)[5] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    record_weights(folder)
+    with pytest.raises(ModelError, match=r"expected finite weights, got infinite ones or NaN; the model is damaged"):
+        load(folder, "int8")
 
 
 def test_each_form_of_int8_has_its_own_graph_in_the_cache(

@@ -137,6 +137,12 @@ def test_an_origin_is_taken_as_browsers_send_it(value: str) -> None:
     assert _origin(f"{value}/") == value
 
 
+def test_an_origin_is_written_as_browsers_write_it() -> None:
+    assert _origin("https://Example.org:443/") == "https://example.org"
+    assert _origin("http://LOCALHOST:80") == "http://localhost"
+    assert _origin("http://localhost:443") == "http://localhost:443"
+
+
 @pytest.mark.parametrize("value", ["example.org", "https://", "https://example.org/page", "https://a b", ""])
 def test_what_no_browser_sends_is_refused_as_an_origin(value: str) -> None:
     with pytest.raises(UsageError, match=r"serve --cors .*: expected the scheme, the host and perhaps the port"):

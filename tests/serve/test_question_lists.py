@@ -64,7 +64,7 @@ def answer_behind_others(
         lists = QuestionLists(threads, most_characters=most_characters)
 
         def submit(kind: str, question: str, call: Call) -> asyncio.Future[str]:
-            return lists.submit(kind, answers, (question, "text"), call, at_once=at_once)
+            return lists.submit(kind, answers, (question, "text"), call, at_once=lambda: at_once)
 
         first = [submit("a", f"first {n}", in_time()) for n in range(at_once)]
         futures = [submit(*each) for each in questions]
@@ -125,7 +125,9 @@ def test_a_question_that_nobody_waits_for_any_more_disturbs_nobody() -> None:
     async def run(threads: ThreadPoolExecutor) -> Any:
         answers = Answers()
         lists = QuestionLists(threads, most_characters=1000)
-        futures = [lists.submit("a", answers, (f"first {number}", "text"), in_time(), at_once=2) for number in range(5)]
+        futures = [
+            lists.submit("a", answers, (f"first {number}", "text"), in_time(), at_once=lambda: 2) for number in range(5)
+        ]
         futures[3].cancel()
         answers.go.set()
         return await asyncio.gather(*futures, return_exceptions=True)
@@ -363,3 +365,29 @@ def test_a_long_batch_does_not_delay_a_single_question(service: Service, lists: 
 def test_a_thread_answers_for_no_request_when_it_is_done(service: Service) -> None:
     ask_all(service, [Ask(question="Who?", context="Titan.")] * 4)
     assert [service._threads.submit(CALL.get).result() for _ in range(4)] == [None] * 4
+
+
+def test_once_a_reader_is_loaded_as_many_lists_are_answered_as_it_takes() -> None:
+    """The first question loads it; until then one list is answered at a time. The next two must meet."""
+    paces, loaded, meet = [1], threading.Event(), threading.Barrier(2)
+
+    def answer(pairs: Sequence[Pair]) -> list[str]:
+        if pairs[0][0] == "first":
+            assert loaded.wait(10)
+        else:
+            meet.wait(10)
+        return [question for question, _ in pairs]
+
+    async def run(threads: ThreadPoolExecutor) -> list[str]:
+        lists = QuestionLists(threads, most_characters=1000)
+        questions = ["first", *("a" * 600, "b" * 600)]  # one list each
+        futures = [
+            lists.submit("a", answer, (question, "text"), in_time(), at_once=lambda: paces[-1])
+            for question in questions
+        ]
+        paces.append(2)
+        loaded.set()
+        return await asyncio.gather(*futures)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert len(asyncio.run(run(threads))) == 3

@@ -208,7 +208,7 @@ def test_the_first_ctrl_c_on_a_terminal_says_what_happens(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for terminal, expected in ((True, STOPPING.decode()), (False, "")):
-        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
+        monkeypatch.setattr("os.isatty", lambda _, terminal=terminal: terminal)
         stop = StopSignals()
         with stop.held_back():
             signal.raise_signal(signal.SIGINT)

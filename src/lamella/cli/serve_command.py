@@ -130,14 +130,14 @@ def serve(
 
 
 def _origin(value: str) -> str:
-    """Return an origin as browsers send it."""
-    origin = value.rstrip("/")
+    """Return an origin as browsers send it: in small letters, and without the port that its scheme has anyway."""
+    origin = value.rstrip("/").lower()
     if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
         raise UsageError(
             f"serve --cors {printable(value)}: expected the scheme, the host and perhaps the port of a web site, such "
             "as https://example.org, or * for all."
         )
-    return origin
+    return re.sub(r"^(http://.*):80$|^(https://.*):443$", r"\1\2", origin)
 
 
 def _announce(address: str, service: Service) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lamella.errors import ModelError
 from lamella.graph.builder import MICROSOFT, Graph
 from lamella.graph.embeddings import WORDS
 from lamella.graph.onnx_file import Node
@@ -27,10 +28,13 @@ def round_to_int8(graph: Graph, products: Collection[str], *, by_token: bool = F
     of a product when it runs, with a scale for every token and every `BLOCK` numbers: this is more accurate than one
     scale per run, and no window depends on the others in its batch.
 
-    With `by_token`, a column and a token have one scale each. This is less accurate, and twice as fast where the CPU
-    has instructions for products of unsigned and signed bytes (see `has_int8_products` in `environment`). On x86
-    without them, sums would overflow.
+    With `by_token`, a column and a token have one scale each. This is less accurate, and faster on an x86 CPU with
+    instructions for products of unsigned and signed bytes (see `has_int8_products` in `environment`). On x86 without
+    them, sums would overflow.
     """
+    for name, tensor in graph.tensors.items():
+        if not np.isfinite(tensor).all():  # rounded products may hide it, where fp32 fails
+            raise ModelError(f"{name}: expected finite weights, got infinite ones or NaN; the model is damaged.")
     rounded = Graph()
     rounded.inputs, rounded.tensors = graph.inputs, dict(graph.tensors)
     for node in graph.nodes:

@@ -40,9 +40,14 @@ def read_tensor_files(paths: Sequence[Path]) -> Tensors:
         if not path.is_file():
             raise ModelError(f"{path}: no such file; the model folder is incomplete.")
         try:
-            tensors.update(_read(path))
+            found = _read(path)
         except SafetensorError as error:
             raise ModelError(f"{path}: expected a safetensors file, found a damaged one ({one_line(error)}).") from None
+        if twice := sorted(tensors.keys() & found.keys()):
+            raise ModelError(
+                f"{path}: expected other tensors than the files before it, got {', '.join(twice[:3])} again."
+            )
+        tensors.update(found)
     return tensors
 
 

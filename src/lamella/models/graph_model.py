@@ -105,7 +105,12 @@ class Recipe:
             encoder = apply_delta(encoder, delta.under("encoder.model."), saved.tunings, self.config)
             head = delta.under("head.")
         graph = build_reader(self.config, encoder, self.head, head, self.windows.max_seq_length)
-        return graph.in_int8(by_token=has_int8_products()) if self.precision == "int8" else graph
+        if self.precision != "int8":
+            return graph
+        try:
+            return graph.in_int8(by_token=has_int8_products())
+        except ModelError as error:
+            raise ModelError(f"{self.source.folder}: {error}") from None
 
     def count_parameters(self) -> ParameterCounts | None:
         """Count the parameters of a saved model; the checkpoints of transformers are not counted."""

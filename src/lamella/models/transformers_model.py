@@ -19,7 +19,7 @@ from lamella.encoder.config_check import read_configuration
 from lamella.encoder.device import autocast
 from lamella.encoder.families import FAMILIES, positions_of, reads_token_types
 from lamella.encoder.fast_attention import suitable_kernels
-from lamella.encoder.pretrained import build_model, load_tokenizer
+from lamella.encoder.pretrained import build_model, load_tokenizer, quiet
 from lamella.encoder.sources import Source
 from lamella.errors import ModelError, one_line
 from lamella.models.stock_checkpoint import check_architecture, window_options
@@ -48,7 +48,11 @@ class StockModel:
         check_architecture(source.folder)
         read_configuration(source)  # a wrong number of layers would take all memory or time before it is found
         try:
-            config = AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
+            with quiet():
+                config = AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
+            if type(config) not in MODEL_FOR_QUESTION_ANSWERING_MAPPING:
+                kind = type(config).__name__.removesuffix("Config")
+                raise ModelError(f"transformers has no model with start and end logits for {kind}")
             model, report = build_model(MODEL_FOR_QUESTION_ANSWERING_MAPPING, source, config)
         except Exception as error:  # transformers raises a different class for each kind of damage
             raise ModelError(f"{source.folder}: cannot be loaded: {one_line(error)}.") from None

@@ -140,8 +140,9 @@ class Server(uvicorn.Server):
         try:
             yield
         finally:
+            ending = self._captured_signals and not self.force_exit  # forced, nothing is worth waiting for
             for number, handler in before.items():
-                signal.signal(number, signal.SIG_IGN if self._captured_signals else handler)
+                signal.signal(number, signal.SIG_IGN if ending else handler)
 
 
 def _address(listening: socket.socket) -> str:

@@ -52,11 +52,18 @@ class QuestionLists:
         self._running: Counter[Hashable] = Counter()
 
     def submit(
-        self, kind: Hashable, answer: Answering, pair: Pair, call: Call, *, at_once: int, alone: bool = False
+        self,
+        kind: Hashable,
+        answer: Answering,
+        pair: Pair,
+        call: Call,
+        *,
+        at_once: Callable[[], int],
+        alone: bool = False,
     ) -> asyncio.Future[Any]:
         """Return the future result of a question; `answer` is called in a thread, for questions of the same kind.
 
-        It begins now if fewer than `at_once` lists of its kind are being answered, and otherwise waits.
+        It begins now if fewer than `at_once()` lists of its kind are being answered, and otherwise waits.
         """
         question, context = pair
         texts = [context] if isinstance(context, str) else context
@@ -69,13 +76,13 @@ class QuestionLists:
         self._begin(kind, answer, at_once)
         return waiting.result
 
-    def _begin(self, kind: Hashable, answer: Answering, at_once: int) -> None:
-        """Begin to answer the questions of a kind, unless enough of its lists are being answered."""
-        if self._running[kind] < at_once and (taken := self._take(kind)):
+    def _begin(self, kind: Hashable, answer: Answering, at_once: Callable[[], int]) -> None:
+        """Begin to answer the questions of a kind, until enough of its lists are being answered."""
+        while self._running[kind] < at_once() and (taken := self._take(kind)):
             self._running[kind] += 1
             self._run(taken, answer, partial(self._end, kind, answer, at_once))
 
-    def _end(self, kind: Hashable, answer: Answering, at_once: int) -> None:
+    def _end(self, kind: Hashable, answer: Answering, at_once: Callable[[], int]) -> None:
         self._running[kind] -= 1
         self._begin(kind, answer, at_once)
         if not self._running[kind]:

@@ -188,8 +188,8 @@ class ModelInfo(BaseModel):
     base: str | None = Field(description="The pretrained encoder below it, if known.")
     loaded: bool = Field(description="Whether it is in memory; if not, the first question loads it.")
     shares_encoder: bool | None = Field(
-        description="Whether it goes through the encoder together with other readers. Before it is loaded, "
-        "this is judged by its configuration, or null."
+        description="Whether it goes through the encoder together with other readers. Before it is "
+        "loaded: as its configuration suggests, or null if that is unknown."
     )
     why: str | None = Field(default=None, description="Why it does not share its encoder.")
     bytes: int = Field(description="Size of its files.")

@@ -218,10 +218,15 @@ class Service:
             return options.answer(self._load(listed), pairs, self.pool.shown_layers)
 
         kind = listed, options, call.batch  # a list with questions of a batch would keep others waiting
-        loaded = self.pool.loaded(listed.name)
-        at_once = 1 if loaded is None else loaded.queue.engine.pace.lists
-        waiting = self._lists.submit(kind, answer, pair, call, at_once=at_once, alone=options.alone)
+        waiting = self._lists.submit(
+            kind, answer, pair, call, at_once=partial(self._lists_at_once, listed.name), alone=options.alone
+        )
         return await _in_time(waiting, call)
+
+    def _lists_at_once(self, name: str) -> int:
+        """Return how many lists a reader answers at once; a reader that is not loaded is loaded by the first."""
+        loaded = self.pool.loaded(name)
+        return 1 if loaded is None else loaded.queue.engine.pace.lists
 
     def _load(self, listed: Listed) -> LoadedReader:
         try:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 DEFAULT_HANDLERS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-STOPPING = b"\nStopping after this step; Ctrl-C again stops at once, and then work since the last checkpoint is lost.\n"
+STOPPING = b"\nStopping; Ctrl-C again stops at once, and then work since the last checkpoint is lost.\n"
 
 
 class InterruptedTrainingError(KeyboardInterrupt):
@@ -57,5 +56,7 @@ class StopSignals:
         if self.received is not None and self.single_process:
             raise KeyboardInterrupt
         self.received = number
-        if number == signal.SIGINT and self.single_process and sys.stderr.isatty():
-            os.write(2, STOPPING)  # not print: the signal may have interrupted one
+        if number == signal.SIGINT and self.single_process:
+            with suppress(OSError):
+                if os.isatty(2):
+                    os.write(2, STOPPING)  # not print: the signal may have interrupted one
