@@ -20,7 +20,7 @@ def keep_kind(path: Path, report: dict[str, Any]) -> dict[str, Any]:
     kind = report["kind"]
     found = {**report, "faults": len(report["faults"]), **_counted_now()}
     del found["kind"]
-    results = read_json(path) if path.is_file() else {}
+    results = read_counts(path)
     kinds = {**results.get("inputs", {}).get("kinds", {}), kind: found}
     results["inputs"] = _add_up({name: kinds[name] for name in KINDS if name in kinds})
     write_json(path, results)
@@ -28,7 +28,7 @@ def keep_kind(path: Path, report: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep_fuzzer(path: Path, name: str, fuzzer: Fuzzer, seeds: int, seconds: float) -> dict[str, Any]:
-    """Write what a fuzzer that began with so many inputs did in this processor time; return what was written."""
+    """Write what a fuzzer with `seeds` first inputs did in some processor time; return what was written."""
     found = {
         "cpu_seconds": seconds,
         "inputs": fuzzer.tried,
@@ -38,10 +38,15 @@ def keep_fuzzer(path: Path, name: str, fuzzer: Fuzzer, seeds: int, seconds: floa
         "longest_seconds": round(fuzzer.longest, 2),
         **_counted_now(),
     }
-    results = read_json(path) if path.is_file() else {}
+    results = read_counts(path)
     results["fuzzing"] = {**results.get("fuzzing", {}), name: found}
     write_json(path, results)
     return found
+
+
+def read_counts(path: Path) -> dict[str, Any]:
+    """Return the sections of the file, or none if there is no file yet."""
+    return read_json(path) if path.is_file() else {}
 
 
 def _counted_now() -> dict[str, str]:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from broken.counts import TRUST
+from broken.counts import TRUST, read_counts
 from fault_cases import cases, write_material
 from fault_trials import Tally, Trial
 from forks import ForkServer
-from lamella.files import read_json, write_json
+from lamella.files import write_json
 from lamella.version import __version__
 
 
@@ -40,8 +40,7 @@ def tallies() -> Iterator[dict[str, Tally]]:
             "losses": sum(len(tally.losses) for tally in counts.values()),
         }
         path = Path(file)
-        sections = read_json(path) if path.exists() else {}
-        write_json(path, {**sections, "kills": {"lamella": __version__, "total": total, "commands": commands}})
+        write_json(path, {**read_counts(path), "kills": {"lamella": __version__, "total": total, "commands": commands}})
 
 
 @pytest.fixture

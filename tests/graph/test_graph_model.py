@@ -30,6 +30,7 @@ from lamella.encoder.sources import DEFAULT_READER, hash_weights
 from lamella.errors import LamellaWarning, ModelError, UsageError
 from lamella.graph.encoder_config import DEFAULTS, DISTILBERT, OWN_DEFAULTS, PREFIXES, read_encoder_config
 from lamella.graph.reader_graph import ReaderGraph
+from lamella.graph.tensor_files import read_tensor_files
 from lamella.inference.questions import read_questions
 from lamella.models import graph_cache, loading
 from lamella.models.base_encoder import load_encoder
@@ -495,3 +496,22 @@ def test_the_default_reader_gives_the_answers_of_torch() -> None:
     for example in examples:
         both = [reader.ask(example.question, example.context.text) for reader in (in_torch, graph)]
         assert [answer["answer"] for answer in both[0]] == [answer["answer"] for answer in both[1]]
+
+
+def test_a_checkpoint_of_a_kind_that_answers_with_more_than_text_is_refused(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.LayoutLMConfig(vocab_size=100, max_2d_position_embeddings=8, **sizes)
+    transformers.LayoutLMForQuestionAnswering(config).save_pretrained(tmp_path)
+    tiny_tokenizer("bert").save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"no model with start and end logits for LayoutLM\.$"):
+        load_model(tmp_path, **ON_CPU, backend="torch")
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.safetensors" for number in (1, 2)]
+    for path in paths:
+        save_file({"a": torch.zeros(1)}, path)
+    with pytest.raises(
+        ModelError, match=r"2\.safetensors: expected other tensors than the files before it, got a again"
+    ):
+        read_tensor_files(paths)

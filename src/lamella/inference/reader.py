@@ -92,9 +92,9 @@ class Reader:
         `backend="auto"` runs the model on onnxruntime, without torch, if it is to run on a CPU in fp32 and a graph can
         be made from it, and on torch otherwise; `"onnx"` and `"torch"` choose. `precision="auto"` is fp32 on
         onnxruntime, and on torch bf16 on GPUs that compute it and CPUs that are faster with it; with AMX it chooses
-        torch, if that is installed. `precision="int8"` runs on onnxruntime: faster than fp32 and a quarter of its size,
-        but a few answers change. `dtype` and `torch_dtype` set the precision in transformers' words: `torch.bfloat16`
-        or `"bfloat16"`. `threads` defaults to all cores.
+        torch, if that is installed. `precision="int8"` runs on onnxruntime: mostly faster than fp32, a quarter of its
+        size, but a few answers change. `dtype` and `torch_dtype` set the precision in transformers' words:
+        `torch.bfloat16` or `"bfloat16"`. `threads` defaults to all cores.
         """
         if isinstance(device, int):  # as in transformers: -1 is the CPU
             device = "cpu" if device < 0 else f"cuda:{device}"

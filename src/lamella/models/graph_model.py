@@ -77,11 +77,16 @@ class Recipe:
     def key(self) -> str:
         """The name of the graph in the cache."""
         parts = [VERSION, self.precision, self.sha256, asdict(self.config), self.head, self.windows.max_seq_length]
-        if self.precision == "int8" and has_int8_products():
+        if self.by_token:
             parts.append("by token")
         if self.original_sha256 is not None:  # the hash of the model stands for the rounded copy
             parts.append(self.original_sha256)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def by_token(self) -> bool:
+        """Whether products in int8 have one scale per token; the form depends on the processor."""
+        return self.precision == "int8" and has_int8_products()
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -108,7 +113,7 @@ class Recipe:
         if self.precision != "int8":
             return graph
         try:
-            return graph.in_int8(by_token=has_int8_products())
+            return graph.in_int8(by_token=self.by_token)
         except ModelError as error:
             raise ModelError(f"{self.source.folder}: {error}") from None
 

@@ -277,11 +277,11 @@ def _runs_within(folder: Path) -> list[Path]:
             (child for child, kind in kinds.items() if kind and kind[0] != "analyse"),
             key=lambda child: _natural_key(child.name),
         )
-    if not inside and not folder.exists():
-        raise UnreadableError(
-            f"{folder}: no such folder; give a run folder, a folder of run folders, or a result file."
-        )
     if not inside:
+        if not folder.exists():
+            raise UnreadableError(
+                f"{folder}: no such folder; give a run folder, a folder of run folders, or a result file."
+            )
         raise RunError(f"{folder}: expected a run folder with {runs.RUN}, or a folder of run folders, got neither.")
     return [run for child in inside for run in (_runs_within(child) if _is_run(child) else [child])]
 
