@@ -141,6 +141,7 @@ FAIL = {
     "sweep RUN_FILE --out OUT": f"lamella: `lamella sweep` {INSTALL_TRAIN}\n",
     "ask Who? --text Bob. --model READER --layers": "lamella: ask --layers needs torch, which is not installed; "
     "install with: pip install 'lamella[train]'\n",
+    "average READER OTHER --out OUT": f"lamella: `lamella average` {INSTALL_TRAIN}\n",
     "export READER --half OUT": f"lamella: `lamella export` {INSTALL_TRAIN}\n",
     "serve READER --port 0": "lamella: `lamella serve` needs fastapi, which is not installed; "
     "install with: pip install 'lamella[serve]'\n",

@@ -15,8 +15,8 @@ from lamella.version import __version__
 
 # In the order of the work, in which --help lists them; a command that is not listed here comes last.
 COMMANDS = (
-    "check", "convert", "parts", "extract", "train", "sweep", "predict", "evaluate", "calibrate", "ensemble", "ask",
-    "index", "serve", "export", "compare", "recommend", "analyse", "report",
+    "check", "convert", "parts", "extract", "train", "sweep", "average", "predict", "evaluate", "calibrate", "ensemble",
+    "ask", "index", "serve", "export", "compare", "recommend", "analyse", "report",
 )  # fmt: skip
 COMPLETION = ("install_completion", "show_completion")
 

@@ -1,9 +1,10 @@
-"""Commands that change or rewrite a model: calibrate, export."""
+"""Commands that change or rewrite models: average, calibrate, export."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,34 @@ import typer
 
 from lamella.cli.app import AsJson, BatchSize, ModelName, Precision, app
 from lamella.decoding_options import DecodingOptions, Merge
+
+
+@app.command()
+def average(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL",
+            help="Model folders, run folders with a model, or hub ids; with equal encoder, tuning, head and windows.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The model folder to write.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier model in --out.")] = False,
+    half: Annotated[bool, typer.Option("--half", help="Round the means to fp16.")] = False,
+) -> None:
+    """Write the mean of several models as one model.
+
+    It answers at the cost of one model. Average models that continued the training of the same model: the mean of
+    models with unrelated starts is usually useless, because their hidden units and LoRA factors do not correspond.
+    """
+    from lamella.errors import counted
+    from lamella.export.average import average as write_mean
+
+    write_mean(models, out, half=half, overwrite=overwrite)
+    typer.echo(f"{out}: mean of {counted(len(models), 'model')} written")
+    typer.echo(
+        f"its threshold is 0; tune it on separate questions: lamella calibrate DATA --model {shlex.quote(str(out))}"
+    )
 
 
 @app.command()

@@ -8,7 +8,7 @@ from lamella.encoder.sources import MODEL_CONFIG, Source, hash_weights, is_saved
 from lamella.files import read_json
 from lamella.inference.protocols import QAModel
 
-PROVENANCE = ("train", "fraction", "start", "teachers")  # keys of a model's facts
+PROVENANCE = ("train", "fraction", "start", "teachers", "mean_of")  # keys of a model's facts
 
 
 def model_record(name: str, model: QAModel, answerable: float | None = None) -> dict[str, Any]:

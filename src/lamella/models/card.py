@@ -14,7 +14,7 @@ from typing import Any
 from lamella import registry
 from lamella.encoder.sources import hub_id
 from lamella.errors import counted
-from lamella.models.facts import DomainScores, Facts, FileShareFacts, RoundedBaseFacts
+from lamella.models.facts import AveragedFacts, DomainScores, Facts, FileShareFacts, RoundedBaseFacts
 from lamella.models.names import short_model_name
 from lamella.models.saved import SavedModel
 from lamella.runs import MODEL, MODELS
@@ -57,7 +57,8 @@ def model_card(saved: SavedModel, contents: Contents) -> str:
     }
     text = "\n\n".join(f"## {title}\n\n{section}" for title, section in sections.items() if section)
     purpose = "Extractive question answering" if contents.gives_text else "Detects whether a text answers a question"
-    return f"{_header(saved)}\n# A reader on {base}\n\n{purpose}, trained as a thin delta on `{base}`.\n\n{text}\n"
+    opening = f"{purpose}, trained as a thin delta on `{base}`.{_mean_of(saved.facts.mean_of)}"
+    return f"{_header(saved)}\n# A reader on {base}\n\n{opening}\n\n{text}\n"
 
 
 def with_threshold(card: str, saved: SavedModel, name: str) -> str:
@@ -169,6 +170,11 @@ def _model(name: str, sha256: str | None) -> str:
     return f"`{name}`" + (f" (sha256 `{sha256}`)" if sha256 else "")
 
 
+def _mean_of(models: Sequence[AveragedFacts]) -> str:
+    listed = ", ".join(_model(fact.model, fact.sha256) for fact in models)
+    return f"\n\nThe mean of {counted(len(models), 'model')}: {listed}." if models else ""
+
+
 def _data(facts: Facts) -> str:
     rows = [
         f"| {split} | {', '.join(f'`{file}`' for file in data.files)} | {data.questions:,} | {data.unanswerable:,} |"
@@ -176,7 +182,7 @@ def _data(facts: Facts) -> str:
         if data is not None
     ]
     if not rows:
-        return "Not recorded."
+        return "Not recorded; see the models that it is the mean of." if facts.mean_of else "Not recorded."
     share = ["", f"Trained on {100 * facts.fraction:g} % of the train questions."] if facts.fraction < 1 else []
     table = ["| split | files | questions | unanswerable |", "|---|---|---:|---:|", *rows, *share]
     return "\n".join([*table, *_mixture(facts.mixture)])

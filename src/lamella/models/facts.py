@@ -101,6 +101,13 @@ class StartFacts(Section):
     sha256: str | None = None  # of the model's weights
 
 
+class AveragedFacts(Section):
+    """One of the models that a model is the mean of."""
+
+    model: str
+    sha256: str  # of the model's weights
+
+
 class Facts(Section):
     """Everything that is recorded about a training run."""
 
@@ -110,6 +117,7 @@ class Facts(Section):
     fraction: float = 1.0  # share of the training questions that was used
     start: StartFacts | None = None
     teachers: list[TeacherFacts] = Field(default=[])
+    mean_of: list[AveragedFacts] = Field(default=[])  # by `lamella average`
     domains: list[DomainScores] = Field(default=[])  # on other kinds of texts
     int8: Int8Facts | None = None  # None: not measured
     rounded_base: list[RoundedBaseFacts] = Field(default=[])  # by benchmarks/rounded_base.py

@@ -34,7 +34,7 @@ from lamella.encoder.sources import (
     weights_file,
 )
 from lamella.errors import ConfigError, ModelError, OutputError, PluginError, UntrustedPluginError
-from lamella.files import file_sha256, new_folder, read_json, write_bytes, write_json, write_text
+from lamella.files import file_sha256, is_empty, new_folder, read_json, write_bytes, write_json, write_text
 from lamella.models.base_tokenizer import RECORD
 from lamella.models.facts import Facts, read_facts
 from lamella.models.peft_folder import read_peft
@@ -223,6 +223,31 @@ def check_replaceable(folder: Path) -> None:
         raise OutputError(
             f"{folder}: holds the folder {inside[0]}, which would be removed with the model; choose another folder."
         )
+
+
+def check_new_model(out: Path, sources: Iterable[Path], *, overwrite: bool = False) -> None:
+    """Refuse to write a model over one of the models that it is made of, their bases, or, without `overwrite`, another.
+
+    Call it before the work starts.
+    """
+    place = out.resolve()
+    for source in sources:
+        taken = source.resolve()
+        if place == taken or place in taken.parents or taken in place.parents:
+            raise OutputError(
+                f"{out}: holds the model {source}, which is read, or lies inside it; choose another --out."
+            )
+        if any(
+            place == find_encoder(link.base_name).folder.resolve() for link in read_chain(source, check_parts=False)
+        ):
+            raise OutputError(f"{out}: holds the base of the model {source}; choose another --out.")
+    if not out.exists() or is_empty(out):
+        return
+    if not overwrite:
+        raise OutputError(f"{out}: exists already; choose another --out, or pass --overwrite.")
+    if not (out.is_dir() and is_saved_model(out)):
+        raise OutputError(f"{out}: expected a model folder to overwrite, found other files; choose another --out.")
+    check_replaceable(out)
 
 
 def write_measured(folder: Path, saved: SavedModel, *, card: str) -> None:

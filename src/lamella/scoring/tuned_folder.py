@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lamella.encoder.sources import READERS, find_encoder, is_saved_model, named_folder
-from lamella.errors import OutputError, UsageError
-from lamella.files import is_empty, locked, new_folder, read_text, same_file
+from lamella.encoder.sources import READERS, is_saved_model, named_folder
+from lamella.errors import UsageError
+from lamella.files import locked, new_folder, read_text, same_file
 from lamella.models.card import with_threshold
 from lamella.models.names import find_model, saved_model
 from lamella.models.onnx_model import is_exported
-from lamella.models.saved import CARD, check_replaceable, read_chain, read_saved, write_measured
+from lamella.models.saved import CARD, check_new_model, read_saved, write_measured
 from lamella.run_file import load_config
 from lamella.runs import CONFIG, run_state
 from lamella.scoring.calibrate import Tuned
@@ -31,7 +31,7 @@ def folder_to_tune(name: str, data: Sequence[str], *, out: Path | None = None, o
     for file in data:
         _check_not_trained_on(source, file)
     if out is not None:
-        _check_copy(out, source, overwrite)
+        check_new_model(out, [source], overwrite=overwrite)
         return out
     advice = "write a copy of it with the new threshold: --out FOLDER"
     if READERS in source.parents:
@@ -94,18 +94,3 @@ def _check_not_trained_on(source: Path, data: str) -> None:
         trained_on = load_config(config, check_parts=False).data.files("train")
         if any(same_file(data, path) for path in trained_on):
             raise UsageError(f"{data}: {source.parent} was trained on this file; {THRESHOLD_OVERLAP['train']}")
-
-
-def _check_copy(out: Path, source: Path, overwrite: bool) -> None:
-    place, taken = out.resolve(), source.resolve()
-    if place == taken or place in taken.parents or taken in place.parents:
-        raise OutputError(f"{out}: holds the model that is copied, or lies inside it; choose another --out.")
-    if any(place == find_encoder(link.base_name).folder.resolve() for link in read_chain(source, check_parts=False)):
-        raise OutputError(f"{out}: holds the base of the model; choose another --out.")
-    if not out.exists() or is_empty(out):
-        return
-    if not overwrite:
-        raise OutputError(f"{out}: exists already; choose another --out, or pass --overwrite.")
-    if not (out.is_dir() and is_saved_model(out)):
-        raise OutputError(f"{out}: expected a model folder to overwrite, found other files; choose another --out.")
-    check_replaceable(out)
