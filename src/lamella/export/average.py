@@ -48,8 +48,8 @@ def average(
             raise UsageError(f"average: expected different models, got one of them twice: {first} and {second}.")
     check_new_model(folder, sources, overwrite=overwrite)
     saved = [read_saved(source) for source in sources]
-    for path, other_saved in zip(paths[1:], saved[1:], strict=True):
-        _check_fits(path, other_saved, paths[0], saved[0])
+    for path, each in zip(paths[1:], saved[1:], strict=True):
+        _check_fits(path, each, paths[0], saved[0])
     model = ReaderModel.load(sources[0])
     tensors = trained_tensors(model)
     totals = {name: value.detach().double() for name, value in tensors.items() if _is_averaged(name, value)}
@@ -118,7 +118,7 @@ def _options(saved: SavedModel) -> dict[str, Any]:
 
 
 def _is_averaged(name: str, tensor: Tensor) -> bool:
-    """Return whether a tensor can be averaged: no integers, and nothing that trained tensors are relative to (PiSSA)."""
+    """Return whether a tensor can be averaged: no integers, and nothing that trained ones are relative to (PiSSA)."""
     trained = isinstance(tensor, torch.nn.Parameter) or not name.startswith("encoder.")
     return tensor.is_floating_point() and trained
 
