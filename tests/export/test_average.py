@@ -189,6 +189,8 @@ def test_models_on_another_encoder_are_refused(three: list[Path], base: Path, tm
     hashes = [load_encoder(str(folder)).tensors_sha256 for folder in (base, second)]
     message = rf"expected the base encoder of {three[0]}, {base} \(sha256 {hashes[0]}"[:-52]
     refused([three[0], other], tmp_path, message)
+    shutil.rmtree(second)  # the encoder need not be there
+    refused([three[0], other], tmp_path, message)
     encoder = dict(load_file(base / WEIGHTS))
     (tmp_path / "copy").mkdir()
     for file in base.iterdir():

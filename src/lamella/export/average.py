@@ -46,10 +46,10 @@ def average(
     for (first, source), (second, other) in itertools.combinations(zip(paths, sources, strict=True), 2):
         if same_file(str(source), str(other)):
             raise UsageError(f"average: expected different models, got one of them twice: {first} and {second}.")
-    check_new_model(folder, sources, overwrite=overwrite)
     saved = [read_saved(source) for source in sources]
     for path, each in zip(paths[1:], saved[1:], strict=True):
         _check_fits(path, each, paths[0], saved[0])
+    check_new_model(folder, sources, overwrite=overwrite)
     model = ReaderModel.load(sources[0])
     tensors = trained_tensors(model)
     totals = {name: value.detach().double() for name, value in tensors.items() if _is_averaged(name, value)}
