@@ -153,7 +153,7 @@ def test_facts_and_decoding_claim_nothing_that_is_not_true(three: list[Path], tm
     facts = ReaderModel.load(tmp_path / "other").facts
     assert (facts.train, facts.fraction, facts.start, facts.teachers) == (None, 1.0, None, teachers[:2])
     card = (tmp_path / "other" / "README.md").read_text(encoding="utf-8")
-    assert "Not recorded; see the models that it is the mean of." in card
+    assert "| train of `first` | `train.json` | 5 | 2 |\n| train of `third` | `train.json` | 5 | 2 |" in card
 
 
 DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {

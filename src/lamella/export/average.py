@@ -25,7 +25,7 @@ from lamella.models.names import find_model, saved_model, short_model_name
 from lamella.models.saved import SavedModel, check_new_model, read_saved, weights_sha256
 
 TUNED = {"null_score_diff_threshold", "window_penalty", "calibration", "tuned_on"}  # by `lamella calibrate`
-SHARED = ("train", "dev", "mixture", "fraction", "start")  # facts that are kept if they are those of all models
+SHARED = ("train", "mixture", "fraction"), ("dev",), ("start",)  # facts that are kept if all models have the same
 
 
 def average(
@@ -60,8 +60,8 @@ def average(
             tensors[name].copy_(total / len(paths))
     model.decoding = DecodingOptions(**model.decoding.model_dump(exclude=TUNED))
     models = [
-        AveragedFacts(model=short_model_name(path), sha256=weights_sha256(source))
-        for path, source in zip(paths, sources, strict=True)
+        AveragedFacts(model=short_model_name(path), sha256=weights_sha256(source), train=each.facts.train)
+        for path, source, each in zip(paths, sources, saved, strict=True)
     ]
     model.facts = _common_facts([each.facts for each in saved], models)
     model.save(folder, half=half, replace=overwrite)
@@ -143,13 +143,12 @@ def _add(totals: Mapping[str, Tensor], name: str, model: ReaderModel, first_name
 
 def _common_facts(facts: Sequence[Facts], models: Sequence[AveragedFacts]) -> Facts:
     """Return the facts that are true of the mean: data and warm start if all models share them, and all teachers."""
-    kept = {
-        key: getattr(facts[0], key)
-        for key in SHARED
-        if all(getattr(each, key) == getattr(facts[0], key) for each in facts)
-    }
-    if "train" not in kept:  # the others describe its questions
-        kept = {key: value for key, value in kept.items() if key not in ("mixture", "fraction")}
+    shared = [keys for keys in SHARED if all(_values(each, keys) == _values(facts[0], keys) for each in facts)]
+    kept = {key: getattr(facts[0], key) for keys in shared for key in keys}
     teachers = [teacher for each in facts for teacher in each.teachers]
     unique = [teacher for number, teacher in enumerate(teachers) if teacher not in teachers[:number]]
     return Facts().model_copy(update={**kept, "teachers": unique, "mean_of": list(models)})
+
+
+def _values(facts: Facts, keys: Sequence[str]) -> list[Any]:
+    return [getattr(facts, key) for key in keys]

@@ -176,13 +176,15 @@ def _mean_of(models: Sequence[AveragedFacts]) -> str:
 
 
 def _data(facts: Facts) -> str:
+    trains = [(f"train of `{fact.model}`", fact.train) for fact in facts.mean_of]
+    splits = [("train", facts.train)] if facts.train or not trains else trains
     rows = [
         f"| {split} | {', '.join(f'`{file}`' for file in data.files)} | {data.questions:,} | {data.unanswerable:,} |"
-        for split, data in (("train", facts.train), ("dev", facts.dev))
+        for split, data in (*splits, ("dev", facts.dev))
         if data is not None
     ]
     if not rows:
-        return "Not recorded; see the models that it is the mean of." if facts.mean_of else "Not recorded."
+        return "Not recorded."
     share = ["", f"Trained on {100 * facts.fraction:g} % of the train questions."] if facts.fraction < 1 else []
     table = ["| split | files | questions | unanswerable |", "|---|---|---:|---:|", *rows, *share]
     return "\n".join([*table, *_mixture(facts.mixture)])

@@ -106,6 +106,7 @@ class AveragedFacts(Section):
 
     model: str
     sha256: str  # of the model's weights
+    train: DataFacts | None = None
 
 
 class Facts(Section):

@@ -86,7 +86,8 @@ def cost_of_answers(model: QAModel, examples: Sequence[Example], seconds: float,
 
         cost = {"device": device_name(device)}
         if isinstance(model, ReaderModel):
-            features = featurise(examples[:SAMPLE], model.tokenizer, model.windows)
+            sample = examples[:: -(-len(examples) // SAMPLE) or 1]  # evenly spaced: paragraphs of an article are alike
+            features = featurise(sample, model.tokenizer, model.windows)
             cost = model_cost(model, sample_window(model, features) if len(features) else None, training=False)
     return {
         **cost,

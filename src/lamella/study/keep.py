@@ -242,7 +242,8 @@ def _made_of(run: RunRecord) -> dict[str, Any]:
     model = _model(run)
     facts = model.config.get("facts") or {}
     train = facts.get("train") or {}
-    given = (run.config.get("data") or {}).get("train") or train.get("files") or []
+    averaged = [file for member in facts.get("mean_of", []) for file in (member.get("train") or {}).get("files", [])]
+    given = (run.config.get("data") or {}).get("train") or train.get("files") or list(dict.fromkeys(averaged))
     files = [entry["file"] if isinstance(entry, Mapping) else entry for entry in given]
     encoder = run.config.get("encoder") or {}
     name = model.base.get("name") or encoder.get("name")
@@ -259,7 +260,7 @@ def _made_of(run: RunRecord) -> dict[str, Any]:
             **{key: train[key] for key in ("questions", "unanswerable") if key in train},
             "fraction": facts.get("fraction", (run.config.get("learner") or {}).get("fraction", 1.0)),
         },
-        **{key: facts[key] for key in ("start", "teachers") if facts.get(key)},
+        **{key: facts[key] for key in ("start", "teachers", "mean_of") if facts.get(key)},
     }
 
 

@@ -8,6 +8,7 @@ compared question by question. `FORMAT` distinguishes it from any other JSON fil
     encoder, tuning, train, options     what it was made of; files are named without their folders
     start                               for a warm start: the first model, and its sha256 if known
     teachers                            for distillation: each model, its sha256, the run with its logits
+    mean_of                             for a mean of models: each model, its sha256, its train data
     dev                                 what it was scored on, identified by the sha256 of the sorted question ids
     scores                              `at_0`, `own` (at the model's own threshold), `best`, and `crossfit`: every
                                         article at the threshold that is best on the others
