@@ -161,9 +161,8 @@ def _computed_by(scores: Scores) -> str:
 def _goals(scores: Scores, titles: Mapping[str, str], goals: Mapping[str, Any]) -> list[str]:
     """Show what the readers were to reach, and whether they do."""
     readers = goals["readers"]
-    sets = [name for name in titles if name in scores[readers[0]]]
-    plain = [name for name in sets if scores[readers[0]][name].unanswerable == 0]
-    mixed = [name for name in sets if name not in plain]
+    plain = [name for name in goals["sets"] if scores[readers[0]][name].unanswerable == 0]
+    mixed = [name for name in goals["sets"] if name not in plain]
 
     def limited(names: Sequence[str], limit: float, value: Any) -> str:
         head = f"| reader | {' | '.join(titles[name] for name in names)} | |\n|---|{'---:|' * len(names)}---|\n"
