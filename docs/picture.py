@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "thin-vs-full.svg"
 
-# For each encoder: a thin reader, the same encoder with all weights trained on the same data, and the reader that ships.
+# For each encoder: a thin reader, the same encoder with all weights trained on the same data, and the one that ships.
 RUNS = {
     "MPNet": ("mpnet-taught", "mpnet-full-taught", "mpnet-average"),
     "e5-small": ("e5-small-thin", "e5-small-full-doubt", "e5-small-by-labels"),
