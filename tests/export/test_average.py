@@ -25,6 +25,7 @@ from lamella.inference.reader import Reader
 from lamella.models.base_encoder import load_encoder
 from lamella.models.facts import DataFacts, Facts, StartFacts, TeacherFacts
 from lamella.models.model import ReaderModel
+from lamella.study.result_files import read_result
 from trained_readers import save_trained, windows_of
 
 pytestmark = pytest.mark.usefixtures("one_thread", "read_once")
@@ -154,6 +155,23 @@ def test_facts_and_decoding_claim_nothing_that_is_not_true(three: list[Path], tm
     assert (facts.train, facts.fraction, facts.start, facts.teachers) == (None, 1.0, None, teachers[:2])
     card = (tmp_path / "other" / "README.md").read_text(encoding="utf-8")
     assert "| train of `first` | `train.json` | 5 | 2 |\n| train of `third` | `train.json` | 5 | 2 |" in card
+
+
+def test_what_is_kept_of_its_scores_names_the_models(three: list[Path], tmp_path: Path, lamella: Any) -> None:
+    (tmp_path / "dev.json").write_text(json.dumps([{"question": "Who?", "context": "It was Ada.", "answer": "Ada"}]))
+    files = [["first.json"], ["first.json", "second.json"]]
+    models = [
+        with_facts(source, tmp_path / str(number), Facts(train=DataFacts(files=names, questions=5, unanswerable=2)))
+        for number, (source, names) in enumerate(zip(three, files, strict=False))
+    ]
+    average(models, tmp_path / "mean")
+    run, kept = tmp_path / "run", tmp_path / "kept.json"
+    assert lamella("evaluate", tmp_path / "dev.json", "--model", tmp_path / "mean", "--out", run)[0] == 0
+    assert lamella("compare", run, "--keep", kept)[0] == 0
+    content = read_result(kept).content
+    assert [file["name"] for file in content["train"]["files"]] == files[1]
+    assert [part["model"] for part in content["mean_of"]] == ["0", "1"]
+    assert [part["train"]["files"] for part in content["mean_of"]] == files
 
 
 DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {

@@ -26,7 +26,7 @@ from lamella.data.windows.features import Features, featurise
 from lamella.models.base_encoder import load_encoder
 from lamella.models.loading import load_model
 from lamella.models.model import ReaderModel
-from lamella.scoring.cost import efficiency, model_cost, sample_window
+from lamella.scoring.cost import SAMPLE, cost_of_answers, efficiency, model_cost, sample_window
 from lamella.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -101,6 +101,13 @@ def test_a_model_for_inference_has_the_parameters_of_its_training(precision: Any
     plain = tiny_model(encoder={"tuning": "frozen"})
     expected = model_cost(plain, sample_window(plain, windows()))["inference_flops_per_window"]
     assert operations[0] == expected < operations[1]
+
+
+def test_the_mean_length_is_that_of_all_questions_not_of_the_first() -> None:
+    """Files have their questions by article, so the first ones can be about short texts only."""
+    short, long = (examples_about([corpus()[0][:size]]) * SAMPLE for size in (40, 160))
+    tokens = [cost_of_answers(tiny_model(), examples, 1.0, 8)["flops_tokens"] for examples in (short, short + 3 * long)]
+    assert tokens[1] > tokens[0]
 
 
 def test_counting_changes_neither_the_model_nor_the_random_state() -> None:
