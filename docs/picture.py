@@ -38,7 +38,7 @@ def draw() -> str:
             f'<text x="{LEFT}" y="26" font-size="16" font-weight="bold">'
             "Within 1 F1 of full fine-tuning, from a file 20 to 30 times smaller</text>",
             f'<text x="{LEFT}" y="44" fill="#666">● thin reader: at most 5 % of the weights   '
-            "○ all weights   ◆ the thin reader that ships</text>",
+            "○ all weights   ◆ the reader that ships: thin, more data</text>",
             *_axes(),
             *(line for name, runs in RUNS.items() for line in _encoder(name, *runs)),
             "</svg>",

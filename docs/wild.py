@@ -141,20 +141,25 @@ def page() -> str:
     measured = dict.fromkeys(name for rows in scores.values() for name in rows)
     names = [name for name in {**text["titles"], **measured} if name in measured]
     titles = {name: text["titles"].get(name, name) for name in names}
-    parts = [text["introduction"].strip(), _computed_by(scores), *_goals(scores, titles, text["goals"])]
+    parts = [text["introduction"].strip(), _computed_by(scores, titles), *_goals(scores, titles, text["goals"])]
     parts += ["## Thresholds", _thresholds(scores)]
     parts += [f"## {title}\n\n{_table(scores, name)}" for name, title in titles.items()]
     return "\n\n".join([*parts, "## Risk by coverage", _curves(scores, names)]) + "\n"
 
 
-def _computed_by(scores: Scores) -> str:
-    """State with what the answers were computed, as recorded in each row."""
-    readers: dict[str, dict[str, None]] = {}
+def _computed_by(scores: Scores, titles: Mapping[str, str]) -> str:
+    """State with what the answers were computed, as recorded in each row; name the sets that are exceptions."""
+    lines: dict[str, list[str]] = {}
     for reader, rows in scores.items():
-        for row in rows.values():
-            readers.setdefault(row.computed or "in a way that is not recorded", {})[f"`{reader}`"] = None
+        sets: dict[str, list[str]] = {}
+        for name, row in rows.items():
+            sets.setdefault(row.computed or "in a way that is not recorded", []).append(titles[name])
+        most = max(sets.values(), key=len)
+        for computed, names in sets.items():
+            only = "" if names is most else f" ({' and '.join(names)})"
+            lines.setdefault(computed, []).append(f"`{reader}`{only}")
     return "**Machines.** The answers were computed by the files of the readers:\n\n" + "\n".join(
-        f"- {computed}: {', '.join(names)}" for computed, names in readers.items()
+        f"- {computed}: {', '.join(readers)}" for computed, readers in lines.items()
     )
 
 

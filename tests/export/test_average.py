@@ -23,7 +23,7 @@ from lamella.export.half import halve
 from lamella.files import file_sha256
 from lamella.inference.reader import Reader
 from lamella.models.base_encoder import load_encoder
-from lamella.models.facts import DataFacts, Facts, StartFacts, TeacherFacts
+from lamella.models.facts import DataFacts, Facts, FileShareFacts, StartFacts, TeacherFacts
 from lamella.models.model import ReaderModel
 from lamella.study.result_files import read_result
 from trained_readers import save_trained, windows_of
@@ -149,12 +149,20 @@ def test_facts_and_decoding_claim_nothing_that_is_not_true(three: list[Path], tm
     assert str(tmp_path) not in card.replace(str(three[0].parent), "")
     assert model.facts.mean_of[0].sha256 == hashes[0]
 
-    third = with_facts(three[2], tmp_path / "third", Facts(train=data, fraction=0.5))
+    share = FileShareFacts(file="train.json", questions=5, weight=2.0, negatives=0.5, taken=10, unanswerable=4)
+    third = with_facts(three[2], tmp_path / "third", Facts(train=data, fraction=0.5, mixture=[share]))
     average([first, third], tmp_path / "other")
     facts = ReaderModel.load(tmp_path / "other").facts
     assert (facts.train, facts.fraction, facts.start, facts.teachers) == (None, 1.0, None, teachers[:2])
     card = (tmp_path / "other" / "README.md").read_text(encoding="utf-8")
     assert "| train of `first` | `train.json` | 5 | 2 |\n| train of `third` | `train.json` | 5 | 2 |" in card
+    assert "`third` was trained on 50 % of the train questions." in card
+    assert "| `third` | `train.json` | 5 | 2 | 0.5 | 10 (100.0 %) | 4 |" in card
+
+    average([tmp_path / "mean", tmp_path / "other"], tmp_path / "both")
+    card = (tmp_path / "both" / "README.md").read_text(encoding="utf-8")
+    assert "The mean of 2 models: `mean` (sha256" in card
+    assert [f"train of `{name}`" in card for name in ("first", "second", "third")] == [True] * 3
 
 
 def test_what_is_kept_of_its_scores_names_the_models(three: list[Path], tmp_path: Path, lamella: Any) -> None:
@@ -287,7 +295,7 @@ def test_the_command(three: list[Path], base: Path, lamella: Any, tmp_path: Path
     assert (code, err) == (0, "")
     assert printed.splitlines() == [
         f"{out}: mean of 3 models written",
-        f"its threshold is 0; tune it on separate questions: lamella calibrate DATA --model '{out}'",
+        f"the threshold of the mean is 0; tune it on separate questions: lamella calibrate DATA --model '{out}'",
     ]
     assert {value.dtype for value in tensors(out).values()} == {np.dtype(np.float16)}
     for arguments, expected, message in [

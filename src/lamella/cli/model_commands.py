@@ -40,7 +40,8 @@ def average(
     write_mean(models, out, half=half, overwrite=overwrite)
     typer.echo(f"{out}: mean of {counted(len(models), 'model')} written")
     typer.echo(
-        f"its threshold is 0; tune it on separate questions: lamella calibrate DATA --model {shlex.quote(str(out))}"
+        f"the threshold of the mean is 0; tune it on separate questions: "
+        f"lamella calibrate DATA --model {shlex.quote(str(out))}"
     )
 
 

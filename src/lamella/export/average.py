@@ -25,7 +25,8 @@ from lamella.models.names import find_model, saved_model, short_model_name
 from lamella.models.saved import SavedModel, check_new_model, read_saved, weights_sha256
 
 TUNED = {"null_score_diff_threshold", "window_penalty", "calibration", "tuned_on"}  # by `lamella calibrate`
-SHARED = ("train", "mixture", "fraction"), ("dev",), ("start",)  # facts that are kept if all models have the same
+DATA = ("train", "mixture", "fraction")  # facts about the training data, which belong together
+SHARED = DATA, ("dev",), ("start",)  # facts that are kept if all models have the same
 
 
 def average(
@@ -60,7 +61,11 @@ def average(
             tensors[name].copy_(total / len(paths))
     model.decoding = DecodingOptions(**model.decoding.model_dump(exclude=TUNED))
     models = [
-        AveragedFacts(model=short_model_name(path), sha256=weights_sha256(source), train=each.facts.train)
+        AveragedFacts(
+            model=short_model_name(path),
+            sha256=weights_sha256(source),
+            **{key: getattr(each.facts, key) for key in (*DATA, "mean_of")},
+        )
         for path, source, each in zip(paths, sources, saved, strict=True)
     ]
     model.facts = _common_facts([each.facts for each in saved], models)

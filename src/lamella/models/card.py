@@ -14,7 +14,8 @@ from typing import Any
 from lamella import registry
 from lamella.encoder.sources import hub_id
 from lamella.errors import counted
-from lamella.models.facts import AveragedFacts, DomainScores, Facts, FileShareFacts, RoundedBaseFacts
+from lamella.models.card_data import data_section
+from lamella.models.facts import AveragedFacts, DomainScores, Facts, RoundedBaseFacts
 from lamella.models.names import short_model_name
 from lamella.models.saved import SavedModel
 from lamella.runs import MODEL, MODELS
@@ -46,7 +47,7 @@ def model_card(saved: SavedModel, contents: Contents) -> str:
     base = _base(saved)
     sections = {
         "Use": _use(saved, contents.gives_text, _loaded_by(contents.name)),
-        "Data": _data(saved.facts),
+        "Data": data_section(saved.facts),
         "Results": _results(saved),
         "Threshold": _threshold(saved),
         "Other texts": _domains(saved),
@@ -175,39 +176,6 @@ def _mean_of(models: Sequence[AveragedFacts]) -> str:
     return f"\n\nThe mean of {counted(len(models), 'model')}: {listed}." if models else ""
 
 
-def _data(facts: Facts) -> str:
-    trains = [(f"train of `{fact.model}`", fact.train) for fact in facts.mean_of]
-    splits = [("train", facts.train)] if facts.train or not trains else trains
-    rows = [
-        f"| {split} | {', '.join(f'`{file}`' for file in data.files)} | {data.questions:,} | {data.unanswerable:,} |"
-        for split, data in (*splits, ("dev", facts.dev))
-        if data is not None
-    ]
-    if not rows:
-        return "Not recorded."
-    share = ["", f"Trained on {100 * facts.fraction:g} % of the train questions."] if facts.fraction < 1 else []
-    table = ["| split | files | questions | unanswerable |", "|---|---|---:|---:|", *rows, *share]
-    return "\n".join([*table, *_mixture(facts.mixture)])
-
-
-def _mixture(shares: Sequence[FileShareFacts]) -> list[str]:
-    """Describe what an epoch took of each training file."""
-    if not shares:
-        return []
-    taken = sum(share.taken for share in shares)
-    rows = [
-        f"| `{share.file}` | {share.questions:,} | {share.weight:g} | {share.negatives:g} | {share.taken:,} "
-        f"({100 * share.taken / max(1, taken):.1f} %) | {share.unanswerable:,} |"
-        for share in shares
-    ]
-    head = "| train file | questions | weight | negatives | taken per epoch | of these unanswerable |"
-    note = (
-        "Negatives are questions with a context of the same file that resembles theirs and does not contain the "
-        "answer, drawn again every epoch."
-    )
-    return ["", head, "|---|---:|---:|---:|---:|---:|", *rows, "", note]
-
-
 def _results(saved: SavedModel) -> str:
     numbers = {
         key: value
@@ -224,7 +192,8 @@ def _results(saved: SavedModel) -> str:
         "best": "On the dev data, which also selected the best checkpoint",
         "last": "On the dev data, at the end of training; no checkpoint was selected",
     }
-    text = f"{checkpoint[saved.facts.keep]}; `best_*` are upper bounds, not results."
+    measured = "On the dev data" if saved.facts.mean_of else checkpoint[saved.facts.keep]
+    text = f"{measured}; `best_*` are upper bounds, not results."
     before, decoding = numbers.get("threshold", 0.0), saved.config.decoding
     if decoding.tuned_on is not None and before != decoding.null_score_diff_threshold:
         text += (

@@ -107,6 +107,13 @@ class AveragedFacts(Section):
     model: str
     sha256: str  # of the model's weights
     train: DataFacts | None = None
+    mixture: list[FileShareFacts] = Field(default=[])
+    fraction: float = 1.0
+    mean_of: list[AveragedFacts] = Field(default=[])  # if it is a mean itself
+
+    def trained(self) -> list[AveragedFacts]:
+        """Return the models that were trained: this one, or those that it is the mean of."""
+        return [model for part in self.mean_of for model in part.trained()] if self.mean_of else [self]
 
 
 class Facts(Section):

@@ -17,6 +17,7 @@ from lamella.encoder.sources import MODEL_CONFIG, is_saved_model
 from lamella.errors import OutputError, RunError, UnreadableError, UsageError, counted
 from lamella.files import check_output_file, file_sha256, locked, read_json, read_text, write_text
 from lamella.inference.several_contexts import paragraphs_of
+from lamella.models.facts import AveragedFacts
 from lamella.models.names import saved_model, short_model_name
 from lamella.scoring.metrics import QuestionScores, best_thresholds, summarise
 from lamella.scoring.threshold import assign_folds, cross_fit
@@ -141,7 +142,7 @@ def _add_result(run: RunRecord, task: str, data: str | None, cache: ExampleCache
     try:
         scored = score_run(run, task, data, cache)
         result = _make_result(run, data, scored)
-    except (AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise UnreadableError(f"{run.folder}: expected the files of a run; one of them is damaged.") from None
     return replace(run, result=result, scores=result.scores())
 
@@ -242,8 +243,9 @@ def _made_of(run: RunRecord) -> dict[str, Any]:
     model = _model(run)
     facts = model.config.get("facts") or {}
     train = facts.get("train") or {}
-    averaged = [file for member in facts.get("mean_of", []) for file in (member.get("train") or {}).get("files", [])]
-    given = (run.config.get("data") or {}).get("train") or train.get("files") or list(dict.fromkeys(averaged))
+    averaged = [member for part in facts.get("mean_of", []) for member in AveragedFacts.model_validate(part).trained()]
+    of_averaged = [file for member in averaged if member.train for file in member.train.files]
+    given = (run.config.get("data") or {}).get("train") or train.get("files") or list(dict.fromkeys(of_averaged))
     files = [entry["file"] if isinstance(entry, Mapping) else entry for entry in given]
     encoder = run.config.get("encoder") or {}
     name = model.base.get("name") or encoder.get("name")
