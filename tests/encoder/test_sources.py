@@ -653,7 +653,12 @@ def test_without_a_network_the_cache_is_used_and_the_hub_is_asked_once(tiny: Pat
     }
     began = time.monotonic()
     ended = subprocess.run(
-        [sys.executable, "-c", WITHOUT_NETWORK], env=environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", WITHOUT_NETWORK],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
     )
     result = json.loads(ended.stdout)
     assert time.monotonic() - began < 30

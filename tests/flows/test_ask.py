@@ -52,7 +52,10 @@ def test_an_answer_is_shown_in_its_sentence(lamella: Any) -> None:
     ("name", "content"),
     [
         ("moons.txt", b"Moons.\r\n\r\nTitan was discovered\r\nby Christiaan Huygens in 1655.\r\n"),
-        ("moons.html", b"<h1>Moons</h1>\r\n<p>Titan was discovered by Christiaan Huygens.</p><pre>Rhea\r\nDione</pre>"),
+        (
+            "moons.html",
+            b"<h1>Moons</h1>\r\n<p>Titan was discovered by Christiaan Huygens.</p><pre>Rhea is\r\na moon.</pre>",
+        ),
         (
             "declared.html",
             b'<meta charset="windows-1252"><p>At a caf\xe9 \x96 Titan was discovered by Christiaan Huygens.</p>',

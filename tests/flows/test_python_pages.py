@@ -77,7 +77,7 @@ def test_the_answers_of_the_readme_are_what_the_commands_print(lamella: Any) -> 
     answers = re.findall(r"^```text\n(.*?)^```", README, re.M | re.S)
     asked = [
         ("When did the probe land on Titan?", "--context", ROOT / "examples" / "titan.txt"),
-        ("How do I resume a run?", "--in", ROOT / "docs"),
+        ("What is the exit code after Ctrl-C?", "--in", ROOT / "docs"),
     ]
     for question, answer in zip(asked, answers, strict=True):
         code, out, _ = lamella("ask", *question)
