@@ -40,7 +40,7 @@ def average(
     write_mean(models, out, half=half, overwrite=overwrite)
     typer.echo(f"{out}: mean of {counted(len(models), 'model')} written")
     typer.echo(
-        f"the threshold of the mean is 0; tune it on separate questions: "
+        "the threshold of the mean is 0; tune it on separate questions: "
         f"lamella calibrate DATA --model {shlex.quote(str(out))}"
     )
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lamella.models.model import ReaderModel
 
 STATUS = Path("/proc/self/status")  # where Linux has the peak memory of this process
-SAMPLE = 200  # questions whose windows estimate the mean length of all
+SAMPLE = 200  # at least so many questions, if there are, whose windows estimate the mean length of all
 WEIGHTS = (".safetensors", ".onnx", ".data", ".bin")  # suffixes of files with a model's weights
 
 
@@ -86,7 +86,7 @@ def cost_of_answers(model: QAModel, examples: Sequence[Example], seconds: float,
 
         cost = {"device": device_name(device)}
         if isinstance(model, ReaderModel):
-            sample = examples[:: -(-len(examples) // SAMPLE) or 1]  # evenly spaced: paragraphs of an article are alike
+            sample = examples[:: max(1, len(examples) // SAMPLE)]  # evenly spaced: paragraphs of an article are alike
             features = featurise(sample, model.tokenizer, model.windows)
             cost = model_cost(model, sample_window(model, features) if len(features) else None, training=False)
     return {
