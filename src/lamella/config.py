@@ -99,6 +99,7 @@ class TrainFile(Section):
         description="share of the answerable questions that get another context of the file, which resembles theirs "
         "and does not contain the answer; drawn again every epoch",
     )
+    licence: str | None = Field(default=None, min_length=1, description="licence of the file, for the model's card")
 
     @property
     def plain(self) -> bool:
@@ -156,6 +157,11 @@ class DataOptions(Section):
     workers: int = Field(
         default=1, ge=0, description="processes that augment the next epoch in advance; 0: augment between epochs"
     )
+
+    @property
+    def licences(self) -> dict[str, str]:
+        """The licences that the run file gives, by the name of the training file."""
+        return {entry.file: entry.licence for entry in self.train_files if entry.licence}
 
     @property
     def train_files(self) -> list[TrainFile]:

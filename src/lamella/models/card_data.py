@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lamella.models.facts import AveragedFacts, Facts
+from lamella.models.facts import AveragedFacts, DataFacts, Facts
 
 MIXTURE = ("train file", "questions", "weight", "negatives", "taken per epoch", "of these unanswerable")
 NOTE = (
@@ -18,7 +18,7 @@ def data_section(facts: Facts) -> str:
     members = [] if facts.train else [model for part in facts.mean_of for model in part.trained()]
     splits = [(f"train of `{member.model}`", member.train) for member in members] or [("train", facts.train)]
     rows = [
-        f"| {split} | {', '.join(f'`{file}`' for file in data.files)} | {data.questions:,} | {data.unanswerable:,} |"
+        f"| {split} | {_files(data)} | {data.questions:,} | {data.unanswerable:,} |"
         for split, data in (*splits, ("dev", facts.dev))
         if data is not None
     ]
@@ -26,6 +26,13 @@ def data_section(facts: Facts) -> str:
         return "Not recorded."
     table = ["| split | files | questions | unanswerable |", "|---|---|---:|---:|", *rows]
     return "\n".join([*table, *_fractions(facts, members), *_mixtures(facts, members)])
+
+
+def _files(data: DataFacts) -> str:
+    """Name the files of a data set, with their licences."""
+    return ", ".join(
+        f"`{file}` ({data.licences[file]})" if file in data.licences else f"`{file}`" for file in data.files
+    )
 
 
 def _fractions(facts: Facts, members: Sequence[AveragedFacts]) -> list[str]:

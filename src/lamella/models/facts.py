@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
@@ -25,6 +26,7 @@ class DataFacts(Section):
     files: list[str]  # names without folders
     questions: int
     unanswerable: int
+    licences: dict[str, str] = Field(default={})  # of files, by name; where the run file gives them
 
 
 class FileShareFacts(Section):
@@ -134,7 +136,9 @@ class Facts(Section):
     calibrated: dict[str, Any] = Field(default={})  # the report of `lamella calibrate` on the stored threshold
 
 
-def data_facts(files: Iterable[str], examples: Sequence[Example]) -> DataFacts:
+def data_facts(
+    files: Iterable[str], examples: Sequence[Example], licences: Mapping[str, str] = MappingProxyType({})
+) -> DataFacts:
     """Count the questions that were read from some files, those about several contexts once."""
     questions = {example.question_id for example in examples}
     answerable = {example.question_id for example in examples if example.answerable}
@@ -142,6 +146,7 @@ def data_facts(files: Iterable[str], examples: Sequence[Example]) -> DataFacts:
         files=[PurePath(file).name for file in files],
         questions=len(questions),
         unanswerable=len(questions) - len(answerable),
+        licences={PurePath(file).name: licence for file, licence in licences.items()},
     )
 
 

@@ -239,7 +239,7 @@ def choose_hidden_states(
 def _describe_data(config: RunConfig, splits: Splits, overfit: int | None) -> Facts:
     scored = bool(config.data.dev) and overfit is None
     return Facts(
-        train=data_facts(config.data.files("train"), splits.train.examples),
+        train=data_facts(config.data.files("train"), splits.train.examples, config.data.licences),
         dev=data_facts(config.data.files("dev"), splits.dev.examples) if scored else None,
         mixture=mixture_facts(splits.mixture),
     )
