@@ -92,7 +92,8 @@ def test_a_card_names_the_licences_of_the_training_files(base: Path, tmp_path: P
     model = make(base)
     model.facts = Facts(train=data_facts(data.files("train"), (), data.licences))
     model.save(tmp_path / "model")
-    assert "| train | `reviews.json` (CC BY 4.0), `manuals.json` | 0 | 0 |" in section(card(tmp_path / "model")[1], "Data")
+    shown = section(card(tmp_path / "model")[1], "Data")
+    assert "| train | `reviews.json` (CC BY 4.0), `manuals.json` | 0 | 0 |" in shown
 
 
 def test_a_card_shows_the_effect_of_int8(base: Path, tmp_path: Path) -> None:
