@@ -154,7 +154,7 @@ class AskResponse(BaseModel):
                     "results": [
                         {
                             "model": "default",
-                            "threshold": -2.06,
+                            "threshold": -0.34,
                             "answers": [
                                 {
                                     "answer": "14 January 2005",
@@ -165,8 +165,8 @@ class AskResponse(BaseModel):
                                 }
                             ],
                             "no_answer": False,
-                            "na_prob": 0.02,
-                            "null_score": -15.0,
+                            "na_prob": 0.03,
+                            "null_score": -16.1,
                         }
                     ],
                 }
