@@ -138,7 +138,7 @@ def _toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        return f'"{value["name"]}"'
+        return f'"{value["name"]}"' if value else "{}"
     if isinstance(value, list | tuple):
         alone = len(value) == 1 and isinstance(value[0], dict)  # a list of one part may be written without brackets
         return _toml(value[0]) if alone else f"[{', '.join(map(_toml, value))}]"

@@ -75,7 +75,7 @@ Interval = Annotated[float, Field(gt=0)] | Annotated[str, AfterValidator(_steps)
 Modules = Annotated[list[Annotated[str, AfterValidator(_module_name)]], BeforeValidator(_list)]
 
 
-ADDED_DATA_OPTIONS = ("contexts_per_question", "context_order", "negative_contexts")
+ADDED_DATA_OPTIONS = ("contexts_per_question", "context_order", "negative_contexts", "licences")
 FolderKind = Literal["model", "logits"]  # a saved model, or a run with kept logits
 
 
@@ -99,7 +99,6 @@ class TrainFile(Section):
         description="share of the answerable questions that get another context of the file, which resembles theirs "
         "and does not contain the answer; drawn again every epoch",
     )
-    licence: str | None = Field(default=None, min_length=1, description="licence of the file, for the model's card")
 
     @property
     def plain(self) -> bool:
@@ -120,6 +119,11 @@ class DataOptions(Section):
         default=[],
         description="training files; `demo:train` is bundled; a table gives a file a weight and a share of negatives: "
         '`{ file = "reviews.json", weight = 2, negatives = 0.5 }`',
+    )
+    licences: dict[str, str] = Field(
+        default={},
+        description="licences of training files, for the model's card, by the names in `train`; names of other files "
+        'are ignored: `{ "reviews.json" = "CC BY 4.0" }`',
     )
     dev: Paths = Field(default=[], description="files to evaluate on; `demo:dev` is bundled; empty: no evaluation")
     threshold: Paths = Field(
@@ -157,11 +161,6 @@ class DataOptions(Section):
     workers: int = Field(
         default=1, ge=0, description="processes that augment the next epoch in advance; 0: augment between epochs"
     )
-
-    @property
-    def licences(self) -> dict[str, str]:
-        """The licences that the run file gives, by the name of the training file."""
-        return {entry.file: entry.licence for entry in self.train_files if entry.licence}
 
     @property
     def train_files(self) -> list[TrainFile]:
@@ -357,9 +356,9 @@ class RunConfig(Section):
     def flat(self) -> dict[str, Any]:
         """Return every option of every section under its full name, such as `learner.seed`, as JSON values.
 
-        `plugins` and `training.metrics` are left out: alone, they do not change what is trained.
+        `plugins`, `training.metrics` and `data.licences` are left out: alone, they do not change what is trained.
         """
-        table = self.model_dump(mode="json", exclude={"plugins": True, "training": {"metrics"}})
+        table = self.model_dump(mode="json", exclude={"plugins": True, "training": {"metrics"}, "data": {"licences"}})
         return {f"{section}.{name}": value for section, options in table.items() for name, value in options.items()}
 
     @model_serializer(mode="wrap")
@@ -369,6 +368,6 @@ class RunConfig(Section):
         added = [(table, "plugins"), (table.get("training", {}), "metrics")]
         added += [(table.get("data", {}), key) for key in ADDED_DATA_OPTIONS]
         for options, key in added:
-            if options.get(key) in (None, []):
+            if options.get(key) in (None, [], {}):
                 options.pop(key, None)
         return table

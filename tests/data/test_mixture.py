@@ -39,8 +39,7 @@ def taken(mixture: Mixture, epoch: int) -> Counter[str]:
 
 
 def test_plain_files_need_no_mixture() -> None:
-    files = TrainFile(file="a"), TrainFile(file="b", licence="CC0")
-    assert mix([(files[0], questions(3, "a")), (files[1], [])], TrainingOptions()) is None
+    assert mix([(TrainFile(file="a"), questions(3, "a")), (TrainFile(file="b"), [])], TrainingOptions()) is None
 
 
 def test_a_weight_repeats_questions_and_a_plain_file_stays() -> None:

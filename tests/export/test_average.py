@@ -120,7 +120,7 @@ def test_run_folders_and_models_on_one_model(three: list[Path], tmp_path: Path) 
 
 
 def test_facts_and_decoding_claim_nothing_that_is_not_true(three: list[Path], tmp_path: Path) -> None:
-    data = DataFacts(files=["train.json"], questions=5, unanswerable=2)
+    data = DataFacts(files=["train.json"], questions=5, unanswerable=2, licences=["CC0"])
     start, teachers = StartFacts(model="first", sha256="a" * 64), [TeacherFacts(model=f"t{n}") for n in range(3)]
     own = {
         "train": data,
@@ -143,7 +143,7 @@ def test_facts_and_decoding_claim_nothing_that_is_not_true(three: list[Path], tm
     card = (tmp_path / "mean" / "README.md").read_text(encoding="utf-8")
     hashes = [file_sha256(folder / WEIGHTS) for folder in (first, second)]
     assert f"The mean of 2 models: `first` (sha256 `{hashes[0]}`), `second` (sha256 `{hashes[1]}`)." in card
-    assert "| train | `train.json` | 5 | 2 |" in card
+    assert "| train | `train.json` (CC0) | 5 | 2 |" in card
     assert "Not evaluated." in card
     assert "## Threshold" not in card
     assert str(tmp_path) not in card.replace(str(three[0].parent), "")
@@ -155,7 +155,8 @@ def test_facts_and_decoding_claim_nothing_that_is_not_true(three: list[Path], tm
     facts = ReaderModel.load(tmp_path / "other").facts
     assert (facts.train, facts.fraction, facts.start, facts.teachers) == (None, 1.0, None, teachers[:2])
     card = (tmp_path / "other" / "README.md").read_text(encoding="utf-8")
-    assert "| train of `first` | `train.json` | 5 | 2 |\n| train of `third` | `train.json` | 5 | 2 |" in card
+    rows = [f"| train of `{name}` | `train.json` (CC0) | 5 | 2 |" for name in ("first", "third")]
+    assert "\n".join(rows) in card
     assert "`third` was trained on 50 % of the train questions." in card
     assert "| `third` | `train.json` | 5 | 2 | 0.5 | 10 (100.0 %) | 4 |" in card
 

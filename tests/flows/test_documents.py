@@ -24,7 +24,7 @@ from lamella.plan import load_plan
 from lamella.validation import check_config
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("data/*.md"), *ROOT.glob("docs/**/*.md")])
 CONFIGS = sorted(ROOT.glob("configs/*.toml"))  # those of the papers have tests of their own
 
 

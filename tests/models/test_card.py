@@ -86,14 +86,12 @@ def test_training_on_a_fraction_of_the_questions_is_shown(base: Path, tmp_path: 
 
 
 def test_a_card_names_the_licences_of_the_training_files(base: Path, tmp_path: Path) -> None:
-    files = [{"file": "data/reviews.json", "licence": "CC BY 4.0", "weight": 2}, "data/manuals.json"]
-    data = tiny_run_config(data={"train": files}).data
-    assert data.licences == {"data/reviews.json": "CC BY 4.0"}
     model = make(base)
-    model.facts = Facts(train=data_facts(data.files("train"), (), data.licences))
+    licences = {"new/reviews.json": "CC BY 4.0", "other.json": "CC0"}
+    model.facts = Facts(train=data_facts(["new/reviews.json", "old/reviews.json", "manuals.json"], (), licences))
     model.save(tmp_path / "model")
     shown = section(card(tmp_path / "model")[1], "Data")
-    assert "| train | `reviews.json` (CC BY 4.0), `manuals.json` | 0 | 0 |" in shown
+    assert "| train | `reviews.json` (CC BY 4.0), `reviews.json`, `manuals.json` | 0 | 0 |" in shown
 
 
 def test_a_card_shows_the_effect_of_int8(base: Path, tmp_path: Path) -> None:

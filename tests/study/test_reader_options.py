@@ -29,7 +29,9 @@ def test_a_decoding_option_of_an_ensemble_that_was_added_later_has_its_default()
     )
 
 
-@pytest.mark.parametrize("key", ["learner.seed", "training.order_seed", "data.workers", "training.checkpoint_every"])
+@pytest.mark.parametrize(
+    "key", ["learner.seed", "training.order_seed", "data.workers", "data.licences", "training.checkpoint_every"]
+)
 def test_seeds_and_options_without_effect_are_left_out(key: str) -> None:
     assert reader_options({**options(), key: 7}) == reader_options(options())
 

@@ -22,6 +22,7 @@ from lamella.atomic import TEMPORARY
 from lamella.data.demo import data_path
 from lamella.errors import RunError
 from lamella.files import read_json
+from lamella.models.model import ReaderModel
 from lamella.plan import make_plan
 from lamella.training.fitting import bookkeeping
 from lamella.training.run import train_pass, train_plan
@@ -213,6 +214,15 @@ def test_other_options_are_refused(encoder: Path, tmp_path: Path, monkeypatch: p
     with pytest.raises(RunError, match=r"began with learner\.learning_rate = 0\.001, got 0\.01\. .*--overwrite"):
         train_plan(changed, out, resume=True)
     assert outcome(out) == before
+
+
+def test_a_licence_may_be_added_to_a_run(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = interrupted(encoder, tmp_path / "out", monkeypatch)
+    licences = {"demo:train": "CC0", "other.json": "CC BY 4.0"}
+    train_plan(make_plan(table(encoder, data={"licences": licences}), where="test"), out, resume=True)
+    facts = ReaderModel.load(out / runs.MODEL).facts
+    assert facts.train is not None
+    assert facts.train.licences == ["CC0"]
 
 
 def test_an_option_that_is_newer_than_the_run_has_its_default(

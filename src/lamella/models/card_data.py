@@ -30,9 +30,9 @@ def data_section(facts: Facts) -> str:
 
 def _files(data: DataFacts) -> str:
     """Name the files of a data set, with their licences."""
-    return ", ".join(
-        f"`{file}` ({data.licences[file]})" if file in data.licences else f"`{file}`" for file in data.files
-    )
+    licences = data.licences or [None] * len(data.files)
+    named = zip(data.files, licences, strict=True)
+    return ", ".join(f"`{file}` ({licence})" if licence else f"`{file}`" for file, licence in named)
 
 
 def _fractions(facts: Facts, members: Sequence[AveragedFacts]) -> list[str]:

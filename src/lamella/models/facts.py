@@ -5,7 +5,7 @@ They are stored in the model's config.json, so that every copy of the model carr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, Literal
@@ -26,7 +26,7 @@ class DataFacts(Section):
     files: list[str]  # names without folders
     questions: int
     unanswerable: int
-    licences: dict[str, str] = Field(default={})  # of files, by name; where the run file gives them
+    licences: list[str | None] = Field(default=[])  # one for each file, None where the run file gives none; or empty
 
 
 class FileShareFacts(Section):
@@ -137,7 +137,7 @@ class Facts(Section):
 
 
 def data_facts(
-    files: Iterable[str], examples: Sequence[Example], licences: Mapping[str, str] = MappingProxyType({})
+    files: Sequence[str], examples: Sequence[Example], licences: Mapping[str, str] = MappingProxyType({})
 ) -> DataFacts:
     """Count the questions that were read from some files, those about several contexts once."""
     questions = {example.question_id for example in examples}
@@ -146,7 +146,7 @@ def data_facts(
         files=[PurePath(file).name for file in files],
         questions=len(questions),
         unanswerable=len(questions) - len(answerable),
-        licences={PurePath(file).name: licence for file, licence in licences.items()},
+        licences=[licences.get(file) for file in files] if any(file in licences for file in files) else [],
     )
 
 

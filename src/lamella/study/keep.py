@@ -292,6 +292,8 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
                 {**entry, "file": PurePath(entry["file"]).name} if isinstance(entry, Mapping) else PurePath(entry).name
                 for entry in flat[key]
             ]
+    if flat.get("data.licences"):
+        flat["data.licences"] = {PurePath(file).name: licence for file, licence in flat["data.licences"].items()}
     for key in ("encoder.name", "learner.start"):
         if isinstance(flat.get(key), str):
             flat[key] = short_model_name(flat[key])

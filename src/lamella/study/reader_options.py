@@ -15,7 +15,7 @@ from lamella.models.names import short_model_name
 
 SEED_OPTIONS = ("learner.seed", "training.order_seed")
 BASE_OPTIONS = ("encoder.name", "learner.start")  # may name a model of another run
-NO_EFFECT = ("data.workers", "training.checkpoint_every")  # on what is trained
+NO_EFFECT = ("data.workers", "data.licences", "training.checkpoint_every")  # on what is trained
 ENSEMBLE_DECODING = "ensemble.decoding"
 _SEED_WORD = re.compile(r"[-_.](?:order_)?seed[-_=]?\d+(?=@|$)")
 
