@@ -494,9 +494,9 @@ def test_hashes_of_files_outside_of_the_folder_are_not_computed(exported: Path, 
 def test_a_graph_cannot_read_tensors_from_outside_of_its_folder(exported: Path, place: str) -> None:
     without_hashes(exported)
     graph = onnx.load(exported / "model.onnx")
-    onnx.save(graph, exported / "model.onnx", save_as_external_data=True, location="data", size_threshold=0)
+    onnx.save(graph, exported / "model.onnx", save_as_external_data=True, location="tensors", size_threshold=0)
     load_model(exported)
-    (exported / "data").rename(exported.parent / "secret")
+    (exported / "tensors").rename(exported.parent / "secret")
     (exported / "link").symlink_to(exported.parent / "secret")
     graph = onnx.load(exported / "model.onnx", load_external_data=False)
     for tensor in graph.graph.initializer:
