@@ -91,7 +91,10 @@ def test_an_answer_shows_the_file_as_it_is_although_it_is_read_without_markup(fo
     assert documents.read == 0
     (passage,) = documents.rank("page", 1)
     assert "  A page   has 2**20 bytes" in documents.words(passage)
-    for question, answer in {"How many bytes does a page have?": "2**20", "Which script writes the page?": "__main__.py"}.items():
+    for question, answer in {
+        "How many bytes does a page have?": "2**20",
+        "Which script writes the page?": "__main__.py",
+    }.items():
         best = reader.ask(question, documents)[0]
         assert answer in best["answer"]
         assert best["sentence"].endswith(line)
