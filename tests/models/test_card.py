@@ -249,6 +249,10 @@ def test_a_flat_card_lists_all_tunings(base: Path, tmp_path: Path) -> None:
         ({"results": 3}, "facts.results: expected a table, got 3."),
         ({"later": 1}, "facts.later: no such"),
         ({"train": {"files": []}}, "facts.train.questions: is required"),
+        (
+            {"train": {"files": ["a", "b"], "questions": 1, "unanswerable": 0, "licences": ["CC0"]}},
+            "expected as many licences as files, got {",
+        ),
         (3, "damaged: expected base"),
     ],
 )

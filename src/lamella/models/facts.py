@@ -10,7 +10,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from lamella.data.examples import Example
 from lamella.data.mixture import Mixture
@@ -27,6 +27,12 @@ class DataFacts(Section):
     questions: int
     unanswerable: int
     licences: list[str | None] = Field(default=[])  # one for each file, None where the run file gives none; or empty
+
+    @model_validator(mode="after")
+    def _one_licence_for_each_file(self) -> DataFacts:
+        if self.licences and len(self.licences) != len(self.files):
+            raise ValueError("expected as many licences as files")
+        return self
 
 
 class FileShareFacts(Section):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lamella.models.model import ReaderModel
 
 STATUS = Path("/proc/self/status")  # where Linux has the peak memory of this process
-SAMPLE = 200  # at least so many questions, if there are, whose windows estimate the mean length of all
+SAMPLE = 200  # fewest questions whose windows estimate the mean length of all; of fewer questions, all count
 WEIGHTS = (".safetensors", ".onnx", ".data", ".bin")  # suffixes of files with a model's weights
 
 
