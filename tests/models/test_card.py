@@ -251,7 +251,7 @@ def test_a_flat_card_lists_all_tunings(base: Path, tmp_path: Path) -> None:
         ({"train": {"files": []}}, "facts.train.questions: is required"),
         (
             {"train": {"files": ["a", "b"], "questions": 1, "unanswerable": 0, "licences": ["CC0"]}},
-            "expected as many licences as files, got {",
+            "facts.train: expected as many licences as files, got {",
         ),
         (3, "damaged: expected base"),
     ],

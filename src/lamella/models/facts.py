@@ -31,7 +31,7 @@ class DataFacts(Section):
     @model_validator(mode="after")
     def _one_licence_for_each_file(self) -> DataFacts:
         if self.licences and len(self.licences) != len(self.files):
-            raise ValueError("expected as many licences as files")
+            raise ValueError("as many licences as files")  # after "expected", in the error
         return self
 
 
