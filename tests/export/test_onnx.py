@@ -44,7 +44,7 @@ from lamella.errors import (
     RunError,
     UsageError,
 )
-from lamella.export import onnx_export
+from lamella.export import onnx_export, onnx_trace
 from lamella.export.onnx_export import export_onnx
 from lamella.export.onnx_int8 import describe, describe_parity, measure_parity
 from lamella.files import file_sha256
@@ -350,6 +350,24 @@ def test_int8_rounds_the_word_embeddings(external: bool, tmp_path: Path, monkeyp
     assert not embeddings[tokenizer.pad_token_id].any()
     stock = load_model(tmp_path / "stock", device="cpu", precision="fp32", backend="torch")
     assert_same_logits(stock, load_model(tmp_path / "int8"), within=0.05)
+
+
+def test_int8_of_a_large_traced_graph_ignores_files_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """onnx looks there for a file with the name of the weights that it writes beside a graph."""
+    model = trained("model", tmp_path, **TRACED["traced-deberta-v2"])
+    monkeypatch.setattr(onnx_trace, "LARGEST_FILE", 0)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "model.onnx.data").write_bytes(b"another export")
+    monkeypatch.chdir(tmp_path / "here")
+    export_onnx(model, tmp_path / "int8", int8=True)
+    names = {path.name for path in (tmp_path / "int8").iterdir()}
+    assert {"model.onnx", "model.onnx.data"} <= names
+    assert not any("int8" in name or len(name) > 30 for name in names)
+    assert Path("model.onnx.data").read_bytes() == b"another export"
+    exact = load_model(model, device="cpu", precision="fp32", backend="torch")
+    assert_same_logits(exact, load_model(tmp_path / "int8"), within=0.1)
 
 
 def test_no_answer_depends_on_its_neighbours(made: dict[str, Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from lamella.models.onnx_model import ONNX_GRAPH, Int8Parity, Measured, OnnxMode
 from lamella.scoring.evaluate import score_predictions
 from lamella.scoring.metrics import language_of
 
+LEAST_EXTERNAL = 1024  # bytes of a tensor that is stored beside a large graph
+
 
 def quantise(folder: Path, nodes: Sequence[str]) -> None:
     """Round the encoder weights and the word embeddings of an exported folder to int8.
@@ -33,10 +36,12 @@ def quantise(folder: Path, nodes: Sequence[str]) -> None:
     external = (folder / f"{ONNX_GRAPH}.data").exists()
     rounded = folder / "int8"  # a folder of its own: a large graph stores its weights beside it, by file name
     rounded.mkdir()
+    # onnx refuses to write weights beside a graph if the *working* folder has a file of that name.
+    first = rounded / f"{uuid.uuid4().hex}.onnx"
     with silence():
         quantize_dynamic(
             folder / ONNX_GRAPH,
-            rounded / ONNX_GRAPH,
+            first,
             op_types_to_quantize=["MatMul"],
             nodes_to_quantize=list(nodes),
             per_channel=True,
@@ -46,9 +51,12 @@ def quantise(folder: Path, nodes: Sequence[str]) -> None:
                 "DefaultTensorType": 1
             },  # fp32: the types of values after onnxruntime's own nodes are not known
         )
-        _round_embeddings(rounded / ONNX_GRAPH, external)
+        _round_embeddings(first, rounded / ONNX_GRAPH, external)
     for path in rounded.iterdir():
-        os.replace(path, folder / path.name)
+        if path.stem.split(".")[0] == first.stem:
+            path.unlink()
+        else:
+            os.replace(path, folder / path.name)
     rounded.rmdir()
 
 
@@ -114,14 +122,15 @@ def describe(measured: Measured | None) -> str:
     )
 
 
-def _round_embeddings(path: Path, external: bool) -> None:
-    """Round the word embeddings of a graph to int8, with one scale per word.
+def _round_embeddings(path: Path, out: Path, external: bool) -> None:
+    """Round the word embeddings of a graph to int8, with one scale per word, and write the graph to `out`.
 
     `quantize_dynamic` leaves them in fp32, although they can be most of a small encoder. Only operators of the
     ONNX standard are used, none specific to a processor.
     """
     import onnx
     from onnx import TensorProto, helper, numpy_helper
+    from onnx.external_data_helper import set_external_data
 
     model = onnx.load(path)
     graph = model.graph
@@ -149,4 +158,8 @@ def _round_embeddings(path: Path, external: bool) -> None:
     del graph.node[:]
     graph.node.extend(nodes)
     path.with_name(f"{path.name}.data").unlink(missing_ok=True)  # loaded above; saving would append to it
-    onnx.save(model, path, save_as_external_data=external, location=f"{path.name}.data" if external else None)
+    if external:
+        for tensor in graph.initializer:
+            if len(tensor.raw_data) >= LEAST_EXTERNAL:
+                set_external_data(tensor, f"{out.name}.data")
+    onnx.save(model, out)
