@@ -13,14 +13,14 @@ PICTURE = ROOT / "docs" / "images" / "thin-vs-full.svg"
 
 # For each encoder: a thin reader, the same encoder with all weights trained on the same data, and the one that ships.
 RUNS = {
-    "MPNet": ("mpnet-taught", "mpnet-full-taught", "mpnet-many-kinds-average"),
-    "e5-small": ("e5-small-thin", "e5-small-full-doubt", "e5-small-many-kinds-average"),
-    "MiniLM-L6": ("minilm-thin-long", "minilm-full-long", "minilm-many-kinds-average"),
+    "MPNet": ("mpnet-taught", "mpnet-full-taught", "mpnet-contrast-start"),
+    "e5-small": ("e5-small-thin", "e5-small-full-doubt", "e5-small-contrast-start"),
+    "MiniLM-L6": ("minilm-thin-long", "minilm-full-long", "minilm-contrast-start"),
 }
 SHIPPED = {
-    "mpnet-many-kinds-average": "models/mpnet",
-    "e5-small-many-kinds-average": "models/e5-small",
-    "minilm-many-kinds-average": "src/lamella/readers/default",
+    "mpnet-contrast-start": "models/mpnet",
+    "e5-small-contrast-start": "models/e5-small",
+    "minilm-contrast-start": "src/lamella/readers/default",
 }
 COLORS = {"MPNet": "#0072b2", "e5-small": "#d55e00", "MiniLM-L6": "#009e73"}  # distinct for colour-blind eyes
 WIDTH, HEIGHT = 720, 360
