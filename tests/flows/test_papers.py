@@ -218,7 +218,7 @@ def test_the_thin_tunings_are_one_sweep_at_equal_budgets() -> None:
     assert all(count < budget / 20 for count in counts.values())
 
 
-BASES = {"mixture", "by-labels", "many-kinds"}  # which others extend
+BASES = {"mixture", "by-labels", "contrast", "many-kinds"}  # which others extend
 READERS = sorted(path for path in (PAPERS.parent / "readers").glob("*.toml") if path.stem not in BASES)
 
 

@@ -23,7 +23,7 @@ from lamella.models.onnx_model import ONNX_GRAPH, Int8Parity, Measured, OnnxMode
 from lamella.scoring.evaluate import score_predictions
 from lamella.scoring.metrics import language_of
 
-LEAST_EXTERNAL = 1024  # bytes of a tensor that is stored beside a large graph
+MIN_EXTERNAL_BYTES = 1024  # smaller tensors stay in a large graph, as with onnx
 
 
 def quantise(folder: Path, nodes: Sequence[str]) -> None:
@@ -36,7 +36,7 @@ def quantise(folder: Path, nodes: Sequence[str]) -> None:
     external = (folder / f"{ONNX_GRAPH}.data").exists()
     rounded = folder / "int8"  # a folder of its own: a large graph stores its weights beside it, by file name
     rounded.mkdir()
-    # onnx refuses to write weights beside a graph if the *working* folder has a file of that name.
+    # `quantize_dynamic` fails if the *working* folder has a file with the name that it gives to the weights.
     first = rounded / f"{uuid.uuid4().hex}.onnx"
     with silence():
         quantize_dynamic(
@@ -53,7 +53,7 @@ def quantise(folder: Path, nodes: Sequence[str]) -> None:
         )
         _round_embeddings(first, rounded / ONNX_GRAPH, external)
     for path in rounded.iterdir():
-        if path.stem.split(".")[0] == first.stem:
+        if path.name.startswith(first.stem):
             path.unlink()
         else:
             os.replace(path, folder / path.name)
@@ -157,9 +157,8 @@ def _round_embeddings(path: Path, out: Path, external: bool) -> None:
         ]
     del graph.node[:]
     graph.node.extend(nodes)
-    path.with_name(f"{path.name}.data").unlink(missing_ok=True)  # loaded above; saving would append to it
-    if external:
+    if external:  # not by `onnx.save`, which refuses a name that the working folder has
         for tensor in graph.initializer:
-            if len(tensor.raw_data) >= LEAST_EXTERNAL:
+            if len(tensor.raw_data) >= MIN_EXTERNAL_BYTES:
                 set_external_data(tensor, f"{out.name}.data")
     onnx.save(model, out)

@@ -154,19 +154,19 @@ class AskResponse(BaseModel):
                     "results": [
                         {
                             "model": "default",
-                            "threshold": -0.34,
+                            "threshold": -1.43,
                             "answers": [
                                 {
                                     "answer": "14 January 2005",
                                     "start": 27,
                                     "end": 42,
                                     "probability": 0.97,
-                                    "score": 0.99,
+                                    "score": 1.0,
                                 }
                             ],
                             "no_answer": False,
-                            "na_prob": 0.03,
-                            "null_score": -16.1,
+                            "na_prob": 0.02,
+                            "null_score": -16.5,
                         }
                     ],
                 }
