@@ -138,11 +138,11 @@ def test_the_documents_show_its_answers() -> None:
     assert float(shown[2]) == pytest.approx(best["probability"], abs=0.02)
 
 
-@pytest.mark.parametrize(("every", "f1"), [(120, 77.1), pytest.param(20, 76.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("every", "f1"), [(120, 77.3), pytest.param(20, 74.8, marks=pytest.mark.slow)])
 def test_it_answers_questions_that_it_was_not_trained_on(
     every: int, f1: float, model: ReaderModel, real_data: Path
 ) -> None:
-    """Some of the dev questions; on every twentieth its F1 was 76.5 when it was trained."""
+    """Some of the dev questions; on every twentieth its F1 was 74.8 when it was trained."""
     examples = load_examples([str(real_data / "cs224n-dev.json.gz")]).examples[::every]
     results = score_predictions(model, examples, predict(model, examples), language="en")
     assert results["f1"] == pytest.approx(f1, abs=1.0)
