@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import uuid
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,15 +32,14 @@ def quantise(folder: Path, nodes: Sequence[str]) -> None:
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    external = (folder / f"{ONNX_GRAPH}.data").exists()
-    rounded = folder / "int8"  # a folder of its own: a large graph stores its weights beside it, by file name
-    rounded.mkdir()
-    # `quantize_dynamic` fails if the *working* folder has a file with the name that it gives to the weights.
-    first = rounded / f"{uuid.uuid4().hex}.onnx"
-    with silence():
+    data = folder / f"{ONNX_GRAPH}.data"
+    external = data.exists()  # a large graph stores its weights beside it, by file name
+    with tempfile.TemporaryDirectory(dir=folder) as work, silence():
+        # A random name: `quantize_dynamic` fails if the *working* folder has a file with the name of the weights.
+        rounded = Path(work, f"{Path(work).name}.onnx")
         quantize_dynamic(
             folder / ONNX_GRAPH,
-            first,
+            rounded,
             op_types_to_quantize=["MatMul"],
             nodes_to_quantize=list(nodes),
             per_channel=True,
@@ -51,13 +49,8 @@ def quantise(folder: Path, nodes: Sequence[str]) -> None:
                 "DefaultTensorType": 1
             },  # fp32: the types of values after onnxruntime's own nodes are not known
         )
-        _round_embeddings(first, rounded / ONNX_GRAPH, external)
-    for path in rounded.iterdir():
-        if path.name.startswith(first.stem):
-            path.unlink()
-        else:
-            os.replace(path, folder / path.name)
-    rounded.rmdir()
+        data.unlink(missing_ok=True)  # saving would append to it
+        _round_embeddings(rounded, folder / ONNX_GRAPH, data.name if external else None)
 
 
 def measure_parity(model: QAModel, rounded: OnnxModel, examples: Sequence[Example]) -> Int8Parity:
@@ -122,8 +115,10 @@ def describe(measured: Measured | None) -> str:
     )
 
 
-def _round_embeddings(path: Path, out: Path, external: bool) -> None:
+def _round_embeddings(path: Path, out: Path, data: str | None) -> None:
     """Round the word embeddings of a graph to int8, with one scale per word, and write the graph to `out`.
+
+    `data` is the name of the file for large tensors beside it.
 
     `quantize_dynamic` leaves them in fp32, although they can be most of a small encoder. Only operators of the
     ONNX standard are used, none specific to a processor.
@@ -157,8 +152,8 @@ def _round_embeddings(path: Path, out: Path, external: bool) -> None:
         ]
     del graph.node[:]
     graph.node.extend(nodes)
-    if external:  # not by `onnx.save`, which refuses a name that the working folder has
+    if data is not None:  # not by an option of `onnx.save`, which refuses a name that the working folder has
         for tensor in graph.initializer:
             if len(tensor.raw_data) >= MIN_EXTERNAL_BYTES:
-                set_external_data(tensor, f"{out.name}.data")
+                set_external_data(tensor, data)
     onnx.save(model, out)
