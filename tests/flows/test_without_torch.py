@@ -81,15 +81,18 @@ def test_every_help_page() -> None:
     """In one process: `main` is called for each page."""
     script = """
 from lamella import registry
-from lamella.cli import app
+from lamella.cli import with_one_command
 for command in ([], *([name] for name in sys.argv[1:])):
     try:
-        app(args=[*command, "--help"], prog_name="lamella")
+        with_one_command("".join(command))(args=[*command, "--help"], prog_name="lamella")
     except SystemExit as ended:
         assert not ended.code
 """
     pages = run_light(*COMMANDS, script=script)
     assert re.findall(r"^Usage: lamella (\w+) ", pages, re.MULTILINE) == list(COMMANDS)
+    assert re.search(r"--top-k N\s", pages)
+    assert re.search(r"--answer eager\|balanced\|strict\s", pages)
+    assert not re.search(r"<\w", pages), "types of Python, as typer shows them: <int range>, <list[str]>"
 
 
 @pytest.fixture(scope="module")

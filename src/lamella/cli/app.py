@@ -6,10 +6,11 @@ import copy
 import os
 import sys
 from pathlib import Path
+from types import MethodType
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from lamella.version import __version__
 
@@ -19,6 +20,7 @@ COMMANDS = (
     "ask", "index", "serve", "export", "compare", "recommend", "analyse", "report",
 )  # fmt: skip
 COMPLETION = ("install_completion", "show_completion")
+KINDS = {"int": "N", "int range": "N", "float": "X", "float range": "X", "str": "TEXT", "path": "PATH"}  # typer's: ours
 
 
 class OrderedGroup(TyperGroup):
@@ -37,7 +39,14 @@ class OrderedGroup(TyperGroup):
 
 
 class UserCommand(TyperCommand):
-    """Expand `~` in paths, as in `--out=~/runs`, where a shell leaves it; report wrong values in our own words."""
+    """Expand `~` in paths, as in `--out=~/runs`, where a shell leaves it; help and errors have no types of Python."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        params = super().get_params(context)
+        for param in params:
+            if isinstance(param, TyperArgument | TyperOption):
+                param.display_type_rich = MethodType(_value_in_help, param)  # type: ignore[method-assign]
+        return params
 
     def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
         try:
@@ -49,6 +58,16 @@ class UserCommand(TyperCommand):
     def invoke(self, context: Any) -> Any:
         context.params = {name: _expand_user(value) for name, value in context.params.items()}
         return super().invoke(context)
+
+
+def _value_in_help(param: TyperArgument | TyperOption, ctx: Any) -> str:
+    """Name the value as in `--top-k N`, where typer writes `--top-k <int range>`; an argument is named by itself."""
+    if isinstance(param, TyperArgument):
+        return ""
+    if param.metavar is not None:
+        return param.metavar
+    kind = param.display_type(ctx).removeprefix("<").removesuffix(">")
+    return KINDS.get(kind, kind)
 
 
 def _expand_user(value: Any) -> Any:
