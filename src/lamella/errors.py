@@ -190,11 +190,14 @@ def nearest_beside(folder: Path, names: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException, limit: int = 200) -> str:
-    """Return the message of another library's error on one line; a KeyError, which is only a key, gets its name."""
+    """Return the message of an error on one line; a KeyError, which is only a key, gets its name.
+
+    Messages of other libraries are cut at the limit. Our own are not: they end with what to do.
+    """
     message = " ".join(str(error).split()).rstrip(".")
     if isinstance(error, KeyError) or not message:
         message = f"{type(error).__name__} {message}".strip()
-    return truncate(message, limit)
+    return message if isinstance(error, LamellaError) else truncate(message, limit)
 
 
 def shorten(value: object, limit: int = 80) -> str:
