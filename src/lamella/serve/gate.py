@@ -76,6 +76,8 @@ class Gate:
                 self._check_key(scope, headers)
                 await self.app(scope, receive, send_on)
             except LamellaError as error:
+                if status:  # a stream has begun
+                    raise
                 await send_refusal(as_refusal(error), scope, send_on)
         except TimeoutError:
             notes["client"] = "does-not-read"
