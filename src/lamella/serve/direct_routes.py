@@ -13,7 +13,7 @@ from lamella.serve.json_body import JsonRequest, JsonRoute
 class DirectRoutes:
     """An ASGI middleware that calls routes with nothing but a body past the framework.
 
-    The framework's own layers, and its search for the route, take a fifth of the time of a request.
+    The framework's own layers, and its search for the route, take a fifth of the CPU time around an answer.
     """
 
     def __init__(self, app: ASGIApp, *, routes: Iterable[BaseRoute]) -> None:

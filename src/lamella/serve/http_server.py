@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import FrameType
@@ -163,24 +162,10 @@ def _allow_connections() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-class _LineFormatter(logging.Formatter):
-    """Formats the time once per second."""
-
-    _second, _shown = -1, ""
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
-        if (second := int(record.created)) != self._second:
-            self._second, self._shown = second, time.strftime(self.default_time_format, time.localtime(second))
-        return f"{self._shown},{int(record.msecs):03}"
-
-
 def _log_to_stderr() -> None:
     """Write one line per request, with its time, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_LineFormatter("%(asctime)s %(levelname)s %(message)s"))
-    # What no line shows, Python need not find out; this halves the time of a line.
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging._srcfile = None
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("lamella.serve")
     logger.setLevel(logging.INFO)
     logger.handlers, logger.propagate = [handler], False

@@ -203,7 +203,7 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name}, which is no JSON number")
 
 
-# Kept: to make them takes as long as to use them.
+# Kept: to make the decoder takes longer than to use it.
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 

@@ -58,7 +58,7 @@ class PacedTransport:
     def write(self, data: bytes) -> None:
         """Send data, unless the connection has sent its last; the head of a response waits for its body.
 
-        Sending takes a tenth of the time of a request, and the framework writes both by themselves.
+        Sending takes a tenth of the time that the event loop works, and uvicorn writes head and body apart.
         """
         if self._connection.lingers:
             return

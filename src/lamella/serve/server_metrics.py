@@ -36,7 +36,7 @@ class Metrics:
         )
         self.tokens = Counter("lamella_tokens", "Tokens that the encoder read.", registry=registry)
         self.engine_seconds = Counter("lamella_engine_seconds", "Seconds that the encoder ran.", registry=registry)
-        self._child = cache(lambda metric, *labels: metric.labels(*labels))  # its own search takes ten times as long
+        self._child = cache(lambda metric, *labels: metric.labels(*labels))  # its own search is slow
 
     def observe_batch(self, windows: int, tokens: int, seconds: float) -> None:
         """Count a run of an engine."""

@@ -329,17 +329,15 @@ async def _all(parts: Sequence[Coroutine[Any, Any, T]], call: Call) -> list[T]:
 
 async def _in_time(future: asyncio.Future[T], call: Call) -> T:
     """Return a result; raise an error if it takes longer than the request may take."""
-    seconds = max(0.0, call.deadline - perf_counter()) + GRACE
-    timer = asyncio.get_running_loop().call_later(seconds, future.cancel)  # asyncio.timeout takes five times as long
     try:
-        return await future
+        async with asyncio.timeout(max(0.0, call.deadline - perf_counter()) + GRACE):
+            return await future
+    except TimeoutError:
+        call.abandoned = True
+        raise TimedOutError(call.seconds_allowed) from None
     except asyncio.CancelledError:
         call.abandoned = True
-        if (task := asyncio.current_task()) is not None and task.cancelling():  # not by the timer
-            raise
-        raise TimedOutError(call.seconds_allowed) from None
-    finally:
-        timer.cancel()
+        raise
 
 
 def _unreadable(text: str) -> bool:
