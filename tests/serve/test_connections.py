@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
 from lamella.serve import http_server
 from lamella.serve.http_server import bind
+from lamella.serve.paced_reading import PacedTransport
 from server_on_socket import Connect, read_response, with_server
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -130,3 +133,24 @@ def test_small_packets_are_sent_at_once() -> None:
     # asyncio sets TCP_NODELAY only on sockets that name TCP; without it, an answer may wait 40 ms for the client.
     with bind("127.0.0.1", 0) as listening:
         assert listening.proto == socket.IPPROTO_TCP
+
+
+def test_a_response_is_sent_at_once() -> None:
+    sent: list[list[bytes]] = []
+    transport: Any = SimpleNamespace(is_closing=lambda: False, writelines=sent.append)
+
+    async def write(*data: bytes, close: bool = False) -> list[list[bytes]]:
+        sent.clear()
+        connection = SimpleNamespace(lingers=False, loop=asyncio.get_running_loop(), close=lambda: sent.append([]))
+        paced = PacedTransport(transport, connection)
+        for each in data:
+            paced.write(each)
+        if close:
+            paced.close()
+        await asyncio.sleep(0)
+        return sent
+
+    assert asyncio.run(write(b"head", b"body")) == [[b"head", b"body"]]
+    assert asyncio.run(write(b"head")) == [[b"head"]]  # of a response without a body
+    assert asyncio.run(write(b"head", close=True)) == [[b"head"], []]
+    assert asyncio.run(write(b"head", b"line", b"line")) == [[b"head", b"line"], [b"line"]]

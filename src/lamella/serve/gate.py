@@ -76,6 +76,8 @@ class Gate:
                 self._check_key(scope, headers)
                 await self.app(scope, receive, send_on)
             except LamellaError as error:
+                if status:  # a stream has begun
+                    raise
                 await send_refusal(as_refusal(error), scope, send_on)
         except TimeoutError:
             notes["client"] = "does-not-read"
@@ -88,8 +90,7 @@ class Gate:
         finally:
             seconds = perf_counter() - begin
             route = getattr(scope.get("route"), "path", "other")
-            self.metrics.requests.labels(route, status).inc()
-            self.metrics.seconds.labels(route).observe(seconds)
+            self.metrics.observe_request(route, status, seconds)
             path = truncate(quote(scope["path"], safe="/%:@+"), LONGEST_PATH)
             more = "".join(f" {name}={value}" for name, value in notes.items())
             logger.info("id=%s %s %s %d %.1fms%s", request_id, scope["method"], path, status, seconds * 1000, more)

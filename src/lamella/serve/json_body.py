@@ -116,7 +116,7 @@ def parse_json(body: bytes) -> Any:
     if body.startswith(codecs.BOM_UTF8):
         raise _malformed("body: expected JSON, found a byte order mark before it; send UTF-8 without one.")
     try:
-        value = json.loads(body.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        value = _DECODER.decode(body.decode("utf-8"))
         if b"\\u" in body:  # only an escape can write half of a surrogate pair
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
@@ -136,6 +136,8 @@ def parse_json(body: bytes) -> Any:
 class JsonRoute(APIRoute):
     """A route whose body is a `JsonRequest`; what is wrong with its values is explained in one line."""
 
+    direct: Callable[[JsonRequest], Coroutine[Any, Any, Response]] | None  # of a function with nothing but a body
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         schema: Any = None if self.body_field is None else self.body_field.field_info.annotation
@@ -144,25 +146,23 @@ class JsonRoute(APIRoute):
         plain = parameters == ["body", "request"] and not self.dependant.dependencies
 
         async def handle_json(request: Request) -> Response:
-            request = JsonRequest(request.scope, request.receive)
+            if not isinstance(request, JsonRequest):
+                request = JsonRequest(request.scope, request.receive)
             value = await request.json() if schema is not None and await request.body() else None
             if value is None and schema is not None:
                 found = "null" if await request.body() else "nothing"
                 raise RefusedError(f"body: expected a JSON object, got {found}.")
             if hasattr(schema, "check_length"):
                 schema.check_length(value, request.app.state.service.settings)
-            if plain and isinstance(value, dict):
-                try:
-                    body = schema.model_validate(value)
-                except ValidationError as error:
-                    raise RefusedError(_explain_body(error.errors()[:MOST_FAULTS], value, schema)) from None
-                response: Response = await self.endpoint(body, request)
+            if plain:
+                response: Response = await self.endpoint(_read_fields(value, schema), request)
                 return response
             try:
                 return await handle(request)
             except RequestValidationError as error:
                 raise RefusedError(_explain(error, schema)) from None
 
+        self.direct = handle_json if plain else None
         return handle_json
 
 
@@ -174,9 +174,9 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 def to_json(value: Any) -> bytes:
     """Return a value as JSON, on one line; a number that JSON cannot hold becomes null."""
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = _ENCODER.encode(value)
     except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = _ENCODER.encode(_finite(value))
     return text.encode("utf-8", "replace")
 
 
@@ -203,8 +203,23 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name}, which is no JSON number")
 
 
+# Kept: to make the decoder takes longer than to use it.
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def _malformed(message: str) -> RefusedError:
     return RefusedError(message, status=400, kind="malformed_json")
+
+
+def _read_fields(value: Any, schema: Any) -> Any:
+    """Return the fields of a body, as its schema has them."""
+    if not isinstance(value, dict):
+        raise RefusedError(f"body: expected a JSON object, got {shorten(value)}.")
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        raise RefusedError(_explain_body(error.errors()[:MOST_FAULTS], value, schema)) from None
 
 
 def _explain(error: RequestValidationError, schema: Any) -> str:

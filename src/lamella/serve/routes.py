@@ -188,18 +188,27 @@ class _LinesResponse(StreamingResponse):
 
 async def while_connected(request: Request, answering: Awaitable[T], call: Call) -> T:
     """Return a result, or give it up if the client leaves before."""
-    working = asyncio.ensure_future(answering)
+    task = asyncio.current_task()
+    assert task is not None
     leaving = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+    answered = False
+
+    def give_up(leaving: asyncio.Future[None]) -> None:
+        if not (answered or leaving.cancelled()):
             call.abandoned = True
-            raise AbandonedError
-        return working.result()
+            task.cancel()
+
+    leaving.add_done_callback(give_up)
+    try:
+        return await answering
+    except asyncio.CancelledError:
+        if not leaving.done():
+            raise
+        task.uncancel()
+        raise AbandonedError from None
     finally:
+        answered = True
         leaving.cancel()
-        if working.cancel():
-            await asyncio.wait((working,))  # until it has given its place in the queue back
 
 
 def finish(request: Request, call: Call) -> dict[str, str]:

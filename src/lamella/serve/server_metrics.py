@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -35,6 +36,7 @@ class Metrics:
         )
         self.tokens = Counter("lamella_tokens", "Tokens that the encoder read.", registry=registry)
         self.engine_seconds = Counter("lamella_engine_seconds", "Seconds that the encoder ran.", registry=registry)
+        self._child = cache(lambda metric, *labels: metric.labels(*labels))  # its own search is slow
 
     def observe_batch(self, windows: int, tokens: int, seconds: float) -> None:
         """Count a run of an engine."""
@@ -43,11 +45,16 @@ class Metrics:
         self.tokens.inc(tokens)
         self.engine_seconds.inc(seconds)
 
+    def observe_request(self, route: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        self._child(self.requests, route, status).inc()
+        self._child(self.seconds, route).observe(seconds)
+
     def observe_question(self, queued: float, answered: Iterable[tuple[str, bool]]) -> None:
         """Count a question: the seconds it waited, and for each of its readers whether there was an answer."""
         self.queue_seconds.observe(queued)
         for model, found in answered:
-            counters = {kind: self.answers.labels(model, kind) for kind in ("yes", "no")}  # a share needs both
+            counters = {kind: self._child(self.answers, model, kind) for kind in ("yes", "no")}  # a share needs both
             counters["yes" if found else "no"].inc()
 
     def text(self) -> bytes:

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from lamella.errors import LamellaError, truncate
 from lamella.serve import hugging_face, learning_routes, page_routes, routes
+from lamella.serve.direct_routes import DirectRoutes
 from lamella.serve.gate import Gate, is_open, send_refusal
 from lamella.serve.json_body import json_response
 from lamella.serve.learning_routes import Learning
@@ -64,6 +65,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     for router in app.state.routers:
         app.include_router(router)
     app.openapi = partial(_describe, app, app.openapi)  # type: ignore[method-assign]
+    app.add_middleware(DirectRoutes, routes=[route for router in app.state.routers for route in router.routes])
     app.add_middleware(Gate, settings=service.settings, metrics=service.metrics)
     if service.settings.cors:  # outermost: a browser asks first, without a key
         app.add_middleware(
