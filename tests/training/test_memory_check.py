@@ -72,7 +72,8 @@ def test_a_pass_that_does_not_fit_is_refused_and_the_advice_fits(
     assert int(advised[1]) == estimate.fitting_learners(4, limit) < 4
     assert advised[2] == max(estimate.learners, key=lambda learner: learner.window).name
     assert not out.exists()
-    assert f"train at most {advised[1]} of these learners in a pass" in lamella("sweep", file, "--out", tmp_path / "sweep")[1]
+    _, table, _ = lamella("sweep", file, "--out", tmp_path / "sweep")
+    assert f"train at most {advised[1]} of these learners in a pass" in table
     smaller = ("--set", "training.batch_size=2", "--set", "training.accumulate=2")
     assert lamella("train", file, "--out", out, *smaller)[0] == 0
     assert lamella("train", file, "--out", out, "--overwrite", "--auto-batch")[0] == 0
