@@ -52,7 +52,8 @@ def test_each_verdict_occurs(tmp_path: Path, data: Path, lamella: Lamella) -> No
     assert leaning["verdict"] == "same sign"
     assert leaning["interval"][0] < 0 < leaning["ours"]
     assert [finding["verdict"] for finding in table["findings"]] == [
-        "same sign and clear", "same sign and clear", "same sign", "same sign and clear", "reversed"
+        "same sign and clear", "same sign and clear", "same sign", "same sign and clear", "reversed", "not run",
+        "not run"
     ]  # fmt: skip
     write_row(tmp_path / "again" / "albert", data, range(90))
     write_row(tmp_path / "again" / "dot", data, [*range(5, 90), *range(90, 95)])
@@ -268,6 +269,16 @@ def test_costs_that_should_be_alike(seconds: float, verdict: str, tmp_path: Path
     assert "`l6` / `l12`, ms/question; alike, within 10 % | – | × 1.00" in (tmp_path / "page.md").read_text("utf-8")
 
 
+def write_history(run: Path, steps: Sequence[dict[str, float]], evaluations: Sequence[dict[str, float]]) -> None:
+    """Write the history of a run that was evaluated after every step."""
+    events = [
+        {"event": event, "step": number, "epoch": number, **values}
+        for number, pair in enumerate(zip(steps, evaluations, strict=True), 1)
+        for event, values in zip(("step", "evaluation"), pair, strict=True)
+    ]
+    (run / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
 @pytest.mark.parametrize(("sdv", "verdict"), [((0.08, 0.09), "same sign"), ((0.13, 0.08), "not distinguishable")])
 def test_the_distance_to_the_teacher_is_compared_beyond_its_variation_between_seeds(
     sdv: tuple[float, float], verdict: str, tmp_path: Path, data: Path, lamella: Lamella
@@ -276,16 +287,96 @@ def test_the_distance_to_the_teacher_is_compared_beyond_its_variation_between_se
     for name, losses in (("sda-3", (0.12, 0.13)), ("sdv-3", sdv)):
         for seed, loss in enumerate(losses):
             run = write_row(runs / f"{name}-seed{seed}", data, range(9), seed=seed, distil={"name": name[:3]})
-            events = [
-                {"event": "step", "step": 1, "epoch": 0.5, "loss": 2.0, "distillation": 0.5},
-                {"event": "evaluation", "step": 1, "epoch": 0.5, "f1": 60.0},
-                {"event": "step", "step": 2, "epoch": 1.0, "loss": 1.0, "distillation": loss},
-                {"event": "evaluation", "step": 2, "epoch": 1.0, "f1": 70.0},
-            ]
-            (run / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+            steps = [{"loss": 2.0, "distillation": 0.5}, {"loss": 1.0, "distillation": loss}]
+            write_history(run, steps, [{"f1": 60.0}, {"f1": 70.0}])
     found = verdicts(lamella, "korquad-table4", [runs], tmp_path / "page.md")
     assert found["With 3 students, SDA is farther from its teacher than SDV."] == verdict
     assert found["With 5 students, SDA is farther from its teacher than SDV."] == "not run"
+
+
+def test_the_last_training_loss_is_shown_and_compared_where_one_was_published(
+    tmp_path: Path, data: Path, lamella: Lamella
+) -> None:
+    losses = {
+        "pce-table2": {"albert": (1.0, 1.04), "dot": (1.05, 1.07), "weighted": (1.3, 1.3), "bert": (1.0, 1.0)},
+        "pce-table3": {"albert": (0.5, 0.54), "dot": (1.01, 1.02)},
+    }
+    for run_file, rows in losses.items():
+        for name, values in rows.items():
+            for seed, loss in enumerate(values):
+                encoder = "other" if name == "bert" else "tiny"
+                run = write_row(tmp_path / run_file / f"{name}-seed{seed}", data, range(9), seed=seed, encoder=encoder)
+                write_history(run, [{"loss": 2.0}, {"loss": loss}], [{"f1": 60.0}, {"f1": 70.0}])
+    page, both = tmp_path / "page.md", [tmp_path / run_file for run_file in losses]
+    found = verdicts(lamella, "pce-epochs", both, page)
+    assert found["After 5 epochs the training loss of the last layer is lower than after 2."] == "same sign"
+    # Less than 10 % lower.
+    assert found["After 5 epochs the training loss of dot-product attention is lower than after 2."] == (
+        "not distinguishable"
+    )
+    text = page.read_text("utf-8")
+    assert "| loss, published | loss, ours |" in text
+    assert "| 0.235 | 0.520 |" in text
+    assert "`albert` / `pce-table3/albert`, last training loss | × 2.76 | × 1.96 | same sign |" in text
+    assert "Loss, ours: the last training loss that the learning curve keeps" in text
+    found = verdicts(lamella, "pce-table2", [both[0]], page)
+    assert found["After 2 epochs, BERT and ALBERT have similar training losses."] == "same sign"
+    assert found["After 2 epochs, readers on ALBERT with different mixers have similar training losses."] == "reversed"
+    assert (
+        "`dot` / `albert`, last training loss; alike, within 10 % | × 0.98 | × 1.04 | same sign |" in page.read_text()
+    )
+    assert "oss, ours" not in page_text(lamella, page, "pce-table1", *both)
+
+
+@pytest.mark.parametrize(
+    ("curves", "verdict"),
+    [
+        ([(95.0, 91.0), (93.0, 99.0)], "same sign"),
+        ([(95.0, 89.0), (93.0, 99.0)], "not distinguishable"),
+        ([(95.0, 89.0), (99.0, 80.0)], "reversed"),
+        ([(95.0, 89.0)], "reversed"),
+        ([()], "not run"),
+    ],
+)
+def test_every_epoch_of_every_seed_must_be_ahead(
+    curves: list[tuple[float, ...]], verdict: str, tmp_path: Path, data: Path, lamella: Lamella
+) -> None:
+    folder = tmp_path / "bertvision-classification"
+    for seed, curve in enumerate(curves):
+        for name in ("bert@0.2", "tenney-at-0.2"):
+            run = write_row(folder / f"{name}-seed{seed}", data, range(TOTAL // 10), seed=seed)  # 90 % are right
+            for file in ("predictions.json", "nbest_predictions.json"):
+                (run / file).unlink()
+            write_files(run, {"eval_results.json": {"answerability_accuracy": 90.0}})
+        write_history(run, [{"loss": 1.0}] * len(curve), [{"answerability_accuracy": value} for value in curve])
+        record = json.loads((folder / f"bert@0.2-seed{seed}" / "run.json").read_text())
+        write_files(folder / f"bert@0.2-seed{seed}", {"run.json": {**record, "command": "evaluate"}})
+    text = "At every epoch of its training, the linear model beats BERT after 2/10 of an epoch."
+    assert verdicts(lamella, "bertvision-figure3", [folder], tmp_path / "page.md")[text] == verdict
+    disagree = "not distinguishable: seeds disagree" in (tmp_path / "page.md").read_text("utf-8")
+    assert disagree == (verdict == "not distinguishable")
+
+
+@pytest.mark.parametrize(
+    ("weights", "verdict"),
+    [([0.2, 0.3, 0.5], "same sign"), ([0.5, 0.3, 0.2], "reversed"), ([0.25, 0.5, 0.25], "not distinguishable")],
+)
+def test_the_mean_layer_is_compared_with_that_of_average_pooling(
+    weights: list[float], verdict: str, tmp_path: Path, data: Path, lamella: Lamella
+) -> None:
+    folder = tmp_path / "bertvision-span"
+    pooled = write_row(folder / "lp-at-0.3", data, range(9), mixer=[{"name": "scalar_mix"}])
+    write_files(pooled, {"layers.json": {"layers": [0, 1, 2], "weights": {"start": {"all": weights}}}})
+    write_row(folder / "ap-at-0.3", data, range(9))
+    text, page = "The weights of learned pooling favour later layers over earlier ones.", tmp_path / "page.md"
+    assert verdicts(lamella, "bertvision-table1", [folder], page)[text] == "not run", "the last layer alone"
+    assert "mean layer by weight not recorded" in page.read_text("utf-8")
+    write_row(folder / "ap-at-0.3", data, range(9), mixer=[{"name": "average"}])
+    assert verdicts(lamella, "bertvision-table1", [folder], page)[text] == verdict
+    difference = {"same sign": "+0.30", "reversed": "−0.30"}.get(verdict, "+0.00")
+    assert f"`lp-at-0.3` − `ap-at-0.3`, mean layer by weight | – | {difference} | {verdict} |" in page.read_text(
+        "utf-8"
+    )
 
 
 def test_a_page_without_runs_shows_the_published_values(tmp_path: Path, data: Path, lamella: Lamella) -> None:

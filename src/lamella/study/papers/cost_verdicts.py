@@ -1,4 +1,4 @@
-"""Compare the costs of two rows: parameters, times and distances to a teacher, by their ratio.
+"""Compare the costs of two rows: parameters, times and losses, by their ratio.
 
 Times of the same work vary from run to run. Where it was timed more than once, their spread is known: a ratio within it
 decides nothing.
@@ -13,43 +13,43 @@ import numpy as np
 
 from lamella.study.learning_curve import PARTS
 from lamella.study.papers.matched_rows import MatchedRow
-from lamella.study.papers.published_tables import DISTILLATION, METRICS, Finding
+from lamella.study.papers.published_tables import DISTILLATION, LOSS, METRICS, Finding
 from lamella.study.papers.time_spread import TIMES
 from lamella.study.papers.verdicts import NOT_RUN, REVERSED, SAME, UNDECIDED
 from lamella.study.recommend import MIN_SAVING
 from lamella.study.result_files import Result
 
 
-class CostVerdict(NamedTuple):
-    """How many times as much the second row costs, the verdict, and its reason, if it needs one."""
+class UntestedVerdict(NamedTuple):
+    """How the rows compare (of costs: how many times as much the second costs), the verdict, and its reason, if any."""
 
-    ratio: float | None
+    value: float | None
     verdict: str
     reason: str = ""
 
 
 def compare_costs(
     finding: Finding, first: MatchedRow, second: MatchedRow, spreads: Mapping[tuple[str, str | None], float]
-) -> CostVerdict:
+) -> UntestedVerdict:
     """Compare two rows that have runs; `first` is the row that should cost less, or as much."""
     assert first.reader is not None
     assert second.reader is not None
     metric, device = finding.metric, first.reader.device
     costs = _cost(first, metric), _cost(second, metric)
     if not costs[0] or not costs[1]:
-        return CostVerdict(None, NOT_RUN, f"{METRICS[metric]} not recorded")
+        return UntestedVerdict(None, NOT_RUN, f"{METRICS[metric]} not recorded")
     if metric in TIMES and device != second.reader.device:
-        return CostVerdict(None, NOT_RUN, "timed on different devices")
+        return UntestedVerdict(None, NOT_RUN, "timed on different devices")
     ratio, spread, tolerance, repeated = costs[1] / costs[0], 1.0, MIN_SAVING, "times of the same work"
     if metric in TIMES:
         spread = spreads.get((metric, device), 1.0)
-    elif metric == DISTILLATION:
-        spread, repeated = max(_spread_of_seeds(first), _spread_of_seeds(second)), "seeds"
+    elif metric in (DISTILLATION, LOSS):
+        spread, repeated = max(_spread_of_seeds(row, metric) for row in (first, second)), "seeds"
     else:
         tolerance = 0.0
     verdict = _verdict(ratio, spread, finding, tolerance)
     varies = verdict == UNDECIDED and spread > 1
-    return CostVerdict(ratio, verdict, f"{repeated} vary by × {spread:.2f}" if varies else "")
+    return UntestedVerdict(ratio, verdict, f"{repeated} vary by × {spread:.2f}" if varies else "")
 
 
 def _verdict(ratio: float, spread: float, finding: Finding, tolerance: float) -> str:
@@ -71,22 +71,27 @@ def _verdict(ratio: float, spread: float, finding: Finding, tolerance: float) ->
 def _cost(row: MatchedRow, metric: str) -> float | None:
     """Return the mean of a cost over the runs of a row; None if it is not recorded."""
     assert row.reader is not None
-    if metric != DISTILLATION:
-        return row.reader.mean_cost(metric)
-    distances = _distances(row)
-    return float(np.mean(distances)) if distances else None
+    return mean_loss(row, metric) if metric in (DISTILLATION, LOSS) else row.reader.mean_cost(metric)
 
 
-def _spread_of_seeds(row: MatchedRow) -> float:
-    distances = _distances(row)
-    return max(distances) / min(distances)
+def mean_loss(row: MatchedRow, metric: str = LOSS) -> float | None:
+    """Return the last loss in the curves of a row's runs, averaged; None if no curve has one."""
+    losses = _last_losses(row, metric)
+    return float(np.mean(losses)) if losses else None
 
 
-def _distances(row: MatchedRow) -> list[float]:
-    return [distance for result in row.results if (distance := _last_distance(result))]
+def _spread_of_seeds(row: MatchedRow, metric: str) -> float:
+    losses = _last_losses(row, metric)
+    return max(losses) / min(losses)
 
 
-def _last_distance(result: Result) -> float | None:
-    """Return the last distillation loss of a run: the mean over the steps since the evaluation before."""
-    known = [value for value in result.content.get("curve", {}).get(PARTS, {}).get("distillation", ()) if value]
+def _last_losses(row: MatchedRow, metric: str) -> list[float]:
+    return [loss for result in row.results if (loss := _last_loss(result, metric))]
+
+
+def _last_loss(result: Result, metric: str) -> float | None:
+    """Return the last loss of a run: the mean over the steps since the evaluation before."""
+    curve = result.content.get("curve", {})
+    losses = curve.get("loss", ()) if metric == LOSS else curve.get(PARTS, {}).get("distillation", ())
+    known = [loss for loss in losses if loss]
     return float(known[-1]) if known else None

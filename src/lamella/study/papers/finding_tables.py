@@ -54,10 +54,10 @@ def comparison(difference: RowDifference, task: str) -> str:
 def compared_values(difference: RowDifference) -> tuple[str, str]:
     """Return the published difference and ours with its interval; of costs, the ratios."""
     if difference.metric in COST_METRICS:
-        ratios = (difference.published, difference.ratio)
+        ratios = (difference.published, difference.untested)
         return tuple(NOTHING if ratio is None else f"× {ratio:.2f}" for ratio in ratios)  # type: ignore[return-value]
     ours = difference.ours
-    text = NOTHING if ours is None else f"{signed(ours.value)} {interval_text(ours, digits=2)}"
+    text = signed(difference.untested) if ours is None else f"{signed(ours.value)} {interval_text(ours, digits=2)}"
     return signed(difference.published), text
 
 

@@ -16,7 +16,15 @@ from lamella.scoring.significance import Difference, bootstrap_intervals
 from lamella.study.differences import MIN_UNITS, variance_between_seeds
 from lamella.study.papers.cost_verdicts import compare_costs
 from lamella.study.papers.matched_rows import MatchedRow, MatchedTable, question_lists
-from lamella.study.papers.published_tables import COST_METRICS, EFFICIENCY, METRICS, SCORE_METRICS, Finding
+from lamella.study.papers.published_tables import (
+    COST_METRICS,
+    EFFICIENCY,
+    METRICS,
+    RUN_METRICS,
+    SCORE_METRICS,
+    Finding,
+)
+from lamella.study.papers.run_verdicts import compare_run_numbers
 from lamella.study.papers.verdicts import CLEAR, NOT_RUN, REVERSED, SAME, UNDECIDED, VERDICTS
 from lamella.study.result_files import Result
 
@@ -34,11 +42,11 @@ class RowDifference:
     metric: str
     margin: float  # points; for costs, a share
     published: float | None  # for costs: how many times as much the worse row costs
-    ours: Difference | None = None  # in points; None if a row has no runs, and for costs
-    ratio: float | None = None  # of costs
+    ours: Difference | None = None  # in points; None if a row has no runs, or the metric is not tested
+    untested: float | None = None  # of costs the ratio, of numbers per run the difference
     runs: tuple[int, int] = (0, 0)  # that were compared, of the better and of the worse row
     verdict: str = NOT_RUN
-    reason: str = ""  # why there is no verdict, or why costs are not distinguished
+    reason: str = ""  # why there is no verdict, or why values that are not tested are not distinguished
     alike: bool = False  # whether costs should be the same, within the margin
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,7 +57,7 @@ class RowDifference:
             "metric": self.metric,
             "margin": self.margin,
             "published": self.published,
-            "ours": self.ratio if self.ours is None else self.ours.value,
+            "ours": self.untested if self.ours is None else self.ours.value,
             "interval": None if self.ours is None else [self.ours.low, self.ours.high],
             "runs": list(self.runs),
             "verdict": self.verdict,
@@ -129,7 +137,7 @@ def _crossfit(metric: str) -> str:
 
 
 def _planned(matched: MatchedTable, finding: Finding, better: str, worse: str) -> RowDifference:
-    """Return a comparison with its published value; a comparison of costs with its verdict."""
+    """Return a comparison with its published value; one that is not tested with its verdict."""
     first, second = matched.row(better), matched.row(worse)
     is_cost = finding.metric in COST_METRICS
     values = first.row.value(finding.metric), second.row.value(finding.metric)
@@ -143,10 +151,13 @@ def _planned(matched: MatchedTable, finding: Finding, better: str, worse: str) -
         return replace(planned, reason=f"no run of {' and '.join(missing)}")
     if (first, second) in same_encoder(matched, finding):
         return replace(planned, reason="both rows have the same encoder")
-    if not is_cost:
+    if is_cost:
+        untested = compare_costs(finding, first, second, matched.time_spreads)
+    elif finding.metric in RUN_METRICS:
+        untested = compare_run_numbers(finding.metric, first, second)
+    else:
         return planned
-    costs = compare_costs(finding, first, second, matched.time_spreads)
-    return replace(planned, ratio=costs.ratio, verdict=costs.verdict, reason=costs.reason)
+    return replace(planned, untested=untested.value, verdict=untested.verdict, reason=untested.reason)
 
 
 def same_encoder(matched: MatchedTable, finding: Finding) -> list[tuple[MatchedRow, MatchedRow]]:
@@ -182,7 +193,7 @@ def _tested(matched: MatchedTable, planned: Sequence[RowDifference]) -> list[Row
     tested = list(planned)
     groups: dict[tuple[str, bool], list[_Test]] = {}
     for place, difference in enumerate(planned):
-        if not difference.reason and difference.metric not in COST_METRICS:
+        if not difference.reason and difference.metric not in (*COST_METRICS, *RUN_METRICS):
             test = _test(matched, place, difference)
             if test is None:
                 missing = "parameters" if difference.metric == EFFICIENCY else "scores per question"

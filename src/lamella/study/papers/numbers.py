@@ -6,9 +6,9 @@ from lamella.scoring.significance import Difference
 from lamella.study.report.columns import NOTHING
 
 
-def decimal(value: float | None) -> str:
-    """Return a score with two decimals."""
-    return NOTHING if value is None else f"{value:.2f}"
+def decimal(value: float | None, digits: int = 2) -> str:
+    """Return a score, or a loss, with this many decimals."""
+    return NOTHING if value is None else f"{value:.{digits}f}"
 
 
 def count(value: float | None) -> str:

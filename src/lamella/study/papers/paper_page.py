@@ -16,7 +16,7 @@ from lamella.study.papers.matched_rows import MatchedRow, MatchedTable
 from lamella.study.papers.page_text import read_texts
 from lamella.study.papers.published_tables import Paper
 from lamella.study.papers.row_figure import draw
-from lamella.study.papers.row_tables import cost_blocks, protocol_table, score_table
+from lamella.study.papers.row_tables import cost_blocks, has_loss, protocol_table, score_table
 from lamella.study.report.columns import Labels
 from lamella.study.report.figures import Rows, cost_figures, figure_blocks
 from lamella.study.report.page_blocks import Block, Bullets, Figure, Heading, Paragraph, Prose
@@ -34,6 +34,10 @@ SCORE_LEGEND = (
     "deviation between seeds. Cross-fitted scores stand beside them for comparison with other reports: each article at "
     "the no-answer threshold that is best on the other articles."
 )
+LOSS_LEGEND = (
+    "Loss, ours: the last training loss that the learning curve keeps, averaged over seeds. It is the mean over the "
+    "steps since the evaluation before: of the last epoch, where a run was evaluated after every epoch."
+)
 VERDICT_LEGEND = (
     "A verdict compares two rows on the same questions, in the seeds that both have, by a paired bootstrap: over "
     "questions between two single runs, over paragraphs with several seeds. Same sign and clear: the 95 % interval "
@@ -42,9 +46,11 @@ VERDICT_LEGEND = (
     f"{100 * LEANING:.0f} % interval, or not beyond the variation between seeds. Not distinguishable: everything else. "
     "A finding with several comparisons has the least favourable verdict of them. With a single seed, a verdict is "
     "about these questions and not about other seeds.",
-    "As good as: the first row is at most the stated margin worse; the margins are ours. Costs are not tested: same "
-    "sign or reversed. Times within 10 % of each other are not distinguished, nor those within the factor by which "
-    "times of the same work vary here: runs that differ in their seeds only, or networks of the same size that answer.",
+    "As good as: the first row is at most the stated margin worse; the margins are ours. Costs and losses are not "
+    "tested: same sign or reversed. Times and losses within 10 % of each other are not distinguished, nor losses "
+    "within the factor by which seeds vary, nor times within the factor by which times of the same work vary here: "
+    "runs that differ in their seeds only, or networks of the same size that answer. Lowest accuracies and mean layers "
+    "are not tested either: same sign or reversed if all seeds agree, otherwise not distinguishable.",
 )
 
 
@@ -92,7 +98,10 @@ def paper_page(
     if not judged.runs:
         rows = [row.row.run for table in judged.tables for row in table.matched.rows]
         notes.append(f"no run has the name of a row: {', '.join(rows)}")
-    blocks += [Heading("How to read it"), Paragraph(SCORE_LEGEND), *map(Paragraph, VERDICT_LEGEND)]
+    blocks += [Heading("How to read it"), Paragraph(SCORE_LEGEND)]
+    if any(has_loss(table.matched) for table in judged.tables):
+        blocks.append(Paragraph(LOSS_LEGEND))
+    blocks += map(Paragraph, VERDICT_LEGEND)
     blocks += provenance_section(judged.runs, labels) if judged.runs else []
     return PaperPage(title, tuple(blocks), len(judged.runs), tuple(notes), table_summaries(judged))
 

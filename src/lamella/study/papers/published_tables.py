@@ -33,13 +33,26 @@ SCORE_METRICS = {
 CROSSFIT_METRICS = {"crossfit_f1": "F1, cross-fitted", "question_crossfit_f1": "F1 per question, cross-fitted"}
 EFFICIENCY = "efficiency"  # (F1 - 50) / log10(trained parameters)
 DISTILLATION = "distillation_loss"  # the distance to the teacher at the end of training
+LOSS = "loss"  # of training, at its end
 COST_METRICS = {  # compared by their ratio; lower is better
     "trainable_parameters": "parameters",
     "train_seconds": "train s",
     "inference_seconds_per_1000": "ms/question",
     DISTILLATION: "last distillation loss",
+    LOSS: "last training loss",
 }
-METRICS = {**SCORE_METRICS, **CROSSFIT_METRICS, EFFICIENCY: "(F1 − 50) / log10(parameters)", **COST_METRICS}
+LOWEST_ACCURACY, MEAN_LAYER = "lowest_accuracy", "mean_layer"
+RUN_METRICS = {  # a number per run, compared seed by seed
+    LOWEST_ACCURACY: "lowest accuracy of all epochs",
+    MEAN_LAYER: "mean layer by weight",
+}
+METRICS = {
+    **SCORE_METRICS,
+    **CROSSFIT_METRICS,
+    EFFICIENCY: "(F1 − 50) / log10(parameters)",
+    **COST_METRICS,
+    **RUN_METRICS,
+}
 Metric = Literal[
     "f1",
     "exact",
@@ -52,6 +65,9 @@ Metric = Literal[
     "train_seconds",
     "inference_seconds_per_1000",
     "distillation_loss",
+    "loss",
+    "lowest_accuracy",
+    "mean_layer",
 ]
 
 
@@ -86,7 +102,7 @@ class PublishedRow(Section):
             if self.f1 is None or self.trainable_parameters is None:
                 return None
             return (self.f1 - 50) / math.log10(self.trainable_parameters)
-        if metric == DISTILLATION:
+        if metric == DISTILLATION or metric in RUN_METRICS:
             return None  # only drawn
         if metric == "inference_seconds_per_1000":
             metric = "inference_seconds"  # on the same questions for all rows of a table, so that the sign is the same

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lamella.errors import counted
+from lamella.study.papers.cost_verdicts import mean_loss
 from lamella.study.papers.matched_rows import MatchedRow, MatchedTable
 from lamella.study.papers.numbers import count, decimal, interval_text, signed
 from lamella.study.papers.published_tables import EFFICIENCY, METRICS, SCORE_METRICS
@@ -66,8 +67,15 @@ def score_table(matched: MatchedTable) -> Table:
         if any(row.row.value(key) is not None for row in matched.rows):
             columns[f"{title}, published"] = _published(key)
             columns[f"{title}, ours"] = _ours(matched, key)
-    columns["loss, published"] = lambda row: NOTHING if row.row.loss is None else f"{row.row.loss:.3f}"
+    if has_loss(matched):
+        columns["loss, published"] = lambda row: decimal(row.row.loss, 3)
+        columns["loss, ours"] = lambda row: decimal(mean_loss(row), 3)
     return _filled_table(columns, matched.rows, words=2)
+
+
+def has_loss(matched: MatchedTable) -> bool:
+    """Return whether the authors published losses of a table."""
+    return any(row.row.loss is not None for row in matched.rows)
 
 
 def cost_blocks(matched: MatchedTable, labels: Labels) -> list[Block]:

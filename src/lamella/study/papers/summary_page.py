@@ -19,8 +19,8 @@ from lamella.study.report.page_blocks import Block, Heading, Paragraph, Prose, T
 
 HOW_SURE = (
     "Each row is a conclusion of the authors. A finding with several comparisons has a row for the one that decides "
-    "it: the first with the least favourable verdict. Brackets are 95 % intervals. Costs are ratios, and are not "
-    "tested."
+    "it: the first with the least favourable verdict. Brackets are 95 % intervals; values without them "
+    "are not tested. Costs and losses are ratios."
 )
 
 
