@@ -257,7 +257,9 @@ def test_features_are_fitted_on_several_files_and_used_everywhere(
             read_json(out / name) for name in ("predictions.json", "na_prob.json", "null_odds.json")
         )
         assert all((texts[id] == "") == (na_prob[id] > 0.5) == (odds[id] > 0) for id in texts)
-        assert read_json(out / "run.json")["model"]["answerable"] == {"eager": 0.9, "balanced": 0.5, "strict": 0.1}[how]
+        assert (
+            read_json(out / "run.json")["model"]["answerable"] == {"eager": 0.9, "balanced": 0.5, "strict": 0.25}[how]
+        )
         answered[how] = sum(map(bool, texts.values()))
     again = tmp_path / "again"
     assert lamella("predict", files["dev"], "-m", copy, "-o", again, "--answer", "strict", *FP32)[0] == 0

@@ -7,6 +7,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def small_training(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, tiny = lamella.train, str(save_tiny_encoder(checkout / "tiny"))
 
     def train_briefly(config: Any = None, **options: Any) -> lamella.Run:
-        starts = "start" in options.get("learner", {})
+        file = tomllib.loads(Path(config).read_text("utf-8")) if config else {}
+        starts = "start" in {**file.get("learner", {}), **options.get("learner", {})}
         small = {section: {**options.get(section, {}), **values} for section, values in SMALL.items()}
         encoder = {**options.get("encoder", {}), **({} if starts else {"name": tiny})}
         return train(config, **{**options, **small, **({"encoder": encoder} if encoder else {})})

@@ -173,4 +173,4 @@ def test_a_share_lies_between_0_and_1(share: Any) -> None:
 def test_eager_answers_more_than_strict() -> None:
     thresholds = [at_prior(DecodingOptions(), PRIORS[name]).null_score_diff_threshold for name in PRIORS]
     assert list(PRIORS) == ["eager", "balanced", "strict"]
-    assert thresholds == pytest.approx([math.log(9), 0, -math.log(9)])
+    assert thresholds == pytest.approx([math.log(9), 0, -math.log(3)])

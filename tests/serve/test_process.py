@@ -191,6 +191,7 @@ def test_a_port_in_use_is_one_line(forks: ForkServer) -> None:
         (["default", "default"], "'default' twice"),
         (["--models", "no-such-folder"], "--models no-such-folder: cannot be read"),
         (["--host", "not a host"], "--host not a host"),
+        (["--host", "192.0.2.1"], "choose another --host"),  # an address that no machine has
         (["--keys", "no-such-file"], "--keys no-such-file: cannot be read"),
         (["--keys", "/dev/null"], "expected at least one key"),
     ],

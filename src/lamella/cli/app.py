@@ -109,7 +109,7 @@ HowEager = Annotated[
     Literal["eager", "balanced", "strict"] | None,
     typer.Option(
         "--answer",
-        help="Answer as if 90 %, 50 % or 10 % of the questions had an answer; default: as many as in the data it was "
+        help="Answer as if 90 %, 50 % or 25 % of the questions had an answer; default: as many as in the data it was "
         "tuned on.",
     ),
 ]

@@ -222,8 +222,11 @@ class _Session:
             if answers.passages is not None:
                 place = f"not in the {counted(answers.passages[0], 'passage')} read"
             typer.echo(f"(no answer)  [{answer['probability']:.2f}, {place}]")
-        if answers.best_guess is not None and answers.best_guess not in answers:
-            self._print_answer(answers.best_guess, "best guess: ")
+        guess = answers.best_guess
+        if guess is not None and guess not in answers:
+            # The threshold may ask for more than the larger probability: a wrong answer costs more than none.
+            likelier = guess["probability"] > answers[0]["probability"]
+            self._print_answer(guess, f"best guess{', likelier but below the threshold' if likelier else ''}: ")
 
     def _print_answer(self, answer: Answer, label: str = "") -> None:
         from lamella.errors import printable

@@ -28,7 +28,7 @@ WIDEST = 3.0  # standard deviations to which a feature is cut: far from the data
 FITTED_AT = 0.5  # share of answerable questions, where a calibration does not record it
 
 # How eager to answer: the share of answerable questions that is assumed.
-PRIORS = {"eager": 0.9, "balanced": 0.5, "strict": 0.1}
+PRIORS = {"eager": 0.9, "balanced": 0.5, "strict": 0.25}
 
 
 def _null_odds(prediction: Prediction) -> float:

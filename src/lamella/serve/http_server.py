@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
 import os
@@ -73,7 +74,8 @@ def bind(host: str, port: int) -> socket.socket:
         listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
-        raise RunError(f"{where}: cannot listen there ({error.strerror}); choose another --port.") from None
+        wrong = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
+        raise RunError(f"{where}: cannot listen there ({error.strerror}); choose another {wrong}.") from None
     return listening
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from lamella.data.doctor.problems import quote
 from lamella.data.examples import Answer, Context, Example
 from lamella.data.file_formats.source import Place, Source, describe, describe_absence
-from lamella.errors import counted
+from lamella.errors import counted, truncate
 
 Faults = list[tuple[str, str]]  # kind and reason of each fault of one question
 ANSWER_FIELDS = ("answers", "answer", "answer_text")  # of a flat row; the first with a value is read
@@ -102,7 +102,9 @@ def _check_answerability(
     elif not answers and impossible is False:
         faults.append(("answerable_without_answers", "is_impossible is false, but there are no answers"))
     elif not answers and impossible is None and (not flat or qa.get(_answer_field(qa, flat)) is None):
-        faults.append(("unlabelled", "neither answers nor is_impossible is given; treated as unanswerable"))
+        found = f" (found {truncate(', '.join(map(str, qa)), 80)})" if flat and not qa.keys() & {*ANSWER_FIELDS} else ""
+        message = f"neither answers nor is_impossible is given{found}; treated as unanswerable"
+        faults.append(("unlabelled", message))
     return answers
 
 
