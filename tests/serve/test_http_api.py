@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import Depends, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from starlette.testclient import TestClient
 
 from lamella.encoder.sources import READERS
@@ -50,6 +50,22 @@ def client(folder: Path) -> Iterator[TestClient]:
 @pytest.fixture(scope="module")
 def reader() -> Reader:
     return Reader.load()
+
+
+def test_routes_with_nothing_but_a_body_do_not_pass_the_layers_of_the_framework(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed: list[str] = []
+    whole = APIRouter.__call__
+
+    async def note(self: APIRouter, scope: Any, receive: Any, send: Any) -> None:
+        passed.append(scope["path"])
+        await whole(self, scope, receive, send)
+
+    monkeypatch.setattr(APIRouter, "__call__", note)
+    assert client.post("/v1/ask", json={"question": "Who?", "context": "Anna came."}).status_code == 200
+    assert client.get("/v1/models").status_code == 200
+    assert passed == ["/v1/models"]
 
 
 def service_of(client: TestClient) -> Service:
